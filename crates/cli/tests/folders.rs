@@ -26,8 +26,12 @@ fn place() -> Place {
 fn a_folder_is_trained_from_its_weights_and_says_so_and_its_configuration_is_not() {
     let place = place();
     let run = |what: &str, steps: u64, more: &str| {
-        place.run(&format!("train {what} {LENGTH} --steps {steps} --json {more}")).succeeds()
+        let command = format!("train {what} {LENGTH} --tokenizer bytes --steps {steps} --json");
+        place.run(&format!("{command} {more}")).succeeds()
     };
+    place
+        .run(&format!("train model {LENGTH} --steps 1 --json"))
+        .refuses("usage", "--tokenizer bytes");
     let folder = run("model", 2, "--checkpoint run");
     folder.check(folder.stderr.contains("weights in model"), "it does not say where it starts");
     let drawn = run("model/config.json", 2, "");
@@ -68,16 +72,22 @@ fn the_tokenizer_of_a_folder_is_its_models_unless_another_is_named() {
 #[test]
 fn shells_and_man_know_every_command() {
     let place = Place::new();
+    let help = place.run("--help").succeeds();
+    let (_, commands) = help.stdout.split_once("Commands:\n").expect("it lists commands");
+    let commands = commands.lines().take_while(|line| !line.is_empty());
+    let commands: Vec<&str> = commands.filter_map(|line| line.split_whitespace().next()).collect();
+    assert!(commands.len() > 15, "{commands:?}");
     for shell in ["bash", "zsh", "fish"] {
         let script = place.run(&format!("completions {shell}")).succeeds();
-        for word in ["explain", "microbatches", "huggingface"] {
+        for word in commands.iter().chain(&["microbatches", "huggingface"]) {
             script
                 .check(script.stdout.contains(word), &format!("{shell} does not complete {word}"));
         }
     }
     place.run("manual -o pages").succeeds();
-    for page in ["shardloom.1", "shardloom-plan.1", "shardloom-export.1"] {
-        let text = fs::read_to_string(place.path("pages").join(page)).expect(page);
+    let own = commands.iter().filter(|&&command| command != "help");
+    for page in own.map(|command| format!("shardloom-{command}.1")).chain(["shardloom.1".into()]) {
+        let text = fs::read_to_string(place.path("pages").join(&page)).expect(&page);
         assert!(text.starts_with(".ie") || text.contains(".TH"), "{page} is a manual page");
     }
     let text = fs::read_to_string(place.path("pages/shardloom-export.1")).expect("a page");

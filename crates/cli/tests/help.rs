@@ -25,6 +25,8 @@ fn help_of_every_command_is_as_recorded() {
         "demo",
         "launch",
         "vocabulary",
+        "completions",
+        "manual",
     ] {
         let outcome = place.run(&format!("{command} --help")).succeeds();
         outcome.check(command.is_empty() || outcome.stdout.contains("Examples:"), "no examples");

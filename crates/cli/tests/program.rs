@@ -200,8 +200,11 @@ fn replicas_agree_on_the_order_of_reductions_by_options_and_by_name() {
     for part in ["dp negotiated", "requests over dp", "side by side over dp"] {
         text.check(text.stdout.contains(part), part);
     }
-    let simulated = place.run(&format!("simulate {on} --cycle-seconds 0.25")).succeeds();
-    simulated.check(simulated.stdout.contains("reductions negotiated"), "it is not said");
+    let step = |cycle: &str| {
+        let simulated = place.run(&format!("simulate {on} --cycle-seconds {cycle} --json"));
+        simulated.succeeds().object()["step_seconds"].as_f64().expect("a time")
+    };
+    assert!(step("0.25") > step("0.001") + 0.2, "a second cycle begins later");
     let train = "train gpt:layers=2,hidden=16,heads=2 --seq 8 --data text.txt --dp 2 --tp 2 --json \
                  --global-batch 4 --no-clip --steps 4";
     let digest = |options: &str| {

@@ -18,7 +18,9 @@ fn assert_alike(place: &Place, command: &str, splits: &[&str]) {
     let last = expected[expected.len() - 1];
     assert!(last < 0.95 * expected[0], "{command} learns: {expected:?}");
     for split in splits {
-        for (loss, expected) in losses(place, &format!("{command} {split}")).iter().zip(&expected) {
+        let found = losses(place, &format!("{command} {split}"));
+        assert_eq!(found.len(), expected.len(), "{split}");
+        for (loss, expected) in found.iter().zip(&expected) {
             assert!((loss - expected).abs() < 1e-4, "{split}: {loss} instead of {expected}");
         }
     }
@@ -28,7 +30,8 @@ fn assert_alike(place: &Place, command: &str, splits: &[&str]) {
 fn a_recommendation_model_trains_on_a_table_of_categories_however_it_is_split() {
     let place = Place::new();
     place.write("clicks.csv", CLICKS);
-    let command = format!("train {DLRM} --data clicks.csv --steps 12 --global-batch 64 --lr 0.01");
+    let command =
+        format!("train {DLRM} --data clicks.csv --steps 12 --global-batch 64 --learning-rate 0.01");
     let splits = ["--dp 2", "--tp 2", "--pp 2 --microbatches 4", "--dp 2 --pp 2 --zero 1"];
     assert_alike(&place, &command, &splits);
 }
@@ -43,7 +46,7 @@ fn a_language_model_trains_on_the_words_of_a_text_however_it_is_split() {
     made.check(answer["different"] == 4 + 2 * 400, "not its different words");
     let model = "lstm:layers=2,hidden=16,embed=16,dropout=0.1";
     let command = format!(
-        "train {model} --seq 7 --tokenizer words.json --data text.txt --steps 12 --global-batch 16 --lr 0.01"
+        "train {model} --seq 7 --tokenizer words.json --data text.txt --steps 12 --global-batch 16 --learning-rate 0.01"
     );
     let splits = ["--dp 2", "--tp 2", "--pp 2 --microbatches 4 --schedule zb-h1"];
     assert_alike(&place, &command, &splits);
@@ -67,7 +70,7 @@ fn what_does_not_fit_a_recommendation_model_is_said() {
         .refuses("data", "take 3 or more");
     place
         .run("vocabulary --data nothing.txt --size 9 -o w.json --json")
-        .refuses("data", "nothing.txt");
+        .refuses("file", "nothing.txt");
 }
 
 #[test]

@@ -101,7 +101,9 @@ impl WordVocabulary {
 
 /// Counts the words of a text, and gives its ends of lines.
 fn count(text: &str, counts: &mut HashMap<String, u64>) -> u64 {
-    for word in text.to_lowercase().split_whitespace() {
+    // Character by character, as tokenizers do it; the letter sigma has another form at the end of a word otherwise.
+    let text: String = text.chars().flat_map(char::to_lowercase).collect();
+    for word in text.split_whitespace() {
         match counts.get_mut(word) {
             Some(count) => *count += 1,
             None => {

@@ -32,6 +32,7 @@ pub fn read_config(text: &str, place: &str, seq: Option<usize>) -> Result<ModelS
     };
     let config = Config { place, prefix: "", map: &map };
     config.absent("quantization_config", "quantised weights are not supported")?;
+    config.flag_is("is_causal", true, "attention here sees earlier positions only")?;
     let model_type = config.text("model_type", "none")?;
     let network = match model_type {
         "gpt2" => gpt2(&config, seq)?,
@@ -104,7 +105,16 @@ fn mistral(config: &Config, seq: Option<usize>) -> Result<Network, InteropError>
         Some(_) => config.optional_size("sliding_window")?,
     };
     require_window(config, window, seq)?;
-    Ok(Network::Llama(llama_config(config, Some(seq))?))
+    let network = llama_config(config, Some(seq))?;
+    Ok(Network::Llama(with_kv_heads(network, config, 8)))
+}
+
+/// With so many key and value heads where the key is absent; a null one means as many as there are heads.
+fn with_kv_heads(network: LlamaConfig, config: &Config, usual: usize) -> LlamaConfig {
+    match config.map.contains_key("num_key_value_heads") {
+        true => network,
+        false => LlamaConfig { kv_heads: Some(usual), ..network },
+    }
 }
 
 /// Refuses a window of attention that is shorter than the sequence.
@@ -140,7 +150,7 @@ fn qwen(config: &Config, seq: Option<usize>) -> Result<LlamaConfig, InteropError
             network.seq,
         )?;
     }
-    Ok(network)
+    Ok(with_kv_heads(network, config, 32))
 }
 
 fn llama(config: &Config, seq: Option<usize>) -> Result<Network, InteropError> {

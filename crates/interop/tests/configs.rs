@@ -152,7 +152,7 @@ fn what_would_compute_something_else_is_refused_by_key() {
 
 #[test]
 fn another_type_of_model_is_refused_with_the_supported_ones() {
-    refused(GPT_2, "\"gpt2\"", "\"bert\"", &["\"bert\"", "gpt2, llama and mistral"]);
+    refused(GPT_2, "\"gpt2\"", "\"bert\"", &["\"bert\"", "gpt2, llama, mistral, qwen2 and qwen3"]);
     refused(GPT_2, "\"model_type\": \"gpt2\",", "", &["\"none\""]);
     let message = |text| read_config(text, "config.json", None).unwrap_err().to_string();
     assert!(message("[1]").contains("JSON object"));

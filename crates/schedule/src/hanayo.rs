@@ -11,7 +11,7 @@
 //! With `f = b` and micro-batches in multiples of `P` the bubble is `(P - 1) b / W` and `P` micro-batches
 //! are in flight, as if each wave were a pipeline of shorter passes; one message on each way is enough.
 //! With `b = 2 f` and `P` micro-batches that order has a bubble of `2 (P - 1) f / W`; with `k P` of them,
-//! `k` at least 2, of at most `((k + 1) (P - 1) - 1/2) f / W`. The other two often have a smaller one, which
+//! `k` at least 2, of at most `((k + 1) (P - 1) - 1/2) f / W`. Others often have a smaller one, which
 //! for one wave on 3 to 12 devices is below `4 (P - 1) f` for all `k` up to 8 but one (3 devices and 21
 //! micro-batches have `17/4 (P - 1) f`), with nearly twice as many in flight. Slow messages keep more still
 //! in flight, so orders are made for two messages on each way, which holds forwards back: without a limit,

@@ -4,7 +4,9 @@ mod scenario;
 
 use scenario::{h100, model};
 use shardloom_cluster::{Cluster, NodeGroup, Stack};
-use shardloom_plan::{Mesh, Plan, Precision, Recompute, ScheduleKind, Uniform};
+use shardloom_plan::{
+    Communication, Mesh, Negotiation, Plan, Precision, Recompute, ScheduleKind, Uniform,
+};
 use shardloom_search::{Explanation, Fact, Judgement, Request, Topic, auto, explain, judge};
 
 const TEXT: &str = "gpt:layers=6,hidden=512,heads=8,seq=256,vocab=4096";
@@ -280,6 +282,24 @@ fn how_full_memory_is_has_four_names() {
         assert!((fact.number - share).abs() < 1e-6, "{share}: {}", fact.number);
         assert!(fact.sentence.contains(&format!(", which {verdict}")), "{}", fact.sentence);
     }
+}
+
+/// Cycles, and what is reduced as one, are in what is explained as in what is judged.
+#[test]
+fn reductions_whose_order_is_agreed_on_take_what_they_take_elsewhere() {
+    let (graph, cluster) = (model(TEXT), h100(1, 4, 80_000_000_000));
+    let mut negotiated = plan(1, 4, 1, 4);
+    negotiated.communication = Communication::Thread;
+    let mut steps = vec![];
+    for cycle_seconds in [0.001, 0.25] {
+        let negotiation = Negotiation { cycle_seconds, ..Negotiation::default() };
+        negotiated.sync.negotiation = Some(negotiation);
+        let judgement = judge(&graph, &cluster, &negotiated).expect("it can be simulated");
+        let found = explain(&graph, &cluster, &negotiated, &[]).expect("it can be simulated");
+        assert_eq!(found.step_seconds, judgement.step_seconds, "cycles of {cycle_seconds} s");
+        steps.push(found.step_seconds);
+    }
+    assert!(steps[1] > steps[0], "longer cycles make longer steps: {steps:?}");
 }
 
 /// What kernels need while they run is a stack's, and counts.

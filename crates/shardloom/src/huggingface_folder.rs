@@ -27,9 +27,10 @@ const INDEX: &str = "model.safetensors.index.json";
 /// Weights of models that were saved with a sub-module's name or in PyTorch's own format, which are not read.
 const UNREAD: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 
-/// Whether a folder has weights that [`read_weights`] reads.
-pub(crate) fn has_weights(folder: &Path) -> bool {
-    [WEIGHTS, INDEX].iter().any(|name| folder.join(name).is_file())
+/// Whether a folder has the weights of a model, in whatever form Hugging Face's library saves them; not all are
+/// read.
+pub fn folder_has_weights(folder: &Path) -> bool {
+    [WEIGHTS, INDEX].iter().chain(&UNREAD).any(|name| folder.join(name).is_file())
 }
 
 /// The tokenizer of a folder with a model, if it has one.
@@ -44,8 +45,9 @@ pub(crate) fn read_weights(path: &Path) -> Result<BTreeMap<String, Tensor>> {
     for (file, expected) in files(path)? {
         let tensors = read_safetensors(&file)?;
         if let Some(missing) = expected.iter().find(|name| !tensors.contains_key(*name)) {
+            let folder = file.parent().unwrap_or(Path::new(""));
             return Err(Error::WeightIndex {
-                path: path.join(INDEX),
+                path: folder.join(INDEX),
                 rule: format!("{} has no tensor {missing}", file.display()),
             });
         }
@@ -142,15 +144,15 @@ pub fn export_huggingface(
     if tokenizer.is_ok() {
         files.extend([TOKENIZER_FILE, TOKENIZER_CONFIG].map(at));
     }
-    // What is left of former weights would be read instead of these.
-    let other = if several { WEIGHTS } else { INDEX };
-    let exists = files.iter().chain(&[at(other)]).find(|path| path.exists()).cloned();
-    if let Some(path) = exists.filter(|_| !form.force) {
-        return Err(Error::Exists { path });
+    // What is left of a former model would be read with this one. Without a configuration the folder is no model, so
+    // that one that is written in part is none either.
+    let former = former(folder)?;
+    if let Some(path) = former.first().filter(|_| !form.force) {
+        return Err(Error::Exists { path: path.clone() });
     }
     fs::create_dir_all(folder).map_err(Error::io("make the folder", folder))?;
-    if at(other).exists() {
-        fs::remove_file(at(other)).map_err(Error::io("delete", &at(other)))?;
+    for path in &former {
+        fs::remove_file(path).map_err(Error::io("delete", path))?;
     }
     let write =
         |name: &str, text: &str| fs::write(at(name), text).map_err(Error::io("write", &at(name)));
@@ -182,10 +184,27 @@ pub fn export_huggingface(
         }
         Err(reason) => Some(reason),
     };
-    // Last, so that a folder with a configuration is whole.
     write(CONFIG, &config)?;
     let exported = Exported::of(&checkpoint, &model, map.len(), refused);
     Ok(ExportedFolder { exported, files, no_tokenizer })
+}
+
+/// What a folder has of a model, its configuration first.
+fn former(folder: &Path) -> Result<Vec<PathBuf>> {
+    let known =
+        [CONFIG, INDEX, WEIGHTS, TOKENIZER_FILE, TOKENIZER_CONFIG].map(|it| folder.join(it));
+    let mut all: Vec<PathBuf> = known.into_iter().filter(|path| path.exists()).collect();
+    if folder.is_dir() {
+        let entries = fs::read_dir(folder).map_err(Error::io("read", folder))?;
+        for entry in entries {
+            let path = entry.map_err(Error::io("read", folder))?.path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if name.starts_with("model-") && name.ends_with(".safetensors") {
+                all.push(path);
+            }
+        }
+    }
+    Ok(all)
 }
 
 /// PyTorch's name of a format.

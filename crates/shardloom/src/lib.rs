@@ -45,7 +45,9 @@ pub use buffers::{Buffers, RankBuffers};
 pub use elsewhere::{export_plan, import_plan};
 pub use error::{Error, Result};
 pub use generator::{Drawing, Generator};
-pub use huggingface_folder::{ExportedFolder, FolderForm, export_huggingface, tokenizer_of};
+pub use huggingface_folder::{
+    ExportedFolder, FolderForm, export_huggingface, folder_has_weights, tokenizer_of,
+};
 pub use local_profile::LocalProfile;
 pub use lowering::{
     lower, read_plan, read_plan_and_model, read_plan_of, uniform_plan, uniform_plan_in_chunks,

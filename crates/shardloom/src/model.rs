@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use shardloom_graph::{Graph, ModelSpec, OpKind};
 use shardloom_interop::huggingface;
 
-use crate::huggingface_folder::{CONFIG, has_weights};
+use crate::huggingface_folder::{CONFIG, folder_has_weights};
 use crate::{Error, Result};
 
 /// A model and its operator graph.
@@ -72,7 +72,7 @@ impl Model {
             Source::HuggingFace(path) => Model::configured(&path, sequence_length),
             Source::Folder(folder) => {
                 let model = Model::configured(&folder.join(CONFIG), sequence_length)?;
-                let weights = has_weights(&folder).then_some(folder);
+                let weights = folder_has_weights(&folder).then_some(folder);
                 Ok(Model { weights, ..model })
             }
             Source::Toml(path) => {

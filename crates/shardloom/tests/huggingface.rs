@@ -156,9 +156,14 @@ fn nothing_is_overwritten_unless_asked_for_and_nothing_former_is_left() {
         Err(Error::Exists { path }) => assert!(path.starts_with(at("out")), "{}", path.display()),
         other => panic!("{other:?}"),
     }
+    fs::write(at("out").join("tokenizer.json"), "{}").expect("of another model");
     let whole = FolderForm { force: true, ..WHOLE };
     export_huggingface(&at("run"), &at("out"), whole).expect("overwritten");
-    assert!(!at("out").join("model.safetensors.index.json").exists(), "it would name old files");
+    let left =
+        fs::read_dir(at("out")).expect("a folder").map(|it| it.expect("an entry").file_name());
+    let mut left: Vec<_> = left.collect();
+    left.sort();
+    assert_eq!(left, ["config.json", "model.safetensors"], "nothing of the former model");
     assert_eq!(load(&at("out")).weights(), Some(at("out").as_path()));
 }
 
@@ -179,6 +184,8 @@ fn folders_without_readable_weights_are_refused_by_what_they_have() {
     refused("no model.safetensors");
     fs::write(folder.path().join("pytorch_model.bin"), "").expect("written");
     refused("pytorch_model.bin is not read");
+    // A run of the folder begins with its weights, and so not at all.
+    assert_eq!(load(folder.path()).weights(), Some(folder.path()));
     let index = folder.path().join("model.safetensors.index.json");
     for (text, rule) in [
         ("{", "line 1"),

@@ -183,6 +183,30 @@ fn an_update_passes_gradient_weights_and_state_of_the_owned_elements() {
     }
 }
 
+/// The product of its elements and its bytes is beyond 64 bits.
+#[test]
+fn an_update_of_five_billion_elements_takes_as_long_for_each_as_a_small_one() {
+    let text = "dlrm:dense=1,rows=40000000,embed=128,bottom=4-128,top=4";
+    let graph = shardloom_graph::ModelSpec::parse(text).and_then(|it| it.graph()).expect("a model");
+    let mut plan = uniform(1, 2, 1, 1);
+    plan.precision = Precision::FP32;
+    plan.optimizer = Optimizer::default();
+    let program = lowered(&graph, &plan);
+    let cluster = cores(2);
+    let costs = CostModel::new(&graph, &cluster, &program);
+    let bodies = program.classes[0].bodies.iter();
+    let updates = bodies.flat_map(|body| &body.instructions);
+    let updates = updates.filter(|it| matches!(it.action, Action::Optimizer));
+    let mut largest = 0;
+    for update in updates {
+        let elements = bucket(&program, update).elements;
+        let found = costs.local_seconds(ClassId(0), 0, update).expect("it has a cost");
+        close(found, elements as f64 * 28.0 / MEMORY);
+        largest = largest.max(elements);
+    }
+    assert!(largest > 5_000_000_000, "{largest}");
+}
+
 #[test]
 fn the_norm_reads_each_owned_gradient_once() {
     for zero in [0, 2] {

@@ -2,6 +2,7 @@
 
 use clap::{Args, Command};
 use clap_complete::Shell;
+use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::terminal::Terminal;
@@ -18,11 +19,20 @@ pub struct Completions {
     shell: Shell,
 }
 
+#[derive(Serialize)]
+struct Answer<'a> {
+    script: &'a str,
+}
+
 impl Completions {
     /// Prints the script for `program`.
     pub fn run(&self, mut program: Command, terminal: Terminal) -> Result<(), Failure> {
         let mut script = vec![];
         clap_complete::generate(self.shell, &mut program, "shardloom", &mut script);
-        terminal.line(String::from_utf8_lossy(&script).trim_end())
+        let script = String::from_utf8_lossy(&script);
+        match terminal.json() {
+            true => terminal.object(&Answer { script: &script }),
+            false => terminal.line(script.trim_end()),
+        }
     }
 }

@@ -1,6 +1,5 @@
 //! `shardloom demo`: everything once, on this machine.
 
-use std::env;
 use std::fs;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
@@ -39,8 +38,8 @@ pub struct Demo {
     #[arg(long, value_name = "N", value_parser = whole::<NonZeroU64>)]
     steps: Option<NonZeroU64>,
 
-    /// Folder for the report and the checkpoint [default: target/shardloom-demo, or a temporary folder of an
-    /// installed program]
+    /// Folder for the report and the checkpoint [default: target/shardloom-demo, or shardloom-demo here of
+    /// an installed program]
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
 
@@ -82,7 +81,7 @@ impl Demo {
         let repository = repository();
         let usual = match repository {
             Some(root) => root.join("target").join("shardloom-demo"),
-            None => env::temp_dir().join("shardloom-demo"),
+            None => PathBuf::from("shardloom-demo"),
         };
         let folder = self.output.clone().unwrap_or(usual);
         fs::create_dir_all(&folder).map_err(|error| {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Command};
 use clap_mangen::Man;
+use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::output_file::OutputFile;
@@ -25,9 +26,15 @@ pub struct Manual {
     force: bool,
 }
 
+#[derive(Serialize)]
+struct Answer {
+    pages: Vec<String>,
+}
+
 impl Manual {
     /// Writes the pages of `program`.
     pub fn run(&self, mut program: Command, terminal: Terminal) -> Result<(), Failure> {
+        program = program.disable_help_subcommand(true);
         program.build();
         let folder = &self.output;
         fs::create_dir_all(folder).map_err(|error| {
@@ -35,7 +42,7 @@ impl Manual {
         })?;
         let name = program.get_name().to_owned();
         let mut pages = vec![(format!("{name}.1"), program.clone())];
-        for command in program.get_subcommands().filter(|it| it.get_name() != "help") {
+        for command in program.get_subcommands() {
             let whole = format!("{name}-{}", command.get_name());
             pages.push((format!("{whole}.1"), command.clone().name(whole)));
         }
@@ -46,6 +53,10 @@ impl Manual {
             let mut text = vec![];
             Man::new(command.clone()).render(&mut text)?;
             file.write(text)?;
+        }
+        if terminal.json() {
+            let pages = pages.iter().map(|(file, _)| file.path().display().to_string()).collect();
+            return terminal.object(&Answer { pages });
         }
         terminal.line(format_args!("{} pages written to {}", pages.len(), folder.display()))
     }

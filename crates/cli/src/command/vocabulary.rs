@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 use shardloom::data::WordVocabulary;
-use shardloom::program::quantity::digits;
 
 use crate::failure::Failure;
 use crate::number::whole;
@@ -70,11 +69,8 @@ impl Vocabulary {
         }
         let share = 100.0 * answer.unknown as f64 / answer.words as f64;
         terminal.line(format_args!(
-            "{} of {} different words written to {}; {share:.1}% of all {} are unknown",
-            digits(answer.vocabulary as f64),
-            digits(answer.different as f64),
-            answer.tokenizer,
-            digits(answer.words as f64),
+            "{} entries, of {} different words, written to {}; {share:.1}% of all {} are unknown",
+            answer.vocabulary, answer.different, answer.tokenizer, answer.words,
         ))
     }
 }

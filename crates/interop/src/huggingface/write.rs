@@ -18,8 +18,11 @@ pub fn write_config(spec: &ModelSpec, dtype: &str) -> Result<String, InteropErro
     let mut config = match spec.network() {
         Network::Gpt(gpt) => gpt2(gpt),
         Network::Llama(llama) => {
+            let divides = llama.hidden.is_multiple_of(llama.heads);
             let kind = match (llama.qkv_bias, llama.qk_norm) {
-                (false, false) => ("llama", "LlamaForCausalLM"),
+                (false, false) if divides => ("llama", "LlamaForCausalLM"),
+                // The same model, of which that library does not ask for it.
+                (false, false) => ("mistral", "MistralForCausalLM"),
                 (true, false) => ("qwen2", "Qwen2ForCausalLM"),
                 (false, true) => ("qwen3", "Qwen3ForCausalLM"),
                 (true, true) => {
@@ -94,6 +97,7 @@ fn llama_like(llama: &LlamaConfig, (model_type, architecture): (&str, &str)) -> 
             config["attention_bias"] = json!(false);
             config["mlp_bias"] = json!(false);
         }
+        "mistral" => config["sliding_window"] = json!(null),
         "qwen3" => config["attention_bias"] = json!(false),
         _ => {}
     }

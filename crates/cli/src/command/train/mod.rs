@@ -15,7 +15,8 @@ use shardloom::plan::Plan;
 use shardloom::train::{OnNonFinite, RunClock, Settings};
 use shardloom::{
     Data, Defaults, Launched, LocalProfile, Model, Prediction, Sampling, Session, TextTokenizer,
-    guarded, predict_here, predict_in_processes, read_plan_and_model, simulate, tokenizer_of,
+    folder_has_weights, guarded, predict_here, predict_in_processes, read_plan_and_model, simulate,
+    tokenizer_of,
 };
 
 use super::{ProfileFile, in_processes, is_plan, require_no_option};
@@ -381,14 +382,26 @@ impl Train {
         }
     }
 
-    /// The model, and the plan where a file has one.
-    /// What text becomes tokens by.
+    /// What text becomes tokens by. Weights in a folder are of some tokenizer, so that bytes are only taken for
+    /// them if they are asked for.
     fn tokenizer(&self) -> Result<TextTokenizer, Failure> {
-        let given = self.tokenizer.clone();
-        let of_model = || Some(tokenizer_of(Path::new(&self.what))?.display().to_string());
-        Ok(TextTokenizer::open(&given.or_else(of_model).unwrap_or_else(|| "bytes".into()))?)
+        let folder = Path::new(&self.what);
+        let of_model = tokenizer_of(folder).map(|path| path.display().to_string());
+        let name = match self.tokenizer.clone().or(of_model) {
+            Some(name) => name,
+            None if folder_has_weights(folder) => {
+                let message = format!(
+                    "{} has weights and no tokenizer.json: give --tokenizer FILE, or --tokenizer bytes",
+                    folder.display()
+                );
+                return Err(Failure::usage("--tokenizer", message));
+            }
+            None => "bytes".into(),
+        };
+        Ok(TextTokenizer::open(&name)?)
     }
 
+    /// The model, and the plan where a file has one.
     fn model_and_plan_file(
         &self,
         tokenizer: &TextTokenizer,
