@@ -75,7 +75,9 @@ fn shells_and_man_know_every_command() {
     let help = place.run("--help").succeeds();
     let (_, commands) = help.stdout.split_once("Commands:\n").expect("it lists commands");
     let commands = commands.lines().take_while(|line| !line.is_empty());
-    let commands: Vec<&str> = commands.filter_map(|line| line.split_whitespace().next()).collect();
+    // Longer descriptions go on in lines that are further in.
+    let commands = commands.filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
+    let commands: Vec<&str> = commands.filter(|command| !command.is_empty()).collect();
     assert!(commands.len() > 15, "{commands:?}");
     for shell in ["bash", "zsh", "fish"] {
         let script = place.run(&format!("completions {shell}")).succeeds();

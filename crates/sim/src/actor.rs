@@ -251,10 +251,9 @@ impl<'s, 'p> ActorState<'s, 'p> {
             Wait::Queue(queue) => matches!(queue, Queue::Negotiated(_)),
             Wait::Event(_) => self.ended(wait) == UNKNOWN,
         };
-        // A thread that waits for something waits for all that was started before; lanes that overlap do not.
-        let in_order = || self.ends.range(..self.ending()).any(|&end| end == UNKNOWN);
         self.unanswered > 0
-            && (line.waits.iter().any(is_unknown) || self.lanes == Lanes::Thread && in_order())
+            && (line.waits.iter().any(is_unknown)
+                || self.ends.range(..self.ending()).any(|&end| end == UNKNOWN))
     }
 
     /// Makes the current instruction, a request, whose end is unknown.
