@@ -1,6 +1,6 @@
 //! Gradients of tables as rows and values for them.
 //!
-//! A pass of an embedding writes a row for each index that it has read. [`sum_equal`] makes different ones of them,
+//! A pass of an embedding writes a row for each index that it has read. `sum_equal` makes different ones of them,
 //! in ascending order, so that an update can go through table and rows side by side.
 
 use std::ops::Range;

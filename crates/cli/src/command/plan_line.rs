@@ -64,7 +64,7 @@ pub fn plan_line(plan: &Plan) -> String {
     if let Some(summation) = plan.sync.summation {
         let share = match summation.share {
             _ if plan.parameters.iter().any(|group| group.servers.is_some()) => {
-                " of what groups of parameters say".into()
+                ", by groups of parameters".into()
             }
             Share::Part(1.0) => String::new(),
             share => {
