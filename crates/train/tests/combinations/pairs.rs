@@ -32,6 +32,17 @@ pub fn covering(choices: &[usize], valid: impl Fn(&Row) -> bool) -> Covering {
         let found = found.or_else(|| {
             (0..RANDOM).map(|_| fill(choices, pair, &BTreeSet::new(), &mut random)).find(&valid)
         });
+        // Some choices go with so few others that no random row has them: rows that have one of the pair are tried
+        // with the other.
+        let found = found.or_else(|| {
+            let mut near = rows.iter().filter_map(|row: &Row| {
+                let ((first, one), (second, other)) = pair;
+                let mut near = row.clone();
+                (near[first], near[second]) = (one, other);
+                (row[first] == one || row[second] == other).then_some(near)
+            });
+            near.find(&valid)
+        });
         match found {
             Some(row) => {
                 pairs_of(&row).for_each(|pair| {

@@ -323,11 +323,16 @@ impl Words {
             }
             // There is no sequence to split.
             (LAYOUT, MODEL) => {
-                layouts()[one].0.width(Axis::CP) > 1 && MODELS[other].starts_with("mlp")
+                let has_none = ["mlp", "dlrm"].iter().any(|it| MODELS[other].starts_with(it));
+                layouts()[one].0.width(Axis::CP) > 1 && has_none
             }
+            // Servers sum, of workers that are one device.
+            (LAYOUT, GROUPS) => other == 2 && layouts()[one].0 != Mesh::SINGLE,
             // All replicas update all weights.
             (LAYOUT, COMPRESSION) => layouts()[one].2 > 0 && other > 0,
-            (GROUPS, COMPRESSION) => one > 0 && other > 0 && COMPRESSIONS[other] != SPARSE,
+            (GROUPS, COMPRESSION) => {
+                one > 0 && other > 0 && (one == 2 || COMPRESSIONS[other] != SPARSE)
+            }
             (ALGORITHM, COMPRESSION) => {
                 let gathers = ["one-bit", "top-k:8", SPARSE].contains(&COMPRESSIONS[other]);
                 ALGORITHMS[one] == "binary-tree" && gathers
