@@ -45,6 +45,13 @@ impl<T> Channel<T> {
         }
     }
 
+    /// For how many messages there is room.
+    #[cfg(test)]
+    pub(crate) fn room(&self) -> usize {
+        let Contents { queue, aside } = &*self.lock();
+        queue.capacity().min(aside.capacity())
+    }
+
     fn lock(&self) -> MutexGuard<'_, Contents<T>> {
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }

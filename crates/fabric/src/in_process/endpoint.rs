@@ -75,7 +75,10 @@ impl<B: Lent> Endpoint<B> for InProcessEndpoint {
     fn pool(&mut self, pool: Pool) -> Result<PoolId, FabricError> {
         self.check(pool.to)?;
         let Shared { channels, roster, .. } = &*self.shared;
-        channels.between(self.rank as usize, pool.to as usize).make_room(pool.ready);
+        // All of what several pools have for a rank may be on its way there at once.
+        let ready = self.pools.iter().filter(|it| it.to() == pool.to).map(SendPool::ready);
+        let room = ready.sum::<usize>() + pool.ready.min(pool.most);
+        channels.between(self.rank as usize, pool.to as usize).make_room(room);
         self.pools.push(SendPool::new(pool, self.rank, roster, &self.counters));
         Ok(PoolId(self.pools.len() - 1))
     }
@@ -216,5 +219,44 @@ impl Drop for InProcessEndpoint {
         let reason =
             if thread::panicking() { "its thread panicked" } else { "its endpoint was dropped" };
         self.shared.roster.leave(self.rank, reason.to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{Contents, Format, View, ViewMut};
+
+    struct Nothing;
+
+    impl Reduce for Nothing {
+        fn reduce(&self, _: shardloom_collectives::Reduction, _: ViewMut<'_>, _: View<'_>) {}
+    }
+
+    #[test]
+    fn there_is_room_for_what_all_pools_to_a_rank_have_ready() {
+        let shared = Arc::new(Shared {
+            channels: Channels::new(2),
+            roster: Arc::new(Roster::new(2, Duration::from_secs(1))),
+            registry: Registry::default(),
+            arithmetic: Arc::new(Nothing),
+        });
+        let mut endpoint = InProcessEndpoint {
+            rank: 0,
+            shared: Arc::clone(&shared),
+            counters: Arc::default(),
+            pools: vec![],
+            looked: vec![],
+            served: 0,
+        };
+        let pool = |ready, most| Pool { to: 1, format: Format::F32, elements: 1, ready, most };
+        for pool in [pool(40, 100), pool(100, 50)] {
+            let made: Result<PoolId, FabricError> = Endpoint::<Contents>::pool(&mut endpoint, pool);
+            made.expect("there is a rank 1");
+        }
+        // More than a list would have room for if it grew by itself to what either of the two needs.
+        assert!(shared.channels.between(0, 1).room() >= 40 + 50);
     }
 }

@@ -36,6 +36,11 @@ impl SendPool {
         Self { pool, made: ready, free }
     }
 
+    /// Buffers that were made ahead.
+    pub(super) fn ready(&self) -> usize {
+        self.pool.ready.min(self.pool.most)
+    }
+
     /// The receiver.
     pub(super) fn to(&self) -> u32 {
         self.pool.to
