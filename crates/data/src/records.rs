@@ -5,7 +5,7 @@ use std::path::Path;
 use csv::StringRecord;
 
 use crate::source::{Field, Part, Source};
-use crate::table::Order;
+use crate::table::{Order, is_header};
 use crate::{DataError, Result};
 
 /// Rows of `dense` numbers, a category of each of several features, and a label of 0 or 1, in this order.
@@ -25,7 +25,7 @@ pub struct Records {
 
 impl Records {
     /// Reads a file of comma-separated values: `dense` numbers, then a category below each of `rows`, then
-    /// the label. A first row that is not all numbers is taken for a header.
+    /// the label. A first row without a number is taken for a header.
     ///
     /// # Errors
     /// If the file cannot be read, a row has another number of columns, a number is not finite, a
@@ -51,7 +51,7 @@ impl Records {
             if !reader.read_record(&mut record).map_err(|error| wrong(row, error.to_string()))? {
                 break;
             }
-            if row == 1 && record.iter().any(|field| field.parse::<f32>().is_err()) {
+            if row == 1 && is_header(&record) {
                 continue;
             }
             let needed = dense + rows.len() + 1;
@@ -178,6 +178,8 @@ mod tests {
         assert_eq!(read("a,b,c,d,e\n1, 2, 0, 5, 1\n3,4,1,6,0\n").expect("records"), plain);
         for (text, part) in [
             ("1,2,0,5,1\n3,x,1,6,0\n", "row 2: \"x\" is no finite number"),
+            // Missing values are the usual fault of such tables.
+            ("1,,0,5,1\n3,4,1,6,0\n", "row 1: \"\" is no finite number"),
             ("1,nan,0,5,1\n", "row 1: \"nan\" is no finite number"),
             ("1,2,3,5,1\n", "row 1: \"3\" is no category.0: a whole number from 0 to 2"),
             ("1,2,-1,5,1\n", "row 1: \"-1\" is no category.0"),

@@ -68,9 +68,13 @@ impl Order {
     }
 }
 
+/// Whether a first row names columns: none of its fields is a number.
+pub(crate) fn is_header(record: &csv::StringRecord) -> bool {
+    record.iter().all(|field| field.parse::<f32>().is_err())
+}
+
 impl Table {
-    /// Reads a file of comma-separated values. A first row that is not all numbers is taken for a
-    /// header.
+    /// Reads a file of comma-separated values. A first row without a number is taken for a header.
     ///
     /// # Errors
     /// If the file cannot be read, a field is no finite number, a class no whole number, rows differ in
@@ -86,8 +90,7 @@ impl Table {
         let (mut features, mut classes, mut columns) = (vec![], vec![], 0);
         for (row, record) in (1u64..).zip(reader.records()) {
             let record = record.map_err(|error| wrong(row, error.to_string()))?;
-            let header = row == 1 && record.iter().any(|field| field.parse::<f32>().is_err());
-            if header {
+            if row == 1 && is_header(&record) {
                 continue;
             }
             let number = |field: &str| match field.parse::<f32>() {

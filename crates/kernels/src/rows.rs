@@ -69,9 +69,9 @@ impl Real for f16 {
 /// Elements of a row that are added up at a time.
 const COLUMNS: usize = 64;
 
-/// Makes different rows of the first so many of those of a table of so many (`table_rows, given`): the values of equal ones are summed in their order, in
-/// fp32, and rounded once. They stand first afterwards, in ascending order; behind them are [`NO_ROW`] and values
-/// that mean nothing. `order` is room for the order of the rows.
+/// Makes different rows of the first `given` ones of a table of `table_rows` rows: the values of equal ones are summed
+/// in their order, in fp32, and rounded once. They stand first afterwards, in ascending order; behind them are
+/// [`NO_ROW`] and values that mean nothing. `order` is room for the order of the rows.
 pub(crate) fn sum_equal<T: Real>(
     (table_rows, given): (usize, usize),
     rows: &mut [u32],
@@ -147,18 +147,28 @@ pub(crate) fn count(rows: &[u32]) -> usize {
 /// Independent partial sums, as [`reduce::squared_norm`](crate::reduce::squared_norm) has them.
 const LANES: usize = 32;
 
-/// The sum of the squares of those elements of a table that lie in a range, in double precision and, of fp32, in the
-/// order in which the same is found of all elements.
-pub(crate) fn squared_norm<T: Real>(rows: &[u32], values: &[T], of: &Range<usize>) -> f64 {
-    let mut lanes = [0.0_f64; LANES];
+/// The sum of the squares of those elements of a table that lie in a range, in double precision and in the order in
+/// which the same is found of all elements, `chunk` of them at a time.
+pub(crate) fn squared_norm<T: Real>(
+    rows: &[u32],
+    values: &[T],
+    of: &Range<usize>,
+    chunk: usize,
+) -> f64 {
+    let (mut sum, mut lanes, mut number) = (0.0, [0.0_f64; LANES], 0);
     let columns = values.len() / rows.len().max(1);
     for (&row, values) in rows[..count(rows)].iter().zip(values.chunks_exact(columns.max(1))) {
         let start = row as usize * columns;
         let part = start.max(of.start)..(start + columns).min(of.end);
         for at in part {
+            let place = at - of.start;
+            if place / chunk != number {
+                sum += lanes.iter().sum::<f64>();
+                (lanes, number) = ([0.0; LANES], place / chunk);
+            }
             let value = f64::from(values[at - start].wide());
-            lanes[(at - of.start) % LANES] += value * value;
+            lanes[place % chunk % LANES] += value * value;
         }
     }
-    lanes.iter().sum()
+    sum + lanes.iter().sum::<f64>()
 }

@@ -6,7 +6,7 @@ use std::{
 
 use shardloom_collectives::{Algorithm, Kind, Member, Reduction, fused};
 
-use super::{Desk, Fusible, Negotiation, Request};
+use super::{Fusible, Negotiation, Pending, Request};
 use crate::{Collective, Completed, FabricError, Format, Group, Lent, ViewMut};
 
 /// Marks the last request of a list in an answer.
@@ -59,23 +59,23 @@ impl<B: Fusible> Cycles<B> {
     }
 
     /// Carries out what is requested until there will be nothing more, or something fails.
-    pub(super) fn serve(&mut self, desk: &Desk<B>) {
+    pub(super) fn serve(&mut self, pending: &Pending<B>) {
         let run = || -> Result<(), FabricError> {
             loop {
                 let begin = self.began.and_then(|began| began.checked_add(self.negotiation.cycle));
-                let Some(made) = desk.next_cycle(begin) else { return Ok(()) };
+                let Some(made) = pending.next_cycle(begin) else { return Ok(()) };
                 self.began = Some(Instant::now());
-                let lists = self.negotiate(desk, &made)?;
+                let lists = self.negotiate(pending, &made)?;
                 self.note_progress(&made, lists.is_empty())?;
                 for list in lists {
-                    self.carry_out(desk, &list)?;
+                    self.carry_out(pending, &list)?;
                 }
             }
         };
         match catch_unwind(AssertUnwindSafe(run)) {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => desk.fail(&error),
-            Err(_) => desk.panicked(),
+            Ok(Err(error)) => pending.fail(&error),
+            Err(_) => pending.panicked(),
         }
     }
 
@@ -92,7 +92,11 @@ impl<B: Fusible> Cycles<B> {
     }
 
     /// A cycle: tells the first member which requests this one has made, and hears of those that all have.
-    fn negotiate(&mut self, desk: &Desk<B>, made: &[u32]) -> Result<Vec<Vec<u32>>, FabricError> {
+    fn negotiate(
+        &mut self,
+        pending: &Pending<B>,
+        made: &[u32],
+    ) -> Result<Vec<Vec<u32>>, FabricError> {
         let mut told = self.told.take().expect("it comes back from every collective");
         lend_words(&mut told, |words| {
             words.fill(0);
@@ -106,7 +110,7 @@ impl<B: Fusible> Cycles<B> {
                     let is_ready = |request: u32| {
                         counts.get(request as usize).is_some_and(|&count| count == members)
                     };
-                    desk.repeated(is_ready).unwrap_or_else(|| {
+                    pending.repeated(is_ready).unwrap_or_else(|| {
                         let ready = made.iter().copied().filter(|&it| is_ready(it));
                         self.fuse(ready.collect())
                     })
@@ -155,8 +159,8 @@ impl<B: Fusible> Cycles<B> {
     }
 
     /// Carries out a list.
-    fn carry_out(&mut self, desk: &Desk<B>, list: &[u32]) -> Result<(), FabricError> {
-        let mut lent = desk.take(list);
+    fn carry_out(&mut self, pending: &Pending<B>, list: &[u32]) -> Result<(), FabricError> {
+        let mut lent = pending.take(list);
         let requests: Vec<Request> =
             list.iter().map(|&it| self.negotiation.requests[it as usize]).collect();
         let Some(room) = self.room(&requests) else {
@@ -168,7 +172,7 @@ impl<B: Fusible> Cycles<B> {
                     Err(_) => (lent, outcome.clone()),
                 };
                 outcome = completed.1.clone();
-                desk.complete(number, completed);
+                pending.complete(number, completed);
             }
             return outcome;
         };
@@ -189,7 +193,7 @@ impl<B: Fusible> Cycles<B> {
         let at = |element: usize| start + took.mul_f64(element as f64 / all.max(1) as f64);
         for ((number, mut lent), range) in lent.into_iter().zip(ranges(&requests)) {
             lent.note_work(at(range.start), at(range.end));
-            desk.complete(number, (lent, outcome.clone()));
+            pending.complete(number, (lent, outcome.clone()));
         }
         outcome
     }

@@ -3,7 +3,7 @@
 //! Protocol, and why nobody waits for ever: README.md, "In an order that is agreed on".
 
 mod cycles;
-mod desk;
+mod pending;
 
 use std::{
     sync::Arc,
@@ -16,7 +16,7 @@ use shardloom_collectives::{Algorithm, Kind, Reduction};
 use crate::{Completed, Contents, FabricError, Format, Group, Handle, Lent};
 
 use cycles::Cycles;
-use desk::Desk;
+use pending::Pending;
 
 /// What is lent and can be lent in part.
 pub trait Fusible: Lent {
@@ -72,7 +72,7 @@ pub struct Negotiation {
 /// A thread of its own carries them out. Drop the endpoint first: the rank is gone then, so that whatever the
 /// thread waits for ends.
 pub struct Negotiated<B: Fusible> {
-    desk: Arc<Desk<B>>,
+    pending: Arc<Pending<B>>,
     thread: Option<JoinHandle<()>>,
     started: u64,
 }
@@ -92,22 +92,22 @@ impl<B: Fusible> Negotiated<B> {
         side_by_side: Vec<B>,
     ) -> Result<Self, FabricError> {
         let rank = group.members()[group.position() as usize];
-        let desk = Arc::new(Desk::new(negotiation.requests.len()));
+        let pending = Arc::new(Pending::new(negotiation.requests.len()));
         let mut cycles = Cycles::new(group, negotiation, told, side_by_side);
-        let served = Arc::clone(&desk);
+        let served = Arc::clone(&pending);
         let builder = Builder::new().name(format!("negotiation of rank {rank}"));
         let thread = builder.spawn(move || cycles.serve(&served)).map_err(|error| {
             let reason = format!("rank {rank} has no thread to negotiate: {error}");
             FabricError::Start { reason }
         })?;
-        Ok(Self { desk, thread: Some(thread), started: 0 })
+        Ok(Self { pending, thread: Some(thread), started: 0 })
     }
 
     /// Makes a request, which is to have been waited for since it was made last.
     pub fn start(&mut self, request: usize, lent: B) -> Handle {
         let number = self.started;
         self.started += 1;
-        self.desk.put(request, (number, lent));
+        self.pending.put(request, (number, lent));
         Handle::new(number)
     }
 
@@ -121,30 +121,30 @@ impl<B: Fusible> Negotiated<B> {
     ///
     /// If it was waited for before.
     pub fn wait(&mut self, handle: Handle) -> Completed<B> {
-        self.desk.wait(handle.number())
+        self.pending.wait(handle.number())
     }
 
     /// The lists that were carried out since this was asked last: the numbers of requests that were carried out
     /// as one, in order.
     pub fn take_lists(&mut self) -> Vec<Vec<u32>> {
-        self.desk.take_lists()
+        self.pending.take_lists()
     }
 
     /// How many cycles there were.
     pub fn cycles(&self) -> u64 {
-        self.desk.cycles()
+        self.pending.cycles()
     }
 
     /// Has the first member answer these lists in this order, whatever gets ready first, instead of any that are
     /// left of those before; none lets it answer by itself again. It makes no difference on others.
     pub fn repeat(&mut self, lists: Option<Vec<Vec<u32>>>) {
-        self.desk.repeat(lists);
+        self.pending.repeat(lists);
     }
 }
 
 impl<B: Fusible> Drop for Negotiated<B> {
     fn drop(&mut self) {
-        self.desk.stop();
+        self.pending.stop();
         if let Some(thread) = self.thread.take() {
             // It catches every panic.
             let _ = thread.join();

@@ -206,7 +206,7 @@ impl Device for Processor {
             let mut room = wide.as_mut_slice();
             reduce::squared_norm(widened(elements.slice(start..end), &mut room))
         };
-        (0..elements.len()).step_by(CHUNK).map(chunk).sum()
+        (0..elements.len()).step_by(CHUNK).map(chunk).fold(0.0, |sum, part| sum + part)
     }
 
     fn squared_norm_of_rows(&self, rows: Rows<'_>, of: Range<usize>) -> f64 {

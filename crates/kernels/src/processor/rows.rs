@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use super::cast;
+use super::{CHUNK, cast};
 use crate::device::Rows;
 use crate::rows::{self, Real};
 use crate::{Format, ViewMut, optimizer};
@@ -29,9 +29,9 @@ pub(super) fn with(of: Rows<'_>, user: &mut dyn FnMut(&optimizer::Rows<'_>)) {
 pub(super) fn squared_norm(of: Rows<'_>, elements: &Range<usize>) -> f64 {
     let all = of.rows.elements::<u32>();
     match of.values.format() {
-        Format::F32 => rows::squared_norm::<f32>(all, of.values.elements(), elements),
-        Format::Bf16 => rows::squared_norm::<bf16>(all, of.values.elements(), elements),
-        Format::F16 => rows::squared_norm::<f16>(all, of.values.elements(), elements),
+        Format::F32 => rows::squared_norm::<f32>(all, of.values.elements(), elements, usize::MAX),
+        Format::Bf16 => rows::squared_norm::<bf16>(all, of.values.elements(), elements, CHUNK),
+        Format::F16 => rows::squared_norm::<f16>(all, of.values.elements(), elements, CHUNK),
         other => panic!("{other} is no format of real numbers"),
     }
 }

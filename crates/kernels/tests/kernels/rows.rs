@@ -103,17 +103,16 @@ fn equal_rows_are_summed_in_their_order() {
 
 #[test]
 fn norms_of_rows_are_those_of_all_elements() {
-    for (table_rows, columns) in SHAPES {
-        let shape = (table_rows, columns);
-        let Summed { rows, values, dense } =
-            summed(Format::F32, shape, &looked_up(50, table_rows), 50);
+    let formats = [Format::F32, Format::Bf16, Format::F16];
+    for (shape, format) in SHAPES.iter().flat_map(|&shape| formats.map(|format| (shape, format))) {
+        let Summed { rows, values, dense } = summed(format, shape, &looked_up(50, shape.0), 50);
         let rows = Rows { rows: rows.view(), values: values.view() };
         let (memory, all) = (Memory::new(processor()), dense.len());
-        let dense = reals(&memory, Format::F32, &dense);
+        let dense = reals(&memory, format, &dense);
         for range in [0..all, 0..all / 2, all / 3..all, all / 2..all / 2] {
             let expected = Processor.squared_norm(dense.view().slice(range.clone()));
             let found = Processor.squared_norm_of_rows(rows, range);
-            assert_eq!(found.to_bits(), expected.to_bits());
+            assert_eq!(found.to_bits(), expected.to_bits(), "{shape:?} in {format:?}");
         }
     }
 }

@@ -87,12 +87,13 @@ fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
     let count = asked.count.unwrap_or_else(|| usual_trials(task, &problem));
     let begin = begin(&problem);
     let before = known.done.len();
-    let found = search::search(&sampler, begin, known, &others, (count, asked.seed), run)?;
+    let keep = &mut |made: &Trials| match &asked.file {
+        Some(path) => trials::write(path, others.iter().chain([made])),
+        None => Ok(()),
+    };
+    let trying = search::Trying { run, keep };
+    let found = search::search(&sampler, begin, known, &others, (count, asked.seed), trying)?;
     let mut notes = notes(task, &found, (before, count));
-    if let Some(path) = &asked.file {
-        others.push(found.trials);
-        trials::write(path, others)?;
-    }
     let nothing = || {
         let devices = task.cluster.device_count();
         task.impossible("devices", devices, "no strategy has a plan for them")
@@ -163,6 +164,7 @@ fn problem(task: &mut Task<'_>) -> Result<Problem, MethodError> {
         cluster: request.cluster.clone(),
         software: cluster.stack().name.clone(),
         measured: task.measure.is_some(),
+        settings: words::settings(task),
         global_batch: request.global_batch,
         gradient_bytes: request.precision.gradients.bytes(),
         variables: Problem::variables(task.graph),

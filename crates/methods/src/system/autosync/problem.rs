@@ -18,6 +18,8 @@ pub(super) struct Problem {
     pub software: String,
     /// Whether trials are measured, and not simulated.
     pub measured: bool,
+    /// What the plans of all strategies say alike, as a plan says it: formats, optimizer, clipping and others.
+    pub settings: String,
     /// Samples of a step.
     pub global_batch: usize,
     /// Bytes of an element of a gradient.

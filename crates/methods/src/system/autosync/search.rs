@@ -90,19 +90,27 @@ impl Models {
     }
 }
 
-/// Tries so many strategies, those of `begin` first. `run` says how long a step with one takes, or that it is no
-/// plan that fits. `known` are earlier trials of the problem, which are not made again, and `others` those of
-/// other problems, from which models learn before the first round. All follows from the seed.
+/// How strategies are tried.
+pub(super) struct Trying<'a> {
+    /// Says how long a step with a strategy takes, or that it is no plan that fits.
+    pub run: &'a mut dyn FnMut(&Strategy) -> Result<Option<f64>, MethodError>,
+    /// Is given all trials after each round, and before the search fails.
+    pub keep: &'a mut dyn FnMut(&Trials) -> Result<(), MethodError>,
+}
+
+/// Tries so many strategies, those of `begin` first. `known` are earlier trials of the problem, which are not made
+/// again, and `others` those of other problems, from which models learn before the first round. All follows from
+/// the seed.
 ///
 /// # Errors
-/// As `run` has it.
+/// Those of the trials, of which all that were made before are kept.
 pub(super) fn search(
     sampler: &Sampler<'_>,
     begin: Vec<Strategy>,
     known: Trials,
     others: &[Trials],
     (count, seed): (usize, u64),
-    run: &mut dyn FnMut(&Strategy) -> Result<Option<f64>, MethodError>,
+    Trying { run, keep }: Trying<'_>,
 ) -> Result<Searched, MethodError> {
     let mut random = Random::new(seed);
     let mut models = Models::new(seed);
@@ -127,21 +135,31 @@ pub(super) fn search(
     loop {
         next.truncate(count - tried);
         let scores = models.scores(&problem, &next);
-        let mut seconds = vec![];
-        for strategy in &next {
-            seconds.push(run(strategy)?);
+        let (mut places, mut seconds, mut failure) = (vec![], vec![], None);
+        for (place, strategy) in next.iter().enumerate() {
+            match run(strategy) {
+                Ok(None) => {}
+                Ok(Some(took)) => {
+                    places.push(place);
+                    seconds.push(took);
+                    trials.done.push(Trial { strategy: strategy.clone(), seconds: took });
+                }
+                Err(error) => {
+                    failure = Some(error);
+                    break;
+                }
+            }
+        }
+        keep(&trials)?;
+        if let Some(failure) = failure {
+            return Err(failure);
         }
         tried += next.len();
-        let made = seconds.iter().enumerate().filter_map(|(at, it)| Some((at, (*it)?)));
-        let (places, seconds): (Vec<usize>, Vec<f64>) = made.unzip();
         let accuracy = |scores: &Vec<f64>| {
             let scores: Vec<f64> = places.iter().map(|&at| scores[at]).collect();
             ranking::accuracy(&scores, &seconds)
         };
         models.accuracies.push([0, 1, 2].map(|model| accuracy(&scores[model])));
-        for (at, seconds) in places.into_iter().zip(seconds) {
-            trials.done.push(Trial { strategy: next[at].clone(), seconds });
-        }
         if tried >= count {
             break;
         }

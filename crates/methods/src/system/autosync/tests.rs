@@ -229,7 +229,33 @@ fn searched(task: &Task<'_>, problem: &Problem, others: &[Trials], count: usize)
     let run = &mut |strategy: &Strategy| {
         tried(task, &mut selection, words::plan(task, problem, strategy))
     };
-    search::search(&sampler, begin(problem), known, others, (count, 9), run).expect("it can run")
+    let trying = search::Trying { run, keep: &mut |_| Ok(()) };
+    search::search(&sampler, begin(problem), known, others, (count, 9), trying).expect("it can run")
+}
+
+#[test]
+fn what_was_tried_before_a_trial_that_fails_is_kept() {
+    with(|task, problem| {
+        let whole = searched(task, problem, &[], 14).trials.done;
+        let (mut left, mut took, mut kept) = (13_u32, 0, vec![]);
+        let mut selection = Selection::new(0.95);
+        let run = &mut |strategy: &Strategy| {
+            left = left.checked_sub(1).ok_or(MethodError::Trial("the machine is gone".into()))?;
+            let seconds = tried(task, &mut selection, words::plan(task, problem, strategy))?;
+            took += usize::from(seconds.is_some());
+            Ok(seconds)
+        };
+        let keep = &mut |trials: &Trials| {
+            kept = trials.done.clone();
+            Ok(())
+        };
+        let known = Trials { problem: problem.clone(), done: vec![] };
+        let sampler = Sampler::new(problem, true);
+        let trying = search::Trying { run, keep };
+        let failed = search::search(&sampler, begin(problem), known, &[], (14, 9), trying);
+        assert!(matches!(failed, Err(MethodError::Trial(_))));
+        assert_eq!((kept.len(), &kept[..]), (took, &whole[..took]));
+    });
 }
 
 #[test]
@@ -275,7 +301,7 @@ fn files_of_trials_are_read_as_they_were_written_and_others_refused() {
         let path = folder.path().join("trials.json");
         assert_eq!(trials::read(&path).expect("none yet"), []);
         let made = vec![trials(task, problem, 8, 6)];
-        trials::write(&path, made.clone()).expect("written");
+        trials::write(&path, made.iter()).expect("written");
         let [found] = &trials::read(&path).expect("read")[..] else { panic!("one problem") };
         assert!(found.problem.is(&made[0].problem));
         let strategies = |of: &Trials| of.done.iter().map(|it| it.strategy.clone()).collect();
@@ -285,6 +311,8 @@ fn files_of_trials_are_read_as_they_were_written_and_others_refused() {
             assert!((read.seconds / written.seconds - 1.0).abs() < 1e-12);
         }
         let other = Problem { global_batch: 48, ..found.problem.clone() };
+        assert!(!found.problem.is(&other));
+        let other = Problem { settings: "another optimizer".into(), ..found.problem.clone() };
         assert!(!found.problem.is(&other));
         for (what, of) in [("\"format\":1", "\"format\":2"), ("\"shape\":", "\"shape\":9")] {
             let text = std::fs::read_to_string(&path).expect("a file");

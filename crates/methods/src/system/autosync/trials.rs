@@ -27,11 +27,11 @@ pub(super) struct Trials {
     pub done: Vec<Trial>,
 }
 
-/// A file of trials.
+/// A file of trials, of one problem after the other.
 #[derive(Debug, Serialize, Deserialize)]
-struct File {
+struct File<T> {
     format: u32,
-    trials: Vec<Trials>,
+    trials: T,
 }
 
 /// What this writes, and reads.
@@ -47,7 +47,8 @@ pub(super) fn read(path: &Path) -> Result<Vec<Trials>, MethodError> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(vec![]),
         Err(error) => return Err(wrong(path, error)),
     };
-    let file: File = serde_json::from_str(&text).map_err(|error| wrong(path, error))?;
+    let file: File<Vec<Trials>> =
+        serde_json::from_str(&text).map_err(|error| wrong(path, error))?;
     if file.format != FORMAT {
         return Err(wrong(path, format!("format {}, not {FORMAT}", file.format)));
     }
@@ -63,8 +64,11 @@ pub(super) fn read(path: &Path) -> Result<Vec<Trials>, MethodError> {
 ///
 /// # Errors
 /// If it cannot be written.
-pub(super) fn write(path: &Path, trials: Vec<Trials>) -> Result<(), MethodError> {
-    let file = File { format: FORMAT, trials };
+pub(super) fn write<'a>(
+    path: &Path,
+    trials: impl Iterator<Item = &'a Trials>,
+) -> Result<(), MethodError> {
+    let file = File { format: FORMAT, trials: trials.collect::<Vec<_>>() };
     let text = serde_json::to_string(&file).map_err(|error| wrong(path, error))?;
     // A file that is half written would lose all earlier trials.
     let beside = path.with_extension("json.new");
@@ -84,12 +88,15 @@ impl Trials {
             let Strategy { shape, synchronisers } = &trial.strategy;
             let servers = shapes.get(*shape).map(|it| it.server_bandwidths.len());
             let is_known = |servers: usize| {
-                let lists = synchronisers.iter().filter_map(|it| match it {
-                    Synchroniser::Servers(list) => Some(list),
-                    Synchroniser::AllReduce { .. } => None,
-                });
-                let mut lists = lists;
-                lists.all(|list| !list.is_empty() && list.iter().all(|&it| (it as usize) < servers))
+                synchronisers.iter().all(|it| match it {
+                    Synchroniser::Servers(list) => {
+                        !list.is_empty() && list.iter().all(|&it| (it as usize) < servers)
+                    }
+                    // Workers that have servers exchange gradients as they are.
+                    Synchroniser::AllReduce { compression, .. } => {
+                        servers == 0 || compression.is_none()
+                    }
+                })
             };
             synchronisers.len() != variables.len()
                 || !servers.is_some_and(is_known)

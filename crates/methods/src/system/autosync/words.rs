@@ -27,6 +27,12 @@ pub(super) fn plan(task: &Task<'_>, problem: &Problem, strategy: &Strategy) -> P
     Plan { parameters, post_validation: request.post_validation, ..plan }
 }
 
+/// What the plans of all strategies have in common, whatever workers and servers there are.
+pub(super) fn settings(task: &Task<'_>) -> String {
+    let plan = task.uniform(1, Mesh::of(1, 1, 1), 1).plan(task.graph, "", "");
+    Plan { post_validation: task.request.post_validation, ..plan }.to_toml()
+}
+
 /// The groups of parameters of a strategy.
 fn groups(problem: &Problem, strategy: &Strategy, has_servers: bool) -> Vec<ParameterGroup> {
     let mut by_servers: BTreeMap<&[u32], Vec<&str>> = BTreeMap::new();

@@ -8,7 +8,7 @@ use std::{
 use crate::{Completed, FabricError};
 
 /// Where a rank leaves requests for its thread, and gets them back.
-pub(super) struct Desk<B> {
+pub(super) struct Pending<B> {
     state: Mutex<State<B>>,
     /// There is something to do, or there will be nothing more.
     more: Condvar,
@@ -33,7 +33,7 @@ struct State<B> {
     cycles: u64,
 }
 
-impl<B> Desk<B> {
+impl<B> Pending<B> {
     pub(super) fn new(requests: usize) -> Self {
         let state = State {
             pending: (0..requests).map(|_| None).collect(),
