@@ -8,7 +8,7 @@ use shardloom_train::Trainer;
 use shardloom_train::learning_rate::Curve;
 
 use crate::support::{losses, trainer};
-use crate::words::{Combination, Data, Words, serial_plan};
+use crate::words::{Combination, Data, combinations, serial_plan};
 
 /// Largest relative difference to the serial run's loss.
 const TOLERANCE: f64 = 1e-5;
@@ -75,10 +75,8 @@ fn check(combination: &Combination<'_>, given: &Given) {
 
 #[test]
 fn given_weights_lose_under_every_two_words_what_they_lose_serially() {
-    let words = Words::new();
-    let (combinations, _) = words.covering();
     let mut given: BTreeMap<&str, Given> = BTreeMap::new();
-    for combination in &combinations {
+    for combination in combinations() {
         let name = combination.graph.name();
         let given = given.entry(name).or_insert_with(|| Given::of(combination.graph));
         check(combination, given);

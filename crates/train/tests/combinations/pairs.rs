@@ -16,7 +16,7 @@ pub struct Covering {
 
 /// Rows tried for a pair with choices that make as many further pairs as can be, and with any choices.
 const GREEDY: usize = 6;
-const RANDOM: usize = 4_000;
+const RANDOM: usize = 400;
 
 /// Covers all pairs of factors with so many choices each, greedily, by rows that are `valid`. The same
 /// numbers make the same rows.
@@ -29,11 +29,8 @@ pub fn covering(choices: &[usize], valid: impl Fn(&Row) -> bool) -> Covering {
             (0..GREEDY).map(|_| fill(choices, pair, &open, &mut random)).collect();
         greedy.sort_by_key(|row| std::cmp::Reverse(gain(row, &open)));
         let found = greedy.into_iter().find(&valid);
-        let found = found.or_else(|| {
-            (0..RANDOM).map(|_| fill(choices, pair, &BTreeSet::new(), &mut random)).find(&valid)
-        });
-        // Some choices go with so few others that no random row has them: rows that have one of the pair are tried
-        // with the other.
+        // Rows that have one of the pair are tried with the other: some choices go with so few others that hardly any
+        // random row has them.
         let found = found.or_else(|| {
             let mut near = rows.iter().filter_map(|row: &Row| {
                 let ((first, one), (second, other)) = pair;
@@ -42,6 +39,9 @@ pub fn covering(choices: &[usize], valid: impl Fn(&Row) -> bool) -> Covering {
                 (row[first] == one || row[second] == other).then_some(near)
             });
             near.find(&valid)
+        });
+        let found = found.or_else(|| {
+            (0..RANDOM).map(|_| fill(choices, pair, &BTreeSet::new(), &mut random)).find(&valid)
         });
         match found {
             Some(row) => {

@@ -7,7 +7,7 @@ use shardloom_fabric::{MessagePassing, Queues};
 use shardloom_train::{Processes, Trainer};
 
 use crate::interruption::{digest, saved, train};
-use crate::words::{Combination, Words};
+use crate::words::{Combination, combinations};
 
 /// Every so many combinations are tried: those of interrupted runs are all.
 const OF: usize = 12;
@@ -45,11 +45,9 @@ fn led<R: Send>(of: &Combination<'_>, lead: impl FnOnce(Trainer) -> R + Send) ->
 
 #[test]
 fn ranks_in_processes_come_to_what_threads_come_to_and_resume_what_they_saved() {
-    let words = Words::new();
-    let (combinations, _) = words.covering();
     // Besides, one whose replicas have weights of their own.
-    let apart = combinations.iter().position(|it| it.own_replicas() > 1);
-    let several = combinations.iter().enumerate();
+    let apart = combinations().iter().position(|it| it.own_replicas() > 1);
+    let several = combinations().iter().enumerate();
     let several = several.filter(|&(index, _)| index % OF == 0 || Some(index) == apart);
     let several = several.map(|(_, it)| it).filter(|it| it.plan.device_count() > 1);
     let mut tried = 0;
