@@ -135,12 +135,7 @@ impl GraphBuilder {
         row_axes: usize,
         init: Init,
     ) -> Result<ValueId, GraphError> {
-        let error = |key: &str, value: String, rule: String| GraphError::Parameter {
-            model: self.graph.name.clone(),
-            key: format!("{name} {key}"),
-            value,
-            rule,
-        };
+        let error = |key, value, rule| self.parameter_error(name, key, value, rule);
         let axes_text = self.graph.axes_text(axes);
         if axes.contains(&self.graph.batch) {
             let rule = "all samples share a parameter, so batch is none of its axes".into();
@@ -411,6 +406,11 @@ impl GraphBuilder {
     /// The dimensions of a value's axes.
     pub(crate) fn axes(&self, value: ValueId) -> Vec<DimId> {
         self.graph.value(value).axes.clone()
+    }
+
+    fn parameter_error(&self, op: &str, key: &str, value: String, rule: String) -> GraphError {
+        let (model, key) = (self.graph.name.clone(), format!("{op} {key}"));
+        GraphError::Parameter { model, key, value, rule }
     }
 
     fn axes_error(&self, op: &str, value: ValueId, rule: &str) -> GraphError {

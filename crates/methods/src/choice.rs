@@ -35,6 +35,19 @@ pub struct Choice {
     pub notes: Vec<String>,
 }
 
+impl Choice {
+    /// Notes how many of so many devices do nothing, as those that hold the model (`holders`) divide the batch.
+    pub(crate) fn noting_idle(mut self, devices: u32, holders: &str) -> Choice {
+        let idle = devices - self.plan.device_count() as u32;
+        if idle > 0 {
+            let note =
+                format!("{idle} of {devices} devices do nothing: {holders} divide the batch");
+            self.notes.push(note);
+        }
+        self
+    }
+}
+
 /// Finds out how long a step of a plan takes, in seconds.
 pub type Measure<'a> =
     dyn FnMut(&Plan) -> Result<f64, Box<dyn Error + Send + std::marker::Sync>> + 'a;

@@ -5,6 +5,7 @@ mod support;
 
 use shardloom_graph::Graph;
 use shardloom_plan::{Axis, Mesh, Plan, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_train::Trainer;
 use support::{Samples, gpt, llama, losses, serial, trainer};
 
 const STEPS: usize = 20;
@@ -58,53 +59,71 @@ fn combinations() -> Vec<Uniform> {
     all
 }
 
-fn run(graph: &Graph, uniform: &Uniform) -> (Vec<f64>, String) {
-    run_steps(graph, uniform, STEPS)
+/// Steps after which weights are compared too.
+const FIRST: usize = 3;
+
+/// The losses of all steps, and digests of the weights after the first and after all steps.
+struct Run {
+    losses: Vec<f64>,
+    digests: [String; 2],
 }
 
-fn run_steps(graph: &Graph, uniform: &Uniform, steps: usize) -> (Vec<f64>, String) {
+fn start(graph: &Graph, uniform: &Uniform) -> Trainer {
     let plan: Plan = uniform.plan(graph, "model", "local");
-    let mut trainer = trainer(graph, &plan, Samples::patterned(64, 16, 64), 3e-3);
-    let losses = losses(&mut trainer, steps);
-    let digest = trainer.weights_digest().unwrap_or_else(|error| panic!("{error}"));
-    (losses, digest)
+    trainer(graph, &plan, Samples::patterned(64, 16, 64), 3e-3)
 }
 
+fn digest(trainer: &mut Trainer) -> String {
+    trainer.weights_digest().unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn run(graph: &Graph, uniform: &Uniform) -> Run {
+    let mut trainer = start(graph, uniform);
+    let mut all = losses(&mut trainer, FIRST);
+    let first = digest(&mut trainer);
+    all.extend(losses(&mut trainer, STEPS - FIRST));
+    Run { losses: all, digests: [first, digest(&mut trainer)] }
+}
+
+fn check_losses(of: &Run, reference: &Run, name: impl Fn() -> String) {
+    for (step, (loss, expected)) in of.losses.iter().zip(&reference.losses).enumerate() {
+        let difference = (loss - expected).abs() / expected;
+        assert!(
+            difference < TOLERANCE,
+            "{}: step {step} has loss {loss}, serially {expected}",
+            name()
+        );
+    }
+}
+
+/// Holds every combination to the serial run, and a second run of the same plan to the first: of every seventh all
+/// steps, of the others the first.
 fn check(graph: &Graph) {
-    let (reference, _) = run(graph, &serial());
-    assert!(reference[STEPS - 1] < 0.9 * reference[0], "the model learns: {reference:?}");
-    for uniform in combinations() {
-        let (losses, _) = run(graph, &uniform);
-        for (step, (loss, expected)) in losses.iter().zip(&reference).enumerate() {
-            let difference = (loss - expected).abs() / expected;
-            assert!(
-                difference < TOLERANCE,
-                "{} with {uniform:?}: step {step} has loss {loss}, serially {expected}",
-                graph.name()
-            );
+    let reference = run(graph, &serial());
+    let losses_of = &reference.losses;
+    assert!(losses_of[STEPS - 1] < 0.9 * losses_of[0], "the model learns: {losses_of:?}");
+    for (index, uniform) in combinations().iter().enumerate() {
+        let name = || format!("{} with {uniform:?}", graph.name());
+        let first = run(graph, uniform);
+        check_losses(&first, &reference, name);
+        let mut again = start(graph, uniform);
+        assert_eq!(losses(&mut again, FIRST), first.losses[..FIRST], "{}", name());
+        assert_eq!(digest(&mut again), first.digests[0], "{}", name());
+        if index % 7 == 0 {
+            assert_eq!(losses(&mut again, STEPS - FIRST), first.losses[FIRST..], "{}", name());
+            assert_eq!(digest(&mut again), first.digests[1], "{}", name());
         }
     }
 }
 
 #[test]
-fn every_combination_trains_gpt_like_the_serial_run() {
+fn every_combination_trains_gpt_like_the_serial_run_and_twice_the_same() {
     check(&gpt());
 }
 
 #[test]
-fn every_combination_trains_llama_like_the_serial_run() {
+fn every_combination_trains_llama_like_the_serial_run_and_twice_the_same() {
     check(&llama());
-}
-
-#[test]
-fn the_same_plan_twice_gives_bitwise_the_same_weights() {
-    for graph in [gpt(), llama()] {
-        for (index, uniform) in combinations().into_iter().enumerate() {
-            let steps = if index % 7 == 0 { STEPS } else { 3 };
-            let [first, second] = [(); 2].map(|()| run_steps(&graph, &uniform, steps));
-            assert_eq!(first, second, "{} with {uniform:?}", graph.name());
-        }
-    }
 }
 
 /// With as many stages as blocks, the last holds the loss and nothing else, and the first the embedding.
@@ -117,7 +136,7 @@ fn a_loss_on_a_stage_of_its_own_trains_like_the_serial_run() {
         let spec = shardloom_graph::ModelSpec::parse(text).expect("a model");
         let graph = spec.graph().expect("its sizes divide");
         assert_eq!(graph.blocks().len(), 5);
-        let (reference, _) = run(&graph, &serial());
+        let reference = run(&graph, &serial());
         for tp in [1, 2] {
             for &schedule in &ScheduleKind::PLAIN[..2] {
                 let uniform = Uniform {
@@ -128,11 +147,7 @@ fn a_loss_on_a_stage_of_its_own_trains_like_the_serial_run() {
                     schedule,
                     ..serial()
                 };
-                let (losses, _) = run(&graph, &uniform);
-                for (loss, expected) in losses.iter().zip(&reference) {
-                    let difference = (loss - expected).abs() / expected;
-                    assert!(difference < TOLERANCE, "{text}, {uniform:?}: {loss}, {expected}");
-                }
+                check_losses(&run(&graph, &uniform), &reference, || format!("{text}, {uniform:?}"));
             }
         }
     }

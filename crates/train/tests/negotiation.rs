@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::thread;
 
 use shardloom_checkpoint::{Meta, Store};
-use shardloom_cluster::Cluster;
 use shardloom_collectives::Algorithm;
 use shardloom_fabric::{MessagePassing, Queues};
 use shardloom_graph::Graph;
@@ -18,13 +17,12 @@ use shardloom_program::{ClassId, Content, Queue, Rank};
 use shardloom_sim::{Options, Recorded, run};
 use shardloom_train::learning_rate::Curve;
 use shardloom_train::{Blueprint, Processes, RunClock, Settings, Trainer};
-use support::{Samples, graph, mesh, serial, settings, trainer_with_clock};
+use support::two_nodes::{
+    CLUSTER, assert_close, clocks, cluster, data, gpt, started, train, weights,
+};
+use support::{mesh, serial, settings};
 
 const STEPS: u32 = 6;
-
-fn gpt() -> Graph {
-    graph("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=32,tied=true")
-}
 
 /// Bytes up to which some parameters of the model are reduced as one, and others are not.
 const SOME: usize = 3000;
@@ -46,46 +44,13 @@ fn uniform(sync: Sync, replicas: u32, microbatches: usize, optimizer: Optimizer)
 }
 
 fn plan(graph: &Graph, uniform: &Uniform) -> Plan {
-    uniform.plan(graph, "model", "a100-40g:2x8")
-}
-
-fn data() -> Samples {
-    Samples::patterned(64, 8, 32)
-}
-
-fn started(graph: &Graph, plan: &Plan, clock: RunClock) -> Trainer {
-    trainer_with_clock(graph, plan, data(), 0.05, clock)
-}
-
-fn cluster() -> Cluster {
-    Cluster::parse("a100-40g:2x8").expect("a preset")
-}
-
-fn clocks() -> [RunClock; 2] {
-    [RunClock::Wall, RunClock::Virtual(cluster())]
-}
-
-fn train(trainer: &mut Trainer, steps: u32) -> Vec<f64> {
-    let steps = trainer.train_steps(steps).unwrap_or_else(|error| panic!("{error}"));
-    steps.into_iter().map(|step| step.loss).collect()
-}
-
-fn weights(trainer: &mut Trainer) -> Vec<f32> {
-    trainer.weights().expect("weights").into_values().flatten().collect()
+    uniform.plan(graph, "model", CLUSTER)
 }
 
 fn trained(graph: &Graph, uniform: &Uniform, clock: RunClock) -> Vec<f32> {
     let mut trainer = started(graph, &plan(graph, uniform), clock);
     train(&mut trainer, 20);
     weights(&mut trainer)
-}
-
-fn assert_close(found: &[f32], expected: &[f32], tolerance: f32) {
-    assert_eq!(found.len(), expected.len());
-    for (found, expected) in found.iter().zip(expected) {
-        let apart = (found - expected).abs();
-        assert!(apart <= tolerance * expected.abs().max(1.0), "{found} for {expected}");
-    }
 }
 
 /// The parts of a direct all-reduce are added in the order of ranks, whatever lies beside them.

@@ -4,20 +4,17 @@
 mod support;
 
 use shardloom_checkpoint::{Meta, Store};
-use shardloom_cluster::Cluster;
 use shardloom_collectives::Algorithm;
 use shardloom_graph::Graph;
 use shardloom_plan::{Mesh, Optimizer, Plan, Servers, Staleness, Sync, Uniform};
-use shardloom_program::{ClassId, Rank};
-use shardloom_sim::{Options, Recorded, run};
-use shardloom_train::{RunClock, Trainer};
-use support::{Samples, graph, mesh, serial, trainer_with_clock};
+use shardloom_program::ClassId;
+use shardloom_train::RunClock;
+use support::two_nodes::{
+    CLUSTER, assert_close, assert_runs_as_predicted, clocks, cluster, gpt, started, train, weights,
+};
+use support::{graph, mesh, serial};
 
 const STEPS: u32 = 6;
-
-fn gpt() -> Graph {
-    graph("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=32,tied=true")
-}
 
 fn unclipped(optimizer: Optimizer) -> Uniform {
     Uniform { clip_norm: None, optimizer, microbatches: 4, ..serial() }
@@ -29,36 +26,7 @@ fn served(graph: &Graph, workers: u32, servers: Servers, optimizer: Optimizer) -
     let plain = unclipped(optimizer);
     let (mesh, microbatches) = (mesh(workers, 1, 1), plain.microbatches / workers as usize);
     let uniform = Uniform { sync, mesh, microbatches, ..plain };
-    uniform.plan(graph, "model", "a100-40g:2x8")
-}
-
-fn started(graph: &Graph, plan: &Plan, clock: RunClock) -> Trainer {
-    trainer_with_clock(graph, plan, Samples::patterned(64, 8, 32), 0.05, clock)
-}
-
-fn cluster() -> Cluster {
-    Cluster::parse("a100-40g:2x8").expect("a preset")
-}
-
-fn clocks() -> [RunClock; 2] {
-    [RunClock::Wall, RunClock::Virtual(cluster())]
-}
-
-fn train(trainer: &mut Trainer, steps: u32) -> Vec<f64> {
-    let steps = trainer.train_steps(steps).unwrap_or_else(|error| panic!("{error}"));
-    steps.into_iter().map(|step| step.loss).collect()
-}
-
-fn weights(trainer: &mut Trainer) -> Vec<f32> {
-    trainer.weights().expect("weights").into_values().flatten().collect()
-}
-
-fn assert_close(found: &[f32], expected: &[f32], tolerance: f32) {
-    assert_eq!(found.len(), expected.len());
-    for (found, expected) in found.iter().zip(expected) {
-        let apart = (found - expected).abs();
-        assert!(apart <= tolerance * expected.abs().max(1.0), "{found} for {expected}");
-    }
+    uniform.plan(graph, "model", CLUSTER)
 }
 
 /// So many workers, or replicas, on a micro-batch each.
@@ -71,7 +39,7 @@ fn trained(
     let samples = if workers == 3 { 12 } else { 16 };
     let microbatches = if mesh == Mesh::SINGLE { workers as usize } else { 1 };
     let batch = Uniform { global_batch: samples, microbatches, ..unclipped(optimizer) };
-    let plan = Uniform { sync, mesh, ..batch }.plan(graph, "model", "a100-40g:2x8");
+    let plan = Uniform { sync, mesh, ..batch }.plan(graph, "model", CLUSTER);
     let mut trainer = started(graph, &plan, clock);
     (train(&mut trainer, 20), weights(&mut trainer))
 }
@@ -271,31 +239,13 @@ fn executed_and_simulated_timelines_are_equal_and_bytes_and_memory_as_predicted(
         Servers { count: 2, staleness: Staleness::Within(1) },
         Optimizer::default(),
     );
-    let cluster = cluster();
-    let mut trainer = started(&graph, &plan, RunClock::Virtual(cluster.clone()));
-    let (_, executed) = trainer.train_steps_recorded(STEPS).expect("steps");
-    let mut recorded = Recorded::new(trainer.recording().expect("the virtual clock records"));
-    let options = Options { steps: STEPS, folded: false };
-    let simulated = run(trainer.program(), &cluster, options, &mut recorded).expect("it runs");
-    assert_eq!(simulated.timeline, executed);
-    let mut threads = started(&graph, &plan, RunClock::Wall);
-    train(&mut threads, STEPS);
-    for trainer in [&trainer, &threads] {
-        let program = trainer.program();
-        for rank in 0..program.ranks() {
-            let (class, position) = program.locate(Rank(rank as u32));
-            let sent = u64::from(STEPS) * program.sent_bytes(class, position);
-            assert_eq!(trainer.sent_bytes_per_rank()[rank], sent, "rank {rank}");
-            let peak = program.class(class).memory_use(program, position).peak_bytes;
-            assert_eq!(trainer.peak_bytes_per_rank()[rank], peak, "rank {rank}");
-        }
-        assert_eq!(trainer.system_allocations(), 0);
-    }
+    assert_runs_as_predicted(&graph, &plan, STEPS);
     // A worker sends and gets every parameter once a step, four bytes each.
     let whole: usize = graph
         .parameters()
         .map(|(_, value)| shardloom_graph::Extents::global(&graph, 1).elements(&value.axes))
         .sum();
+    let trainer = started(&graph, &plan, RunClock::Wall);
     assert_eq!(trainer.program().sent_bytes(ClassId(0), 0), 4 * whole as u64);
 }
 

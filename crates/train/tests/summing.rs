@@ -3,23 +3,20 @@
 mod support;
 
 use shardloom_checkpoint::{Meta, Store};
-use shardloom_cluster::Cluster;
 use shardloom_collectives::Algorithm;
 use shardloom_graph::Graph;
 use shardloom_plan::{
     Communication, Mesh, Number, Optimizer, ParameterGroup, Plan, Precision, Ranges, Recompute,
     Share, Summation, Sync, Uniform,
 };
-use shardloom_program::{ClassId, Rank};
-use shardloom_sim::{Options, Recorded, run};
-use shardloom_train::{RunClock, Trainer};
-use support::{Samples, graph, mesh, serial, trainer_with_clock};
+use shardloom_program::ClassId;
+use shardloom_train::RunClock;
+use support::two_nodes::{
+    CLUSTER, assert_close, assert_runs_as_predicted, clocks, gpt, started, train, weights,
+};
+use support::{mesh, serial};
 
 const STEPS: u32 = 6;
-
-fn gpt() -> Graph {
-    graph("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=32,tied=true")
-}
 
 fn summed(servers: u32, ranges: Ranges, share: Share) -> Sync {
     let summation = Some(Summation { servers, ranges, share });
@@ -42,42 +39,13 @@ fn uniform(sync: Sync, workers: u32, microbatches: usize, optimizer: Optimizer) 
 }
 
 fn plan(graph: &Graph, uniform: &Uniform) -> Plan {
-    uniform.plan(graph, "model", "a100-40g:2x8")
-}
-
-fn started(graph: &Graph, plan: &Plan, clock: RunClock) -> Trainer {
-    trainer_with_clock(graph, plan, Samples::patterned(64, 8, 32), 0.05, clock)
-}
-
-fn cluster() -> Cluster {
-    Cluster::parse("a100-40g:2x8").expect("a preset")
-}
-
-fn clocks() -> [RunClock; 2] {
-    [RunClock::Wall, RunClock::Virtual(cluster())]
-}
-
-fn train(trainer: &mut Trainer, steps: u32) -> Vec<f64> {
-    let steps = trainer.train_steps(steps).unwrap_or_else(|error| panic!("{error}"));
-    steps.into_iter().map(|step| step.loss).collect()
-}
-
-fn weights(trainer: &mut Trainer) -> Vec<f32> {
-    trainer.weights().expect("weights").into_values().flatten().collect()
+    uniform.plan(graph, "model", CLUSTER)
 }
 
 fn trained(graph: &Graph, uniform: &Uniform, clock: RunClock) -> Vec<f32> {
     let mut trainer = started(graph, &plan(graph, uniform), clock);
     train(&mut trainer, 20);
     weights(&mut trainer)
-}
-
-fn assert_close(found: &[f32], expected: &[f32], tolerance: f32) {
-    assert_eq!(found.len(), expected.len());
-    for (found, expected) in found.iter().zip(expected) {
-        let apart = (found - expected).abs();
-        assert!(apart <= tolerance * expected.abs().max(1.0), "{found} for {expected}");
-    }
 }
 
 fn ways(servers: u32) -> [Sync; 3] {
@@ -221,26 +189,7 @@ fn executed_and_simulated_timelines_are_equal_and_bytes_and_memory_as_predicted(
     let graph = gpt();
     for sync in [all(2), summed(2, Ranges::Equal, Share::Balanced)] {
         let plan = plan(&graph, &uniform(sync, 4, 2, Optimizer::default()));
-        let cluster = cluster();
-        let mut trainer = started(&graph, &plan, RunClock::Virtual(cluster.clone()));
-        let (_, executed) = trainer.train_steps_recorded(STEPS).expect("steps");
-        let mut recorded = Recorded::new(trainer.recording().expect("the virtual clock records"));
-        let options = Options { steps: STEPS, folded: false };
-        let simulated = run(trainer.program(), &cluster, options, &mut recorded).expect("it runs");
-        assert_eq!(simulated.timeline, executed);
-        let mut threads = started(&graph, &plan, RunClock::Wall);
-        train(&mut threads, STEPS);
-        for trainer in [&trainer, &threads] {
-            let program = trainer.program();
-            for rank in 0..program.ranks() {
-                let (class, position) = program.locate(Rank(rank as u32));
-                let sent = u64::from(STEPS) * program.sent_bytes(class, position);
-                assert_eq!(trainer.sent_bytes_per_rank()[rank], sent, "rank {rank}");
-                let peak = program.class(class).memory_use(program, position).peak_bytes;
-                assert_eq!(trainer.peak_bytes_per_rank()[rank], peak, "rank {rank}");
-            }
-            assert_eq!(trainer.system_allocations(), 0);
-        }
+        assert_runs_as_predicted(&graph, &plan, STEPS);
     }
 }
 

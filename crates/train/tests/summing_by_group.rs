@@ -4,20 +4,16 @@
 mod support;
 
 use shardloom_checkpoint::{Meta, Store};
-use shardloom_cluster::Cluster;
 use shardloom_collectives::Algorithm;
 use shardloom_graph::Graph;
 use shardloom_plan::{Optimizer, ParameterGroup, Plan, Ranges, Share, Summation, Sync, Uniform};
-use shardloom_program::Rank;
-use shardloom_sim::{Options, Recorded, run};
-use shardloom_train::{RunClock, Trainer};
-use support::{Samples, graph, mesh, serial, trainer_with_clock};
+use shardloom_train::RunClock;
+use support::two_nodes::{
+    CLUSTER, assert_runs_as_predicted, cluster, gpt, started, train, weights,
+};
+use support::{mesh, serial};
 
 const STEPS: u32 = 6;
-
-fn gpt() -> Graph {
-    graph("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=32,tied=true")
-}
 
 fn group(names: &str, servers: &[u32]) -> ParameterGroup {
     ParameterGroup { servers: Some(servers.to_vec()), ..ParameterGroup::named(names) }
@@ -46,7 +42,7 @@ fn plan(
         optimizer: Optimizer::sgd(0.9),
         ..serial()
     };
-    let mut plan = uniform.plan(graph, "model", "a100-40g:2x8");
+    let mut plan = uniform.plan(graph, "model", CLUSTER);
     plan.parameters = groups;
     plan
 }
@@ -63,23 +59,6 @@ fn plans(graph: &Graph, workers: u32, algorithm: Algorithm) -> Vec<Plan> {
     let balanced = plan(graph, (workers, 2), Share::Balanced, cut.clone());
     let most_by_workers = vec![group("*bias", &[0]), by_workers("*", algorithm)];
     vec![of(2, cut), of(1, vec![fused, group("*", &[0])]), of(1, most_by_workers), balanced]
-}
-
-fn cluster() -> Cluster {
-    Cluster::parse("a100-40g:2x8").expect("a preset")
-}
-
-fn started(graph: &Graph, plan: &Plan, clock: RunClock) -> Trainer {
-    trainer_with_clock(graph, plan, Samples::patterned(64, 8, 32), 0.05, clock)
-}
-
-fn train(trainer: &mut Trainer, steps: u32) -> Vec<f64> {
-    let steps = trainer.train_steps(steps).unwrap_or_else(|error| panic!("{error}"));
-    steps.into_iter().map(|step| step.loss).collect()
-}
-
-fn weights(trainer: &mut Trainer) -> Vec<f32> {
-    trainer.weights().expect("weights").into_values().flatten().collect()
 }
 
 fn trained(graph: &Graph, plan: &Plan, clock: RunClock) -> Vec<f32> {
@@ -187,26 +166,7 @@ fn with_any_algorithm_of_the_workers_it_is_that_but_for_rounding() {
 fn executed_and_simulated_timelines_are_equal_and_bytes_and_memory_as_predicted() {
     let graph = gpt();
     for plan in plans(&graph, 4, Algorithm::Ring) {
-        let cluster = cluster();
-        let mut trainer = started(&graph, &plan, RunClock::Virtual(cluster.clone()));
-        let (_, executed) = trainer.train_steps_recorded(STEPS).expect("steps");
-        let mut recorded = Recorded::new(trainer.recording().expect("the virtual clock records"));
-        let options = Options { steps: STEPS, folded: false };
-        let simulated = run(trainer.program(), &cluster, options, &mut recorded).expect("it runs");
-        assert_eq!(simulated.timeline, executed);
-        let mut threads = started(&graph, &plan, RunClock::Wall);
-        train(&mut threads, STEPS);
-        for trainer in [&trainer, &threads] {
-            let program = trainer.program();
-            for rank in 0..program.ranks() {
-                let (class, position) = program.locate(Rank(rank as u32));
-                let sent = u64::from(STEPS) * program.sent_bytes(class, position);
-                assert_eq!(trainer.sent_bytes_per_rank()[rank], sent, "rank {rank}");
-                let peak = program.class(class).memory_use(program, position).peak_bytes;
-                assert_eq!(trainer.peak_bytes_per_rank()[rank], peak, "rank {rank}");
-            }
-            assert_eq!(trainer.system_allocations(), 0);
-        }
+        assert_runs_as_predicted(&graph, &plan, STEPS);
     }
 }
 

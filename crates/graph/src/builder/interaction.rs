@@ -18,12 +18,7 @@ impl GraphBuilder {
         pairs: DimId,
         diagonal: bool,
     ) -> Result<ValueId, GraphError> {
-        let error = |key: &str, value: String, rule: String| GraphError::Parameter {
-            model: self.graph.name.clone(),
-            key: format!("{name} {key}"),
-            value,
-            rule,
-        };
+        let error = |key, value, rule| self.parameter_error(name, key, value, rule);
         let count = parts.len();
         let [first, _, ..] = *parts else {
             return Err(error("parts", count.to_string(), "there are two or more".into()));

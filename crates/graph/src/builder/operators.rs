@@ -99,12 +99,7 @@ impl GraphBuilder {
         axis: usize,
         joined: DimId,
     ) -> Result<ValueId, GraphError> {
-        let error = |key: &str, value: String, rule: &str| GraphError::Parameter {
-            model: self.graph.name.clone(),
-            key: format!("{name} {key}"),
-            value,
-            rule: rule.into(),
-        };
+        let error = |key, value, rule: &str| self.parameter_error(name, key, value, rule.into());
         let [first, _, ..] = *parts else {
             return Err(error("parts", parts.len().to_string(), "there are two or more"));
         };
@@ -464,12 +459,8 @@ impl GraphBuilder {
         if (0.0..1.0).contains(&probability) {
             return Ok(());
         }
-        Err(GraphError::Parameter {
-            model: self.graph.name.clone(),
-            key: format!("{op} dropout"),
-            value: probability.to_string(),
-            rule: "a dropout probability is at least 0 and below 1".into(),
-        })
+        let rule = "a dropout probability is at least 0 and below 1".into();
+        Err(self.parameter_error(op, "dropout", probability.to_string(), rule))
     }
 }
 

@@ -33,12 +33,8 @@ impl GraphBuilder {
         let [batch, .., choices] = axes[..] else {
             return Err(self.axes_error(name, logits, "logits are [batch, rows..., choices]"));
         };
-        let error = |key: &str, value: usize, rule: String| GraphError::Parameter {
-            model: self.graph.name.clone(),
-            key: format!("{name} {key}"),
-            value: value.to_string(),
-            rule,
-        };
+        let error =
+            |key, value: usize, rule| self.parameter_error(name, key, value.to_string(), rule);
         let [choices, offered, most] =
             [choices, experts, slots].map(|dim| self.graph.dim(dim).size);
         if batch != self.graph.batch {

@@ -4,7 +4,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    default_epsilon, default_init_std, require, require_layers, require_real, require_sizes,
+    default_epsilon, default_init_std, require, require_dropout, require_layers, require_real,
+    require_sizes,
 };
 use crate::op::Activation;
 use crate::{DimId, Graph, GraphBuilder, GraphError, Init, ValueId};
@@ -82,13 +83,7 @@ impl GptConfig {
             self.heads,
             &format!("heads must divide hidden = {}", self.hidden),
         )?;
-        require(
-            (0.0..1.0).contains(&self.dropout),
-            name,
-            "dropout",
-            self.dropout,
-            "a dropout probability is at least 0 and below 1",
-        )?;
+        require_dropout(name, self.dropout)?;
         require_real(name, "norm_epsilon", self.norm_epsilon)?;
         require_real(name, "init_std", self.init_std)?;
         let mut net = GraphBuilder::new(name);

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{require, require_layers, require_real, require_sizes};
+use super::{require, require_dropout, require_layers, require_real, require_sizes};
 use crate::{DimId, Graph, GraphBuilder, GraphError, Init, ValueId};
 
 /// A language model of long short-term memories.
@@ -79,13 +79,7 @@ impl LstmConfig {
             self.tied,
             &format!("the embedding has a width of {}, the layers' results of {units}", self.embed),
         )?;
-        require(
-            (0.0..1.0).contains(&self.dropout),
-            name,
-            "dropout",
-            self.dropout,
-            "a dropout probability is at least 0 and below 1",
-        )?;
+        require_dropout(name, self.dropout)?;
         require_real(name, "init_std", self.init_std)?;
         let mut net = GraphBuilder::new(name);
         let seq = net.dim("seq", self.seq)?;

@@ -48,12 +48,5 @@ pub(super) fn fastest(
     }
     let nothing = || task.impossible("devices", devices, rule);
     let found = selection.finish(task).map_err(|why| why.unwrap_or_else(nothing))?;
-    let mut choice = found.choice(simulated, simulated);
-    let idle = devices - choice.plan.device_count() as u32;
-    if idle > 0 {
-        choice
-            .notes
-            .push(format!("{idle} of {devices} devices do nothing: workers divide the batch"));
-    }
-    Ok(choice)
+    Ok(found.choice(simulated, simulated).noting_idle(devices, "workers"))
 }

@@ -4,6 +4,7 @@
 pub mod golden;
 pub mod replica;
 pub mod trained;
+pub mod two_nodes;
 
 use std::time::Duration;
 
