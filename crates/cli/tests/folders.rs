@@ -32,6 +32,9 @@ fn a_folder_is_trained_from_its_weights_and_says_so_and_its_configuration_is_not
     place
         .run(&format!("train model {LENGTH} --steps 1 --json"))
         .refuses("usage", "--tokenizer bytes");
+    place
+        .run(&format!("train model/config.json --weights model {LENGTH} --steps 1 --json"))
+        .refuses("usage", "--tokenizer bytes");
     let folder = run("model", 2, "--checkpoint run");
     folder.check(folder.stderr.contains("weights in model"), "it does not say where it starts");
     let drawn = run("model/config.json", 2, "");
@@ -63,6 +66,9 @@ fn the_tokenizer_of_a_folder_is_its_models_unless_another_is_named() {
         |more: &str| place.run(&format!("train model {LENGTH} --steps 1 --json {more}")).succeeds();
     let [own, bytes] = [run("--checkpoint run"), run("--tokenizer bytes")];
     own.check(own.losses() != bytes.losses(), "the folder's tokenizer makes no difference");
+    let with_weights = format!("train model/config.json --weights model {LENGTH} --steps 1 --json");
+    let with_weights = place.run(&with_weights).succeeds();
+    with_weights.check(with_weights.losses() == own.losses(), "weights have another tokenizer");
     place.run("export run --huggingface out").succeeds();
     let written = fs::read_to_string(place.path("out/tokenizer.json")).expect("written");
     assert_eq!(written, words, "the tokenizer goes along");

@@ -2,7 +2,7 @@
 
 /// Cuts buffers that follow each other, each with its kind and its bytes, into runs that are reduced as one: of one
 /// kind, and of at most `most_bytes` together, as many as fit (tensor fusion: Sergeev and Del Balso 2018, arXiv
-/// 1802.05799, section 4). A larger one is a run by itself. What runs come to is their lengths, in order.
+/// 1802.05799, section 7). A larger one is a run by itself. What runs come to is their lengths, in order.
 ///
 /// ```
 /// use shardloom_collectives::fused;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::text_files::{files_below, read_if_text};
+use crate::text_files::{files_below, is_folder, read_if_text};
 use crate::tokenizer::{Tokenizer, check_vocabulary};
 use crate::{DataError, Result};
 
@@ -44,18 +44,15 @@ impl Corpus {
         let mut tokens = Vec::new();
         let mut skipped = Vec::new();
         for path in paths {
-            let kind = fs::metadata(path).map_err(DataError::io("read", path))?;
-            if kind.is_dir() {
+            if is_folder(path)? {
                 for file in files_below(path)? {
                     match read_if_text(&file)? {
                         Some(text) => tokens.extend(tokenizer.encode(text)?),
                         None => skipped.push(file),
                     }
                 }
-            } else if kind.is_file() {
-                tokens.extend(encode_file(path, tokenizer)?);
             } else {
-                return Err(DataError::NotAFile { path: path.clone() });
+                tokens.extend(encode_file(path, tokenizer)?);
             }
         }
         if tokens.is_empty() {

@@ -10,6 +10,18 @@ use crate::{DataError, Result};
 /// the rest of a file is read.
 const PROBED_BYTES: u64 = 8192;
 
+/// Whether a path is a folder, and not a file.
+///
+/// # Errors
+/// [`DataError::NotAFile`] if it is neither, as a pipe may never end, or it cannot be looked at.
+pub(crate) fn is_folder(path: &Path) -> Result<bool> {
+    let kind = fs::metadata(path).map_err(DataError::io("read", path))?;
+    if kind.is_dir() || kind.is_file() {
+        return Ok(kind.is_dir());
+    }
+    Err(DataError::NotAFile { path: path.to_owned() })
+}
+
 /// Every regular file below `folder`, sorted by path. Hidden files and folders,
 /// folders named `target` (build output) and symbolic links are left out: a
 /// link may lead outside the folder or back into it.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde_json::json;
 
-use crate::text_files::{files_below, read_if_text};
+use crate::text_files::{files_below, is_folder, read_if_text};
 use crate::{DataError, Result};
 
 /// What stands for words that are not in the vocabulary.
@@ -43,8 +43,7 @@ impl WordVocabulary {
         let mut counts = HashMap::new();
         let mut ends = 0;
         for path in paths {
-            let kind = fs::metadata(path).map_err(DataError::io("read", path))?;
-            if kind.is_dir() {
+            if is_folder(path)? {
                 for file in files_below(path)? {
                     if let Some(text) = read_if_text(&file)? {
                         ends += count(&text, &mut counts);

@@ -415,6 +415,15 @@ fn what_makes_a_plan_another_one_elsewhere_is_refused_by_its_key() {
         },
         "sync.summation",
     );
+    refused_everywhere(|plan| (plan.sync.sparse, plan.sync.zero) = (true, 0), "sync.sparse");
+    refused_everywhere(
+        |plan| {
+            plan.sync.zero = 0;
+            plan.sync.negotiation =
+                Some(shardloom_plan::Negotiation { cycle_seconds: 1e-3, fusion_bytes: 1 << 20 });
+        },
+        "sync.negotiation",
+    );
     refused_everywhere(
         |plan| plan.pipeline[0].stage[1].recompute = Some(Recompute::None),
         "pipeline.stage.recompute",

@@ -103,7 +103,7 @@ pub fn export(
     spec: &ModelSpec,
     parameters: &BTreeMap<String, Vec<f32>>,
 ) -> Result<BTreeMap<String, Tensor>, InteropError> {
-    let there = There::of(spec)?;
+    let there = HuggingFaceTensors::of(spec)?;
     let known: BTreeSet<&str> = there.parameters().collect();
     let extra = parameters.keys().filter(|name| !known.contains(name.as_str())).cloned().collect();
     report(spec, extra, |model, count, names| InteropError::Unexpected { model, count, names })?;
@@ -120,7 +120,7 @@ pub fn export(
 /// The tensors of Hugging Face's model with a head, each made of one or more parameters of ours, so that
 /// they can be written one after another.
 #[derive(Debug)]
-pub struct There<'s> {
+pub struct HuggingFaceTensors<'s> {
     spec: &'s ModelSpec,
     tensors: BTreeMap<String, Vec<Piece>>,
 }
@@ -133,12 +133,12 @@ struct Piece {
     part: layout::Part,
 }
 
-impl<'s> There<'s> {
+impl<'s> HuggingFaceTensors<'s> {
     /// Those of `spec`. A tied head is left out, as it is there.
     ///
     /// # Errors
     /// If the model has no names there.
-    pub fn of(spec: &'s ModelSpec) -> Result<There<'s>, InteropError> {
+    pub fn of(spec: &'s ModelSpec) -> Result<HuggingFaceTensors<'s>, InteropError> {
         let graph = graph_of(spec)?;
         let unknown =
             || InteropError::NoMapping { model: spec.name().into(), names: listed(&graph) };
@@ -149,7 +149,7 @@ impl<'s> There<'s> {
             let pieces = tensors.entry(scheme.full(&source.tensor)).or_default();
             pieces.push(Piece { parameter, matrix, part: source.part });
         }
-        Ok(There { spec, tensors })
+        Ok(HuggingFaceTensors { spec, tensors })
     }
 
     /// Names and shapes, in the order of names.

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use shardloom_graph::{ModelSpec, Network};
-use shardloom_interop::huggingface::read_config;
+use shardloom_interop::huggingface::{read_config, write_config};
 
 /// The configuration of openai-community/gpt2.
 const GPT_2: &str = r#"{
@@ -196,4 +196,81 @@ fn what_a_llama_leaves_out_is_as_its_authors_code_has_it() {
     let Network::Llama(llama) = spec.network() else { panic!("{spec:?}") };
     assert_eq!((llama.norm_epsilon, llama.init_std, llama.rope_theta), (1e-6, 0.02, 10_000.0));
     assert_eq!((llama.tied, llama.kv_heads), (false, None));
+}
+
+/// The configuration of Qwen/Qwen2.5-0.5B.
+const QWEN_2_5: &str = r#"{
+  "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+  "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02,
+  "intermediate_size": 4864, "max_position_embeddings": 32768, "max_window_layers": 24,
+  "model_type": "qwen2", "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2,
+  "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768,
+  "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_cache": true, "use_mrope": false,
+  "use_sliding_window": false, "vocab_size": 151936
+}"#;
+
+/// The configuration of Qwen/Qwen3-0.6B.
+const QWEN_3: &str = r#"{
+  "architectures": ["Qwen3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+  "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
+  "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 3072,
+  "max_position_embeddings": 40960, "max_window_layers": 28, "model_type": "qwen3",
+  "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8,
+  "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000, "sliding_window": null,
+  "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_cache": true,
+  "use_sliding_window": false, "vocab_size": 151936
+}"#;
+
+/// As many parameters as the published weights have.
+#[test]
+fn qwens_have_the_parameters_of_their_published_weights() {
+    for (text, parameters, biases, norms) in
+        [(QWEN_2_5, 494_032_768, true, false), (QWEN_3, 596_049_920, false, true)]
+    {
+        let spec = read(text);
+        let Network::Llama(llama) = spec.network() else { panic!("{:?}", spec.network()) };
+        assert_eq!((llama.qkv_bias, llama.qk_norm), (biases, norms));
+        assert_eq!(spec.graph().unwrap().parameter_count(), parameters);
+    }
+}
+
+#[test]
+fn what_a_qwen_leaves_out_is_as_its_authors_code_has_it() {
+    let without = |text: &str, key: &str| {
+        let rest: Vec<&str> = text.split(", ").filter(|it| !it.contains(key)).collect();
+        read(&rest.join(", "))
+    };
+    assert_eq!(without(QWEN_3, "\"head_dim\"").network(), read(QWEN_3).network());
+    assert_eq!(without(QWEN_2_5, "use_sliding_window").network(), read(QWEN_2_5).network());
+    let short = QWEN_2_5
+        .replace("\"sliding_window\": 32768", "\"sliding_window\": 4096")
+        .replace("\"max_window_layers\": 24", "\"max_window_layers\": 12");
+    assert_eq!(read(&short).network(), read(QWEN_2_5).network());
+    let key = "\"use_sliding_window\": ";
+    refused(&short, &format!("{key}false"), &format!("{key}true"), &["window"]);
+}
+
+#[test]
+fn what_is_written_is_read_as_the_same_network() {
+    let llama = "llama:layers=2,heads=3,kv_heads=3,ffn=32,seq=8,vocab=64";
+    for (text, kind) in [
+        ("gpt:layers=2,hidden=12,heads=3,seq=8,vocab=64,tied=true".to_owned(), "gpt2"),
+        (format!("{llama},hidden=12"), "llama"),
+        // Heads of which no whole number is as wide as the model: Llama's class asks for that.
+        (format!("{llama},hidden=20,head_dim=8"), "mistral"),
+        (format!("{llama},hidden=12,qkv_bias=true"), "qwen2"),
+        (format!("{llama},hidden=12,qk_norm=true"), "qwen3"),
+    ] {
+        let spec = ModelSpec::parse(&text).unwrap();
+        let config = write_config(&spec, "float32").unwrap();
+        assert!(config.contains(&format!("\"model_type\": \"{kind}\"")), "{config}");
+        assert_eq!(read(&config).network(), spec.network(), "{config}");
+    }
+    for (text, part) in [
+        (format!("{llama},hidden=12,qkv_bias=true,qk_norm=true"), "both"),
+        ("mlp:inputs=8,hidden=12,layers=2,classes=4".to_owned(), "only a gpt or a llama"),
+    ] {
+        let error = write_config(&ModelSpec::parse(&text).unwrap(), "float32").unwrap_err();
+        assert!(error.to_string().contains(part), "{error}");
+    }
 }

@@ -5,8 +5,16 @@
 //! with 0, 2 with 0, 2 with 1, and so on; with `diagonal` each part with itself comes after those before
 //! it.
 
+use std::cmp::Ordering;
+
 use crate::reduce::sum_pairs;
 use crate::simd::simd;
+
+/// Where the product of two parts stands among those of a row, the later part first.
+#[inline(always)]
+fn place(of: usize, before: usize, diagonal: bool) -> usize {
+    of * (of + 1) / 2 - if diagonal { 0 } else { of } + before
+}
 
 /// How many parts the `i`-th is multiplied with.
 #[inline(always)]
@@ -64,20 +72,16 @@ simd! {
         for ((row, dx), dy) in
             dx.chunks_exact_mut(width).enumerate().zip(dy.chunks_exact(count))
         {
-            let mut pairs = dy.iter();
-            for i in 0..parts.len() {
-                for (j, &dy) in (0..partners(i, diagonal)).zip(&mut pairs) {
+            for (other, part) in parts.iter().enumerate() {
+                let factor = match other.cmp(&of) {
+                    Ordering::Less => dy[place(of, other, diagonal)],
+                    Ordering::Greater => dy[place(other, of, diagonal)],
                     // A product with itself has this part twice.
-                    let (other, factor) = match (i == of, j == of) {
-                        (true, true) => (i, 2.0 * dy),
-                        (true, false) => (j, dy),
-                        (false, true) => (i, dy),
-                        (false, false) => continue,
-                    };
-                    let other = &parts[other][row * width..][..width];
-                    for (dx, &x) in dx.iter_mut().zip(other) {
-                        *dx += factor * x;
-                    }
+                    Ordering::Equal if diagonal => 2.0 * dy[place(of, of, diagonal)],
+                    Ordering::Equal => continue,
+                };
+                for (dx, &x) in dx.iter_mut().zip(&part[row * width..][..width]) {
+                    *dx += factor * x;
                 }
             }
         }

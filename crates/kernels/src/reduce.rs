@@ -3,7 +3,7 @@
 use crate::simd::simd;
 
 /// Independent partial sums of a row: enough to hide the latency of an addition, and a fixed order.
-const LANES: usize = 32;
+pub(crate) const LANES: usize = 32;
 
 /// Folds the lanes pairwise.
 #[inline(always)]

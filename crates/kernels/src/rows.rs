@@ -7,6 +7,8 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
+use crate::reduce::LANES;
+
 /// In place of a row where there is none. No table has so many.
 pub const NO_ROW: u32 = u32::MAX;
 
@@ -143,9 +145,6 @@ fn add_up<T: Real>(places: &[u32], columns: usize, values: &mut [T]) {
 pub(crate) fn count(rows: &[u32]) -> usize {
     rows.partition_point(|&row| row != NO_ROW)
 }
-
-/// Independent partial sums, as [`reduce::squared_norm`](crate::reduce::squared_norm) has them.
-const LANES: usize = 32;
 
 /// The sum of the squares of those elements of a table that lie in a range, in double precision and in the order in
 /// which the same is found of all elements, `chunk` of them at a time.

@@ -8,7 +8,7 @@ use crate::{Communication, Compression, Plan, PlanError, Updates};
 /// 1802.05799, Horovod): every parameter's gradient is a request of its own, made as soon as it is whole. In
 /// cycles all replicas tell the first of them which requests they have made; it answers with those that all
 /// have made, in one order, and all carry these out, several at once in one buffer where they fit (tensor
-/// fusion, section 4).
+/// fusion, section 7).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Negotiation {
@@ -65,16 +65,20 @@ impl Negotiation {
             let rule = "replicas are kept equal by their gradients";
             return refuse("sync.averaging", "set".into(), rule);
         }
-        for sync in plan.syncs() {
+        for (place, sync) in plan.syncs().enumerate() {
+            let key = |word: &str| match place.checked_sub(1) {
+                None => format!("sync.{word}"),
+                Some(group) => format!("parameters[{group}].{word}"),
+            };
             if sync.zero > 0 {
                 let rule =
                     "replicas hold and update everything: zero = 0, in groups of parameters too";
-                return refuse("sync.zero", sync.zero.to_string(), rule);
+                return refuse(&key("zero"), sync.zero.to_string(), rule);
             }
             if !matches!(sync.compression, Compression::None | Compression::Rounded { .. }) {
                 let rule = "requests are all-reduces of gradients as they are or in 16 bits: none, fp16, bf16, \
                             fp16-feedback or bf16-feedback";
-                return refuse("sync.compression", sync.compression.to_string(), rule);
+                return refuse(&key("compression"), sync.compression.to_string(), rule);
             }
         }
         if plan.pipeline.len() > 1 {

@@ -105,7 +105,9 @@ impl ParameterGroup {
             Err(PlanError::field(format!("{key}.servers"), format!("{servers:?}"), rule))
         };
         let Some(summation) = sync.summation else {
-            return refuse("some of those that sync.summation says, which is not there".into());
+            return refuse(
+                "for plans with servers that sum (sync.summation); this one has none".into(),
+            );
         };
         match servers.iter().find(|&&server| server >= summation.servers) {
             Some(server) => refuse(format!(

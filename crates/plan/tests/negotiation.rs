@@ -73,7 +73,7 @@ fn what_it_does_not_go_with_is_named() {
     for (error, key, rule) in [
         (refusal(|it| it.communication = Communication::InLine), "communication", "thread"),
         (refusal(|it| it.sync.zero = 1), "sync.zero", "zero = 0"),
-        (group(&|it| it.zero = Some(2)), "sync.zero", "in groups of parameters too"),
+        (group(&|it| it.zero = Some(2)), "parameters[0].zero", "in groups of parameters too"),
         (group(&|it| it.bucket_bytes = Some(10)), "parameters[0].bucket_bytes", "leave it out"),
         (refusal(|it| it.sync.compression = Compression::OneBit), "sync.compression", "fp16"),
         (

@@ -57,10 +57,8 @@ pub(crate) fn changed(plan: &Plan, stack: &Stack) -> Vec<(String, Plan)> {
         found.push((what, Plan { recompute, ..plan.clone() }));
     }
     let replicated = plan.stages().any(|(_, stage)| stage.mesh.width(Axis::DP) > 1);
-    let Sync { shard_over, averaging, compression, sparse, .. } = plan.sync;
+    let Sync { shard_over, averaging, compression, .. } = plan.sync;
     let alone = plan.sync.server_count() == 0 && averaging.is_none() && compression.is_none();
-    // ZeRO shares what sparse gradients leave whole.
-    let alone = alone && !sparse;
     let shares = shard_over.is_none() && alone;
     for zero in (0..=3).filter(|&zero| zero != plan.sync.zero && replicated && shares) {
         let mut other = plan.clone();

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 
 use shardloom_checkpoint::{Checkpoint, Stored, read_safetensors, write_safetensors};
 use shardloom_interop::huggingface::write_config;
-use shardloom_interop::weights::{Tensor, There};
+use shardloom_interop::weights::{HuggingFaceTensors, Tensor};
 
 use crate::model::read;
 use crate::saved::{model_of, open_checkpoint};
 use crate::session::TOKENIZER;
-use crate::{Error, Exported, Model, Result};
+use crate::{Error, Exported, Result};
 
 /// The configuration of a model.
 pub(crate) const CONFIG: &str = "config.json";
@@ -24,8 +24,19 @@ const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const WEIGHTS: &str = "model.safetensors";
 /// Which file has which tensor, where there are several.
 const INDEX: &str = "model.safetensors.index.json";
-/// Weights of models that were saved with a sub-module's name or in PyTorch's own format, which are not read.
+/// Weights in PyTorch's own format, which is not read.
 const UNREAD: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
+
+/// What Hugging Face's library saves beside a model's weights and tokenizer, and loads with them.
+const BESIDE: [&str; 7] = [
+    "generation_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+];
 
 /// Whether a folder has the weights of a model, in whatever form Hugging Face's library saves them; not all are
 /// read.
@@ -35,7 +46,7 @@ pub fn folder_has_weights(folder: &Path) -> bool {
 
 /// The tokenizer of a folder with a model, if it has one.
 pub fn tokenizer_of(folder: &Path) -> Option<PathBuf> {
-    Some(folder.join(TOKENIZER_FILE)).filter(|path| folder.is_dir() && path.is_file())
+    Some(folder.join(TOKENIZER_FILE)).filter(|path| path.is_file())
 }
 
 /// All tensors of a file of weights, or of a folder with `model.safetensors` or with several files and their
@@ -132,7 +143,7 @@ pub fn export_huggingface(
     let (checkpoint, refused) = open_checkpoint(checkpoint)?;
     let model = model_of(&checkpoint)?;
     let config = write_config(model.spec(), dtype(form.stored))?;
-    let there = There::of(model.spec())?;
+    let there = HuggingFaceTensors::of(model.spec())?;
     let weights = weight_files(&there, form);
     let tokenizer = tokenizer(&checkpoint);
     let at = |name: &str| folder.join(name);
@@ -191,9 +202,9 @@ pub fn export_huggingface(
 
 /// What a folder has of a model, its configuration first.
 fn former(folder: &Path) -> Result<Vec<PathBuf>> {
-    let known =
-        [CONFIG, INDEX, WEIGHTS, TOKENIZER_FILE, TOKENIZER_CONFIG].map(|it| folder.join(it));
-    let mut all: Vec<PathBuf> = known.into_iter().filter(|path| path.exists()).collect();
+    let known = [CONFIG, INDEX, WEIGHTS, TOKENIZER_FILE, TOKENIZER_CONFIG];
+    let known = known.iter().chain(&BESIDE).map(|it| folder.join(it));
+    let mut all: Vec<PathBuf> = known.filter(|path| path.exists()).collect();
     if folder.is_dir() {
         let entries = fs::read_dir(folder).map_err(Error::io("read", folder))?;
         for entry in entries {
@@ -224,7 +235,7 @@ fn bytes(stored: Stored, shape: &[usize]) -> u64 {
 type Shapes = Vec<(String, Vec<usize>)>;
 
 /// The tensors of each file, in the order of names.
-fn weight_files(there: &There<'_>, form: FolderForm) -> Vec<(String, Shapes)> {
+fn weight_files(there: &HuggingFaceTensors<'_>, form: FolderForm) -> Vec<(String, Shapes)> {
     let mut files: Vec<Shapes> = vec![vec![]];
     let mut filled = 0;
     for (name, shape) in there.tensors() {
@@ -251,12 +262,5 @@ fn tokenizer(checkpoint: &Checkpoint) -> Result<String, String> {
         None | Some("bytes") => Err(bytes.into()),
         Some(path) => fs::read_to_string(path)
             .map_err(|error| format!("the tokenizer {path} cannot be read: {error}")),
-    }
-}
-
-impl Model {
-    /// The folder with weights that the text named from which this model was loaded, if it named one.
-    pub fn weights(&self) -> Option<&Path> {
-        self.weights.as_deref()
     }
 }

@@ -15,7 +15,7 @@ pub struct Model {
     spec: ModelSpec,
     graph: Graph,
     /// Where weights of it are, if the text that named it says so.
-    pub(crate) weights: Option<PathBuf>,
+    weights: Option<PathBuf>,
 }
 
 /// What a text may leave open.
@@ -35,8 +35,9 @@ const ONE_LINE: [&str; 7] = ["gpt", "llama", "mlp", "u-transformer", "lstm", "dl
 
 impl Model {
     /// The model that `text` names: the path of a Hugging Face `config.json`, or of a folder with one,
-    /// whose [weights](Model::weights) belong to it if it has any; the path of a model TOML, a preset (`llama-3-8b`), a family with parameters
-    /// (`gpt:layers=2,hidden=64,heads=4,seq=32,vocab=256`), or what [`Model::text`] gives.
+    /// whose [weights](Model::weights) belong to it if it has any; the path of a model TOML, a preset
+    /// (`llama-3-8b`), a family with parameters (`gpt:layers=2,hidden=64,heads=4,seq=32,vocab=256`), or what
+    /// [`Model::text`] gives.
     ///
     /// ```
     /// use shardloom::Model;
@@ -99,6 +100,11 @@ impl Model {
     pub fn of(spec: ModelSpec) -> Result<Model> {
         let graph = spec.graph()?;
         Ok(Model { spec, graph, weights: None })
+    }
+
+    /// The folder with weights that the text named from which this model was loaded, if it named one.
+    pub fn weights(&self) -> Option<&Path> {
+        self.weights.as_deref()
     }
 
     /// The description.
@@ -228,7 +234,8 @@ mod tests {
         assert!(error.to_string().contains(&path("config.json")), "{error}");
         let text = "[model]\nfamily = \"none\"";
         fs::write(path("a.toml"), text).expect("written");
-        Model::load(&path("a.toml")).expect_err("no family");
+        let unknown = Model::load(&path("a.toml")).expect_err("no family").to_string();
+        assert!(unknown.contains("a.toml") && unknown.contains("none"), "{unknown}");
         let gone = Model::load(&path("gone.json")).expect_err("there is none").to_string();
         assert!(gone.contains("gone.json"), "{gone}");
     }

@@ -156,14 +156,18 @@ fn nothing_is_overwritten_unless_asked_for_and_nothing_former_is_left() {
         Err(Error::Exists { path }) => assert!(path.starts_with(at("out")), "{}", path.display()),
         other => panic!("{other:?}"),
     }
-    fs::write(at("out").join("tokenizer.json"), "{}").expect("of another model");
+    for name in ["tokenizer.json", "generation_config.json", "special_tokens_map.json"] {
+        fs::write(at("out").join(name), "{}").expect("of another model");
+    }
+    fs::write(at("out").join("notes.txt"), "mine").expect("of nobody's model");
     let whole = FolderForm { force: true, ..WHOLE };
     export_huggingface(&at("run"), &at("out"), whole).expect("overwritten");
     let left =
         fs::read_dir(at("out")).expect("a folder").map(|it| it.expect("an entry").file_name());
     let mut left: Vec<_> = left.collect();
     left.sort();
-    assert_eq!(left, ["config.json", "model.safetensors"], "nothing of the former model");
+    let expected = ["config.json", "model.safetensors", "notes.txt"];
+    assert_eq!(left, expected, "nothing of the former model, and all else");
     assert_eq!(load(&at("out")).weights(), Some(at("out").as_path()));
 }
 

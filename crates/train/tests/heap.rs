@@ -218,6 +218,8 @@ fn in_the_midst_of_a_row_of_steps_the_heap_is_asked_for_nothing() {
     with_a_communication_thread();
     with_parameter_servers();
     with_servers_that_sum();
+    with_sparse_gradients();
+    with_recurrences();
     with_rows_that_choose_their_experts();
 }
 
@@ -242,6 +244,24 @@ fn with_servers_that_sum() {
         let mesh = mesh(workers, 1, 1);
         let uniform = Uniform { mesh, sync, microbatches: 2, ..uniform() };
         assert_uniform_asks_for_nothing(&graph, &uniform);
+    }
+}
+
+fn with_sparse_gradients() {
+    let graph = graph("gpt:layers=2,hidden=32,heads=4,seq=16,vocab=64,tied=false");
+    for optimizer in [SGD, Optimizer::default()] {
+        for replicas in [1, 2] {
+            let sync = Sync { sparse: true, algorithm: Algorithm::Direct, ..uniform().sync };
+            let uniform = Uniform { optimizer, mesh: mesh(replicas, 1, 1), sync, ..uniform() };
+            assert_uniform_asks_for_nothing(&graph, &uniform);
+        }
+    }
+}
+
+fn with_recurrences() {
+    let graph = graph("lstm:layers=2,hidden=32,embed=32,projection=16,seq=16,vocab=64");
+    for (pp, mesh) in [(1, mesh(1, 1, 1)), (1, mesh(2, 1, 1)), (2, mesh(1, 1, 1))] {
+        assert_uniform_asks_for_nothing(&graph, &Uniform { pp, mesh, ..uniform() });
     }
 }
 

@@ -161,6 +161,9 @@ fn replicas_send_their_gradients_by_the_algorithms_formula_and_the_rest_to_negot
             let formula: u64 = ranks.clone().map(|rank| bytes(&trainer, rank).0).sum();
             assert_eq!(formula, 2 * u64::from(replicas - 1) * gradients);
             let told: u64 = ranks.map(|rank| bytes(&trainer, rank).1).sum();
+            // A word for each request, to the first replica and back.
+            let requests = graph.parameters().count() as u64;
+            assert_eq!(told, 8 * u64::from(replicas - 1) * requests);
             let sent: u64 = trainer.sent_bytes_per_rank().iter().sum();
             let rest = sent - u64::from(STEPS) * formula;
             // Whole cycles; with at least one in every step, and no more lists than requests.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 use shardloom::data::WordVocabulary;
+use shardloom::program::quantity::percent;
 
 use crate::failure::Failure;
 use crate::number::whole;
@@ -67,9 +68,9 @@ impl Vocabulary {
         if terminal.json() {
             return terminal.object(&answer);
         }
-        let share = 100.0 * answer.unknown as f64 / answer.words as f64;
+        let share = percent(answer.unknown as f64 / answer.words as f64);
         terminal.line(format_args!(
-            "{} entries, of {} different words, written to {}; {share:.1}% of all {} are unknown",
+            "{} entries, of {} different words, written to {}; {share} of all {} are unknown",
             answer.vocabulary, answer.different, answer.tokenizer, answer.words,
         ))
     }

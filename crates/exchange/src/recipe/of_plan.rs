@@ -50,8 +50,8 @@ impl Recipe {
             Err(ExchangeError::refused(project, key, value, reason))
         };
         let Some(model) = Transformer::of(spec) else {
-            let reason = "only a GPT or a Llama, its loss in one block with its head and its projections \
-                          without biases and norms, has the same name and sizes elsewhere";
+            let reason = "only a GPT or a Llama, its loss in one block with its head, is written for other \
+                          projects, and of a Llama qkv_bias and qk_norm are not yet";
             return refuse("model", spec.name().into(), reason);
         };
         if let Some(servers) = &sync.servers {

@@ -149,9 +149,7 @@ impl<B: Fusible> Cycles<B> {
     fn fuse(&self, ready: Vec<u32>) -> Vec<Vec<u32>> {
         let requests = ready.iter().map(|&number| {
             let request = self.negotiation.requests[number as usize];
-            // What is not the same on all members afterwards is by itself.
-            let alone = (request.kind != Kind::AllReduce).then_some(number);
-            ((alone, Request { elements: 0, ..request }), request.bytes())
+            (Request { elements: 0, ..request }, request.bytes())
         });
         let mut ready = ready.iter().copied();
         let runs = fused(requests, self.negotiation.fused_bytes);
@@ -206,11 +204,12 @@ impl<B: Fusible> Cycles<B> {
         let can = requests.len() > 1 && requests.windows(2).all(alike);
         let (first, elements) = (requests[0], requests.iter().map(|it| it.elements).sum());
         let fits = |room: &Room<B>| room.format == first.format && room.elements >= elements;
-        self.side_by_side.iter().position(fits).filter(|_| can && first.kind == Kind::AllReduce)
+        self.side_by_side.iter().position(fits).filter(|_| can)
     }
 
     fn run(&mut self, request: &Request, lent: B) -> Completed<B> {
-        let Request { kind, algorithm, reduction, .. } = *request;
+        let Request { algorithm, reduction, .. } = *request;
+        let kind = Kind::AllReduce;
         self.group.run(Collective::Equal { kind, algorithm, reduction }, lent)
     }
 }

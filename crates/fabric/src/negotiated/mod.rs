@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shardloom_collectives::{Algorithm, Kind, Reduction};
+use shardloom_collectives::{Algorithm, Reduction};
 
 use crate::{Completed, Contents, FabricError, Format, Group, Handle, Lent};
 
@@ -33,11 +33,10 @@ impl Fusible for Contents {
     }
 }
 
-/// A collective that all members make again and again, each at any time.
+/// A reduction over all members that they make again and again, each at any time. All have the sum afterwards, so that
+/// several can be carried out as one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// What is achieved; what leaves the same on all members can be fused.
-    pub kind: Kind,
     /// How.
     pub algorithm: Algorithm,
     /// What reducing means.

@@ -18,13 +18,8 @@ fn negotiated(
     timeout: Duration,
 ) -> Negotiated<Contents> {
     let members: Vec<u32> = (0..endpoint.ranks()).collect();
-    let request = |elements| Request {
-        kind: Kind::AllReduce,
-        algorithm,
-        reduction: Reduction::Sum,
-        format: Format::F32,
-        elements,
-    };
+    let request =
+        |elements| Request { algorithm, reduction: Reduction::Sum, format: Format::F32, elements };
     let requests: Vec<Request> = SIZES.map(request).into();
     let told = Contents::zeroed(Format::U32, requests.len());
     let room = Contents::zeroed(Format::F32, FUSED_BYTES / 4);

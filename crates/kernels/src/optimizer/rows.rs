@@ -3,6 +3,8 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 use super::adafactor::Gradient;
 use super::{Adafactor, Optimizer, Piece, Sgd, Step};
 
@@ -133,17 +135,9 @@ impl Optimizer {
                 let chunk = start..elements.end.min(start + CHUNK);
                 let part = Piece { block: piece.block, range: chunk.clone() };
                 let (weights, gradient) = (&mut weights[chunk.clone()], gradient.of(chunk.clone()));
-                match state {
-                    [] => self.apply(step, &part, weights, gradient, &mut [], &[]),
-                    [v] => {
-                        let state = &mut [&mut v[chunk]];
-                        self.apply(step, &part, weights, gradient, state, &[]);
-                    }
-                    [m, v, ..] => {
-                        let state = &mut [&mut m[chunk.clone()], &mut v[chunk]];
-                        self.apply(step, &part, weights, gradient, state, &[]);
-                    }
-                }
+                let of_chunk = state.iter_mut().map(|all| &mut all[chunk.clone()]);
+                let mut of_chunk: SmallVec<[&mut [f32]; 2]> = of_chunk.collect();
+                self.apply(step, &part, weights, gradient, &mut of_chunk, &[]);
             }
         };
         match (self, state) {

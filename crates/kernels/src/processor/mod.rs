@@ -206,6 +206,7 @@ impl Device for Processor {
             let mut room = wide.as_mut_slice();
             reduce::squared_norm(widened(elements.slice(start..end), &mut room))
         };
+        // Not `sum()`, which of nothing is -0.
         (0..elements.len()).step_by(CHUNK).map(chunk).fold(0.0, |sum, part| sum + part)
     }
 

@@ -13,8 +13,8 @@ use crate::method::{Family, Method, Rules};
 pub(crate) const METHOD: Method = Method {
     name: "data-parallel",
     family: Family::DataParallel,
-    paper: "Sergeev & Del Balso 2018, Horovod: fast and easy distributed deep learning in TensorFlow, \
-            arXiv 1802.05799",
+    paper: "Li et al. 2020, PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB, \
+            arXiv 2006.15704",
     about: "Every device holds the whole model and a share of the batch; gradients are all-reduced.",
     rules: |_| Rules::FLUSH,
     chooser: |task| task.by_rules(vec![baseline(task.graph, task.cluster, task.request)?]),

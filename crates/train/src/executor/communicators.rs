@@ -10,11 +10,11 @@ use shardloom_fabric::{
 };
 use shardloom_graph::Reduction as Partial;
 use shardloom_program::{
-    Action, Collective as Kind, Exchange, Format, Group, Instruction, Queue, TensorId,
+    Action, Collective as Kind, Exchange, Group, Instruction, Queue, TensorId,
 };
 
 use crate::Result;
-use crate::rank::{Brought, Collective, Contribution, Rank};
+use crate::rank::{Brought, Collective, Contribution, Rank, stored};
 
 /// A rank's communicators, and which of its instructions meet in which of them.
 pub(crate) struct Communicators {
@@ -190,16 +190,11 @@ fn negotiated(
     for instruction in rank.collectives() {
         let Queue::Negotiated(number) = instruction.queue else { continue };
         let exchange = program.exchange(class, position, instruction);
-        let Exchange { kind, algorithm, elements, .. } = exchange.expect("it is a collective");
-        let format = match class.tensor(instruction.reads[0].tensor).format {
-            Format::F32 => shardloom_fabric::Format::F32,
-            Format::F16 => shardloom_fabric::Format::F16,
-            Format::Bf16 => shardloom_fabric::Format::Bf16,
-            other => unreachable!("gradients are not {other}"),
-        };
+        let Exchange { algorithm, elements, .. } = exchange.expect("it is a collective");
+        let format = stored(class.tensor(instruction.reads[0].tensor).format);
         let reduction = reduction(instruction);
         let (requests, tensors) = of_each.entry(number).or_default();
-        requests.push(Request { kind, algorithm, reduction, format, elements });
+        requests.push(Request { algorithm, reduction, format, elements });
         let further = instruction.writes[1..].iter().map(|it| it.to.tensor);
         let further: Vec<TensorId> = further.filter(|it| !tensors.contains(it)).collect();
         tensors.extend(further);

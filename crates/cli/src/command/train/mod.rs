@@ -382,10 +382,11 @@ impl Train {
         }
     }
 
-    /// What text becomes tokens by. Weights in a folder are of some tokenizer, so that bytes are only taken for
-    /// them if they are asked for.
+    /// What text becomes tokens by. Weights in a folder, the model's or those that are given, are of some tokenizer,
+    /// so that bytes are only taken for them if they are asked for.
     fn tokenizer(&self) -> Result<TextTokenizer, Failure> {
-        let folder = Path::new(&self.what);
+        let weights = self.weights.as_deref().filter(|weights| weights.is_dir());
+        let folder = weights.unwrap_or(Path::new(&self.what));
         let of_model = tokenizer_of(folder).map(|path| path.display().to_string());
         let name = match self.tokenizer.clone().or(of_model) {
             Some(name) => name,

@@ -93,10 +93,15 @@ impl Shape {
                            ranks, or give another plan";
             return Err(Failure::usage("--replan", message));
         }
-        let Sync { averaging, .. } = plan.sync;
+        let Sync { averaging, compression, .. } = plan.sync;
         if !plan.flushes() || plan.sync.server_count() > 0 || averaging.is_some() {
             let message = "--replan: what a plan without flush, with servers, or with averaged replicas comes to \
                            depends on its split; start as many processes as it has ranks, or give another plan";
+            return Err(Failure::usage("--replan", message));
+        }
+        if !compression.is_none() {
+            let message = "--replan: what compressed gradients come to depends on how many replicas round them; start \
+                           as many processes as the plan has ranks, or give another plan";
             return Err(Failure::usage("--replan", message));
         }
         let found = found_on(on, terminal, |cluster, file| {

@@ -62,17 +62,20 @@ fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
     let fixed = fixed(task, &mut selection)?;
     let problem = problem(task)?;
     let asked = &task.request.trials;
-    // Compressors take what is accumulated in 32 bits.
-    let compresses = asked.compressed && task.request.precision.gradients == Number::Fp32;
+    if asked.compressed && task.request.precision.gradients != Number::Fp32 {
+        let rule = "compressors take gradients in fp32, and these are in fewer bits";
+        return Err(task.impossible("trials", "compressed", rule));
+    }
+    let compresses = asked.compressed;
     let sampler = Sampler::new(&problem, compresses);
     let (mut others, mut known) = (vec![], Trials { problem: problem.clone(), done: vec![] });
     for trials in asked.file.as_deref().map(trials::read).transpose()?.unwrap_or_default() {
-        match trials.problem.is(&problem) {
+        match trials.problem == problem {
             true => known.done = trials.done,
             false => others.push(trials),
         }
     }
-    // The simulator may have changed since, and the answer is a plan and not a record.
+    // The answer is a plan with its simulation, which a file does not hold.
     let may_be = |trial: &&Trial| compresses || !trial.strategy.compresses();
     let best = known.done.iter().filter(may_be);
     let best = best.min_by(|one, other| one.seconds.total_cmp(&other.seconds));
@@ -160,6 +163,7 @@ fn problem(task: &mut Task<'_>) -> Result<Problem, MethodError> {
     let counts = std::iter::successors(Some(1), |count| Some(2 * count));
     let counts = std::iter::once(0).chain(counts.take_while(|it| 2 * it <= devices));
     let mut problem = Problem {
+        version: env!("CARGO_PKG_VERSION").into(),
         model: request.model.clone(),
         cluster: request.cluster.clone(),
         software: cluster.stack().name.clone(),
@@ -218,6 +222,9 @@ fn begin(problem: &Problem) -> Vec<Strategy> {
 
 /// As many trials as are published, or fewer where simulating them would take long.
 fn usual_trials(task: &Task<'_>, problem: &Problem) -> usize {
+    if task.measure.is_some() {
+        return TRIALS;
+    }
     let blocks = task.graph.blocks().len();
     let effort = |shape: &Shape| shape.workers as usize * shape.microbatches * blocks;
     let most = problem.shapes.iter().map(effort).max().unwrap_or(1).max(1);

@@ -10,6 +10,8 @@ use crate::MethodError;
 /// A model on a cluster.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Problem {
+    /// The version that made the trials: another may find other times for the same plans.
+    pub version: String,
     /// The model, as plans write it.
     pub model: String,
     /// The cluster, as plans write it.
@@ -65,30 +67,6 @@ impl Problem {
     pub fn bytes(&self) -> f64 {
         let elements: usize = self.variables.iter().map(Variable::elements).sum();
         (elements * self.gradient_bytes) as f64
-    }
-}
-
-impl Problem {
-    /// Whether it is the same as another that was written to a file, which keeps numbers but for their last digits.
-    pub fn is(&self, other: &Problem) -> bool {
-        let near = |one: f64, other: f64| {
-            one == other || (one - other).abs() <= 1e-9 * one.abs().max(other.abs())
-        };
-        let alike = |(one, other): (&Shape, &Shape)| {
-            let bandwidths = |shape: &Shape| -> Vec<f64> {
-                shape.server_bandwidths.iter().copied().chain(shape.ring_bandwidth).collect()
-            };
-            let (own, others) = (bandwidths(one), bandwidths(other));
-            (one.workers, one.microbatches) == (other.workers, other.microbatches)
-                && near(one.compute_seconds, other.compute_seconds)
-                && near(one.latency_seconds, other.latency_seconds)
-                && own.len() == others.len()
-                && own.into_iter().zip(others).all(|(one, other)| near(one, other))
-        };
-        let plain = |it: &Problem| Problem { shapes: vec![], ..it.clone() };
-        plain(self) == plain(other)
-            && self.shapes.len() == other.shapes.len()
-            && self.shapes.iter().zip(&other.shapes).all(alike)
     }
 }
 

@@ -73,8 +73,9 @@ impl RankRnn {
                 sum
             })
             .collect();
-        let (forward, there) = self.memory[0].forward(parameters, sums.iter().map(Vec::as_slice));
-        let (backward, back) =
+        let (forward, forward_trace) =
+            self.memory[0].forward(parameters, sums.iter().map(Vec::as_slice));
+        let (backward, backward_trace) =
             self.memory[1].forward(parameters, sums.iter().rev().map(Vec::as_slice));
         let count = variables.len().max(1) as f64;
         let mut mean = vec![0.0; 2 * WIDTHS.2];
@@ -87,7 +88,7 @@ impl RankRnn {
         }
         let mean = numbered(&mean);
         let score = self.score.forward(parameters, &mean)[0];
-        (score, Kept { shards, traces: [there, back], mean })
+        (score, Kept { shards, traces: [forward_trace, backward_trace], mean })
     }
 
     /// The score of a strategy with these features.
@@ -108,13 +109,13 @@ impl RankRnn {
         self.score.backward(parameters, &kept.mean, &[slope], gradients, Some(&mut of_mean));
         let count = variables.len();
         of_mean.iter_mut().for_each(|it| *it /= count.max(1) as f64);
-        let (there, back) = of_mean.split_at(WIDTHS.2);
+        let (of_forward, of_backward) = of_mean.split_at(WIDTHS.2);
         let of_memory = |at: usize, slopes: &[f64], gradients: &mut [f64]| {
             let slopes = vec![slopes.to_vec(); count];
             self.memory[at].backward(parameters, &kept.traces[at], &slopes, gradients)
         };
-        let forward = of_memory(0, there, gradients);
-        let backward = of_memory(1, back, gradients);
+        let forward = of_memory(0, of_forward, gradients);
+        let backward = of_memory(1, of_backward, gradients);
         for (index, (shards, features)) in kept.shards.iter().zip(variables).enumerate() {
             let sum = forward[index].iter().zip(&backward[count - 1 - index]);
             let of_sum: Vec<f64> = sum.map(|(one, other)| one + other).collect();

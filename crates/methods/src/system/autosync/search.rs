@@ -30,8 +30,6 @@ const JUDGED: usize = 3;
 
 /// What comes of a search.
 pub(super) struct Searched {
-    /// All trials, with those that were known before.
-    pub trials: Trials,
     /// How many strategies were tried, of which some may have been no plan or not fit.
     pub tried: usize,
     /// How many strategies were drawn.
@@ -86,7 +84,9 @@ impl Models {
             let of = |model: usize| accuracy[model].unwrap_or(0.0);
             of(*one).total_cmp(&of(*other))
         };
-        (0..3).max_by(by_accuracy).unwrap_or(0)
+        // Of equal ones that which would be taken without a round.
+        let order: [usize; 3] = if is_warm { [0, 1, 2] } else { [2, 1, 0] };
+        order.into_iter().max_by(by_accuracy).unwrap_or(0)
     }
 }
 
@@ -170,7 +170,7 @@ pub(super) fn search(
             break;
         }
     }
-    Ok(Searched { accuracies: models.accuracy(), trials, tried, drawn })
+    Ok(Searched { accuracies: models.accuracy(), tried, drawn })
 }
 
 /// The strategies of a round: of those drawn and not met before the best by the model that proposes, and a few

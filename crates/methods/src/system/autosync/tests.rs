@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::{Graph, ModelSpec};
+use shardloom_plan::Optimizer;
 use shardloom_program::verify::verify;
 use shardloom_program::{ClassId, lower};
 use shardloom_search::{Request, Trials as Asked};
@@ -219,24 +220,84 @@ fn trained_models_rank_pairs_that_they_have_not_seen() {
             let found = found.expect("they take differently long");
             assert!(found > least, "{kind:?} {found}");
         }
+        // Bytes over bandwidths say more than few trials: why the search does not begin with a trained model.
+        let predefined: Vec<f64> =
+            unseen.done.iter().map(|it| predefined::seconds(problem, &it.strategy)).collect();
+        let predefined =
+            ranking::accuracy(&predefined, &seconds).expect("they take differently long");
+        let few = Trials { done: known.done[..20].to_vec(), ..known };
+        let mut model = Ranker::new(Kind::RankRnn, 0);
+        model.fit(&[&few], 300);
+        let learned = ranking::accuracy(&model.scores(&of(&unseen)), &seconds);
+        assert!(learned.is_some_and(|it| it < predefined), "{learned:?} for {predefined}");
+        assert!(predefined > 0.9, "{predefined}");
     });
 }
 
-fn searched(task: &Task<'_>, problem: &Problem, others: &[Trials], count: usize) -> Searched {
+/// The link of a server has a part from and to each worker; that of a ring each part twice but for one.
+#[test]
+fn the_predefined_model_divides_bytes_by_bandwidths() {
+    with(|_, problem| {
+        let mut problem = problem.clone();
+        problem.gradient_bytes = 2;
+        problem.variables.truncate(2);
+        for (variable, rows) in problem.variables.iter_mut().zip([300, 700]) {
+            (variable.rows, variable.columns) = (rows, 10);
+        }
+        let shape = Shape {
+            workers: 3,
+            microbatches: 3,
+            compute_seconds: 0.5,
+            ring_bandwidth: Some(4e4),
+            server_bandwidths: vec![1e5, 2e4],
+            latency_seconds: 0.25,
+        };
+        problem.shapes = vec![shape];
+        let seconds = |synchronisers: [Synchroniser; 2]| {
+            let synchronisers = synchronisers.into();
+            predefined::seconds(&problem, &Strategy { shape: 0, synchronisers })
+        };
+        let server = |server| Synchroniser::Servers(vec![server]);
+        let reduced = |group| Synchroniser::AllReduce { group, compression: Compression::None };
+        // 6,000 bytes at 20,000 a second; 14,000 at 100,000 take less.
+        assert_eq!(seconds([server(1), server(0)]), 0.5 + 3.0 * (0.3 + 0.25));
+        // Both on one: 20,000 bytes in two messages.
+        assert_eq!(seconds([server(0), server(0)]), 0.5 + 3.0 * (0.06 + 0.25 + 0.14 + 0.25));
+        // 4 hops of a third of the bytes, together and one after the other.
+        let together = 0.5 + 4.0 * (20_000.0 / 3.0 / 4e4 + 0.25);
+        assert!((seconds([reduced(0), reduced(0)]) - together).abs() < 1e-12);
+        let apart = together + 4.0 * 0.25;
+        assert!((seconds([reduced(0), reduced(1)]) - apart).abs() < 1e-12);
+    });
+}
+
+/// What comes of a search, and its trials.
+fn searched(
+    task: &Task<'_>,
+    problem: &Problem,
+    others: &[Trials],
+    count: usize,
+) -> (Searched, Vec<Trial>) {
     let mut selection = Selection::new(0.95);
     let known = Trials { problem: problem.clone(), done: vec![] };
     let sampler = Sampler::new(problem, true);
     let run = &mut |strategy: &Strategy| {
         tried(task, &mut selection, words::plan(task, problem, strategy))
     };
-    let trying = search::Trying { run, keep: &mut |_| Ok(()) };
-    search::search(&sampler, begin(problem), known, others, (count, 9), trying).expect("it can run")
+    let mut kept = vec![];
+    let keep = &mut |trials: &Trials| {
+        kept = trials.done.clone();
+        Ok(())
+    };
+    let trying = search::Trying { run, keep };
+    let found = search::search(&sampler, begin(problem), known, others, (count, 9), trying);
+    (found.expect("it can run"), kept)
 }
 
 #[test]
 fn what_was_tried_before_a_trial_that_fails_is_kept() {
     with(|task, problem| {
-        let whole = searched(task, problem, &[], 14).trials.done;
+        let (_, whole) = searched(task, problem, &[], 14);
         let (mut left, mut took, mut kept) = (13_u32, 0, vec![]);
         let mut selection = Selection::new(0.95);
         let run = &mut |strategy: &Strategy| {
@@ -259,25 +320,16 @@ fn what_was_tried_before_a_trial_that_fails_is_kept() {
 }
 
 #[test]
-fn with_more_trials_the_same_come_first_and_the_best_is_no_slower() {
+fn with_more_trials_the_same_come_first_and_none_twice() {
     with(|task, problem| {
-        let found: Vec<Searched> =
-            [4, 14, 34].map(|count| searched(task, problem, &[], count)).into();
-        for pair in found.windows(2) {
-            let [fewer, more] = [&pair[0].trials, &pair[1].trials];
-            assert_eq!(fewer.done[..], more.done[..fewer.done.len()]);
-            let seconds = |it: &Trials| {
-                it.done.iter().map(|trial| trial.seconds).fold(f64::INFINITY, f64::min)
-            };
-            assert!(seconds(more) <= seconds(fewer));
-        }
-        assert_eq!(found[2].tried, 34);
-        // No strategy is tried twice.
-        let mut all: Vec<String> =
-            found[2].trials.done.iter().map(|it| format!("{:?}", it.strategy)).collect();
+        let [few, more, most] = [4, 14, 34].map(|count| searched(task, problem, &[], count));
+        assert_eq!(few.1[..], more.1[..few.1.len()]);
+        assert_eq!(more.1[..], most.1[..more.1.len()]);
+        assert_eq!(most.0.tried, 34);
+        let mut all: Vec<String> = most.1.iter().map(|it| format!("{:?}", it.strategy)).collect();
         all.sort();
         all.dedup();
-        assert_eq!(all.len(), found[2].trials.done.len());
+        assert_eq!(all.len(), most.1.len());
     });
 }
 
@@ -286,11 +338,11 @@ fn trials_of_another_model_change_what_is_proposed_first() {
     with(|task, problem| {
         let mut other = trials(task, problem, 6, 60);
         other.problem.model = "another".into();
-        let cold = searched(task, problem, &[], 14);
-        let warm = searched(task, problem, std::slice::from_ref(&other), 14);
-        let again = searched(task, problem, &[other], 14);
-        assert_eq!(warm.trials, again.trials);
-        assert_ne!(cold.trials, warm.trials);
+        let (_, cold) = searched(task, problem, &[], 14);
+        let (_, warm) = searched(task, problem, std::slice::from_ref(&other), 14);
+        let (_, again) = searched(task, problem, &[other], 14);
+        assert_eq!(warm, again);
+        assert_ne!(cold, warm);
     });
 }
 
@@ -302,18 +354,7 @@ fn files_of_trials_are_read_as_they_were_written_and_others_refused() {
         assert_eq!(trials::read(&path).expect("none yet"), []);
         let made = vec![trials(task, problem, 8, 6)];
         trials::write(&path, made.iter()).expect("written");
-        let [found] = &trials::read(&path).expect("read")[..] else { panic!("one problem") };
-        assert!(found.problem.is(&made[0].problem));
-        let strategies = |of: &Trials| of.done.iter().map(|it| it.strategy.clone()).collect();
-        let [read, written]: [Vec<Strategy>; 2] = [found, &made[0]].map(strategies);
-        assert_eq!(read, written);
-        for (read, written) in found.done.iter().zip(&made[0].done) {
-            assert!((read.seconds / written.seconds - 1.0).abs() < 1e-12);
-        }
-        let other = Problem { global_batch: 48, ..found.problem.clone() };
-        assert!(!found.problem.is(&other));
-        let other = Problem { settings: "another optimizer".into(), ..found.problem.clone() };
-        assert!(!found.problem.is(&other));
+        assert_eq!(trials::read(&path).expect("read"), made);
         for (what, of) in [("\"format\":1", "\"format\":2"), ("\"shape\":", "\"shape\":9")] {
             let text = std::fs::read_to_string(&path).expect("a file");
             let wrong = folder.path().join("wrong.json");
@@ -322,6 +363,24 @@ fn files_of_trials_are_read_as_they_were_written_and_others_refused() {
             assert!(error.contains("wrong.json"), "{error}");
         }
     });
+}
+
+/// Trials with another optimizer are of another problem: what they found is not taken for known.
+#[test]
+fn trials_with_other_settings_are_not_known() {
+    let (graph, cluster) = (graph(), cluster());
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = Some(folder.path().join("trials.json"));
+    let trials = Asked { count: Some(6), seed: 1, file: file.clone(), ..Asked::default() };
+    let adamw = Request { trials, ..request() };
+    let sgd = Request { optimizer: Optimizer::sgd(0.9), ..adamw.clone() };
+    let known = |request: &Request| {
+        let choice = METHOD.choose(&graph, &cluster, request).expect("a plan");
+        choice.notes[0].contains("that were known")
+    };
+    assert_eq!([&adamw, &sgd, &adamw].map(known), [false, false, true]);
+    let of_both = trials::read(file.as_deref().expect("a file")).expect("trials");
+    assert_eq!(of_both.len(), 2);
 }
 
 #[test]
@@ -371,7 +430,7 @@ fn gradients_are_compressed_only_where_that_is_asked_for() {
 
 /// All-reduces, one server, several, and the published splits.
 #[test]
-fn on_four_unequal_hosts_two_hundred_trials_find_a_plan_no_slower_than_any_fixed_method() {
+fn on_four_unequal_hosts_two_hundred_trials_find_a_faster_plan_than_any_fixed_method() {
     let (graph, cluster) = (graph(), cluster());
     let trials = Asked { count: Some(200), ..Asked::default() };
     let request = Request { trials, ..request() };
@@ -380,13 +439,13 @@ fn on_four_unequal_hosts_two_hundred_trials_find_a_plan_no_slower_than_any_fixed
     for method in [data_parallel::METHOD, byteps::METHOD, herring::METHOD] {
         let fixed = method.choose(&graph, &cluster, &plain).expect("a plan");
         let (found, fixed) = (found.judgement.step_seconds, fixed.judgement.step_seconds);
-        assert!(found <= fixed, "{}: {found} for {fixed}", method.name);
+        assert!(found < fixed, "{}: {found} for {fixed}", method.name);
     }
     with(|task, problem| {
         for shape in 0..problem.shapes.len() {
             let plan = words::plan(task, problem, &alike(problem, shape));
             let fixed = judge(task.graph, task.cluster, &plan).expect("simulated").step_seconds;
-            assert!(found.judgement.step_seconds <= fixed, "{shape}: {fixed}");
+            assert!(found.judgement.step_seconds < fixed, "{shape}: {fixed}");
         }
     });
 }

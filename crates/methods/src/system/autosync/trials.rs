@@ -71,7 +71,7 @@ pub(super) fn write<'a>(
     let file = File { format: FORMAT, trials: trials.collect::<Vec<_>>() };
     let text = serde_json::to_string(&file).map_err(|error| wrong(path, error))?;
     // A file that is half written would lose all earlier trials.
-    let beside = path.with_extension("json.new");
+    let beside = path.with_added_extension(format!("{}.writing", std::process::id()));
     std::fs::write(&beside, text).map_err(|error| wrong(&beside, error))?;
     std::fs::rename(&beside, path).map_err(|error| wrong(path, error))
 }
