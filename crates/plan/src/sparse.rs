@@ -3,8 +3,8 @@
 //! An embedding reads few rows of its table, and the gradient is zero in all others. Where the plan says so, such a
 //! gradient is kept, exchanged and given to the optimizer as the rows that were read and the values for them
 //! (TensorFlow's `IndexedSlices`, PyTorch's `sparse=True`). Replicas exchange such rows, or the table lies on servers,
-//! from which workers get the rows that their samples look up (`servers` of a group of parameters). Which way the better one is depends on how many rows of
-//! the table a step reads (Kim et al. 2019, EuroSys, arXiv 1808.02621, section 3).
+//! from which workers get the rows that their samples look up (`servers` of a group of parameters). Which way the
+//! better one is depends on how many rows of the table a step reads (Kim et al. 2019, EuroSys, arXiv 1808.02621, section 3).
 
 use shardloom_collectives::Kind;
 use shardloom_graph::{Extents, Graph, OpKind, ValueId};

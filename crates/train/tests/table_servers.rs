@@ -8,9 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use shardloom_checkpoint::{Meta, Store};
 use shardloom_cluster::Cluster;
 use shardloom_collectives::Algorithm;
+use shardloom_data::{Field, Part, Source};
 use shardloom_graph::Graph;
 use shardloom_plan::{
     Number, Optimizer, ParameterGroup, Plan, Precision, Recompute, Summation, Sync, Uniform,
+    is_table,
 };
 use shardloom_program::Rank;
 use shardloom_sim::{Options, Recorded, RowCounts, run, simulate_rows};
@@ -362,5 +364,61 @@ fn clipping_is_by_the_norm_of_all_gradients() {
     }
     for (found, expected) in norms[0].iter().zip(&norms[1]) {
         assert!(*expected > 1e-2 && (found / expected - 1.0).abs() < 1e-6, "{norms:?}");
+    }
+}
+
+/// Features, categories of tables of 12, 40 and 7 rows, and labels.
+struct Clicks(Samples);
+
+impl Source for Clicks {
+    fn field(&self, _: Part, position: u64, input: &str) -> Option<Field<'_>> {
+        const FEATURES: [[f32; 4]; 2] = [[0.5, -0.25, 1.0, 0.0], [-1.0, 0.75, 0.25, 0.5]];
+        let row = &self.0.inputs[position as usize % self.0.inputs.len()];
+        match input {
+            "features" => Some(Field::Reals(&FEATURES[position as usize % 2])),
+            "targets" => Some(Field::Indices(&self.0.targets[position as usize % 64][..1])),
+            _ => {
+                let number: usize = input.strip_prefix("category.")?.parse().ok()?;
+                row.get(number..=number).map(Field::Indices)
+            }
+        }
+    }
+
+    fn validation_len(&self) -> u64 {
+        64
+    }
+}
+
+/// Some tables are in several pieces, some on one server, and one among the workers' dense parameters.
+#[test]
+fn several_tables_lie_on_several_servers() {
+    let graph = graph("dlrm:dense=4,rows=12-40-7,embed=8,bottom=16,top=16-8");
+    let clicks = || {
+        let mut samples = Samples::patterned(64, 8, 7);
+        samples.targets.iter_mut().flatten().for_each(|label| *label %= 2);
+        Clicks(samples)
+    };
+    let tables: Vec<&str> = graph
+        .parameters()
+        .filter(|&(value, _)| is_table(&graph, value))
+        .map(|(_, it)| it.name.as_str())
+        .collect();
+    assert_eq!(tables.len(), 3);
+    let uniform = Uniform { microbatches: 2, clip_norm: None, ..uniform() };
+    let trained = |plan: &Plan| {
+        let mut trainer = trainer_with_clock(&graph, plan, clicks(), 0.05, RunClock::Wall);
+        train(&mut trainer, STEPS);
+        trainer.weights().expect("weights")
+    };
+    for workers in [1, 3] {
+        let [mut served, mut gathered] = both(&graph, workers, &[0, 1], &uniform);
+        gathered.sync.sparse = false;
+        let of = |table: &str, servers: &[u32]| ParameterGroup {
+            sparse: Some(true),
+            ..group(table, servers)
+        };
+        served.parameters =
+            vec![of(tables[0], &[0, 1, 1, 0]), of(tables[1], &[1]), by_workers(Algorithm::Direct)];
+        assert_same(&trained(&served), &trained(&gathered), "three tables");
     }
 }

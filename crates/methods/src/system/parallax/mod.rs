@@ -163,7 +163,7 @@ fn groups(
     let bytes = |table: &Table<'_>| table.share * (table.rows * table.columns) as f64;
     let mut order: Vec<usize> = (0..tables.len()).collect();
     order.sort_by(|&one, &other| bytes(&tables[other]).total_cmp(&bytes(&tables[one])));
-    let mut loads = vec![0.0; servers as usize];
+    let mut loads = vec![0.0_f64; servers as usize];
     let mut lists: Vec<Vec<u32>> = vec![vec![]; tables.len()];
     for index in order {
         let count = tables[index].pieces(optimizer, pieces);
