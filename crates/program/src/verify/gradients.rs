@@ -141,10 +141,11 @@ impl Reductions<'_> {
                         }
                     }
                 }
-                &Action::Send { route } if self.program.route(route).moves_rows() => {
-                    if reads(&step) == Content::Gradient {
-                        self.send_rows(&step, route, found);
-                    }
+                &Action::Send { route }
+                    if self.program.route(route).moves_rows()
+                        && reads(&step) == Content::Gradient =>
+                {
+                    self.send_rows(&step, route, found);
                 }
                 // What is summed here for workers is looked at by itself.
                 Action::Send { .. } | Action::Add if class.sums() => {}
