@@ -358,6 +358,36 @@ fn workers_train_with_servers_that_sum_whose_plan_is_written_simulated_and_expla
 }
 
 #[test]
+fn tables_on_servers_are_planned_and_shown() {
+    let place = Place::new();
+    let model = "gpt:layers=2,hidden=64,heads=2,seq=16,vocab=4096,tied=false";
+    let planned = place
+        .run(&format!(
+            "plan {model} --cluster h100-80g:4 --method parallax --global-batch 4 -o parallax.toml"
+        ))
+        .succeeds();
+    planned.check(planned.stdout.contains("and with tables"), "no tables");
+    planned.check(planned.stdout.contains("of the rows of embedding.token"), "no share");
+    let plan = std::fs::read_to_string(place.path("parallax.toml")).expect("it was written");
+    planned.check(plan.contains("sparse = true") && plan.contains("servers = []"), &plan);
+    place.run("simulate parallax.toml --json").succeeds();
+    let server = place.run("program parallax.toml --rank 3").succeeds();
+    server.check(server.stdout.contains("take rows"), "no rows");
+    let worker = place.run("program parallax.toml --rank 0").succeeds();
+    let loads = worker.stdout.contains("load the rows of embedding.token that samples look up");
+    worker.check(loads && worker.stdout.contains("at most"), "no rows");
+    let other = plan.replace("sparse = true", "sparse = true\nzero = 1");
+    std::fs::write(place.path("other.toml"), other).expect("a file");
+    place.run("simulate other.toml").refuses("plan", "zero");
+    // Of few rows nearly all are looked up.
+    let model = model.replace("vocab=4096", "vocab=16");
+    let dense = place
+        .run(&format!("plan {model} --cluster h100-80g:4 --method parallax --global-batch 4"))
+        .succeeds();
+    dense.check(dense.stdout.contains("all gradients are all-reduced"), "something else");
+}
+
+#[test]
 fn programs_get_an_object_for_each_rank() {
     let outcome = place_with_plan().run("program plan.toml --json").succeeds();
     let objects = outcome.objects();

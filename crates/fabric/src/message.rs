@@ -9,7 +9,7 @@ pub struct Pool {
     pub to: u32,
     /// How elements of a message are stored.
     pub format: Format,
-    /// How many it has.
+    /// How many it has, at most.
     pub elements: usize,
     /// Buffers made ahead, as far as there may be so many.
     pub ready: usize,
@@ -65,6 +65,16 @@ impl Message {
     /// What is in it, to be written. Before that it holds what the message before did, or zeros.
     pub fn view_mut(&mut self) -> ViewMut<'_> {
         self.contents.view_mut()
+    }
+
+    /// Has the first so many of its elements only, which are what is sent.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn shorten(&mut self, elements: usize) {
+        let all = self.view().elements();
+        assert!(elements <= all, "{elements} of {all} elements");
+        self.contents.set_elements(elements);
     }
 
     /// Where its buffer goes back to.

@@ -12,6 +12,7 @@ pub fn all() -> &'static [Method] {
         system::averaging::LOCAL_SGD,
         system::averaging::SYNCHRONOUS,
         system::byteps::METHOD,
+        system::parallax::METHOD,
         system::herring::METHOD,
         system::autosync::METHOD,
         system::megatron_lm::METHOD,

@@ -31,7 +31,8 @@ pub struct ParameterGroup {
     /// them as they deal others: each parameter is cut along its first axis into as many pieces as are listed
     /// here, or as it has rows if these are fewer, equal but for a row, and each piece is summed by the server
     /// of its place in the list. The same one may be listed several times. With none the workers sum all of it
-    /// among themselves by `algorithm`.
+    /// among themselves by `algorithm`. With [`sparse`](Self::sparse) these servers hold and update the pieces:
+    /// workers ask them for rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub servers: Option<Vec<u32>>,
     /// Whether their gradients are rows and values: they are tables that only embeddings read.

@@ -2,13 +2,14 @@
 //!
 //! An embedding reads few rows of its table, and the gradient is zero in all others. Where the plan says so, such a
 //! gradient is kept, exchanged and given to the optimizer as the rows that were read and the values for them
-//! (TensorFlow's `IndexedSlices`, PyTorch's `sparse=True`). Which way the better one is depends on how many rows of
-//! the table a step reads (Kim et al. 2019, EuroSys, arXiv 1808.02621, section 3).
+//! (TensorFlow's `IndexedSlices`, PyTorch's `sparse=True`). Replicas exchange such rows, or the table lies on servers,
+//! from which workers get the rows that their samples look up (`servers` of a group of parameters). Which way the
+//! better one is depends on how many rows of the table a step reads (Kim et al. 2019, EuroSys, arXiv 1808.02621, section 3).
 
 use shardloom_collectives::Kind;
-use shardloom_graph::{Graph, OpKind, ValueId};
+use shardloom_graph::{Extents, Graph, OpKind, ValueId};
 
-use crate::{ParameterGroups, Plan, PlanError, Sync};
+use crate::{Kept, Optimizer, ParameterGroups, Plan, PlanError, Sync};
 
 /// Whether embeddings read a parameter, and nothing else does: its gradient is zero but in the rows that they read.
 pub fn is_table(graph: &Graph, parameter: ValueId) -> bool {
@@ -61,8 +62,14 @@ impl Plan {
             let place =
                 group.map_or("sync".to_owned(), |(index, _)| format!("parameters[{index}]"));
             // Servers that sum other parameters mean workers that are pipelines of their own.
-            let servers = self.sync.server_count() > 0;
+            let servers = match self.sync.server_count() {
+                0 => None,
+                _ => Some(group.and_then(|(_, group)| group.servers.as_deref()).unwrap_or(&[])),
+            };
             check_table((&key, &place), sync, servers, &node.name)?;
+            if let Some(servers) = servers {
+                self.check_served((&key, &place), servers, graph, value)?;
+            }
         }
         match self.sync.sparse && !found {
             true => {
@@ -75,12 +82,58 @@ impl Plan {
     }
 }
 
+impl Plan {
+    /// Checks that a table can lie on these servers, as `place` says.
+    fn check_served(
+        &self,
+        (key, place): (&str, &str),
+        servers: &[u32],
+        graph: &Graph,
+        table: ValueId,
+    ) -> Result<(), PlanError> {
+        let node = graph.value(table);
+        let name = &node.name;
+        let looked_up = node.consumers.iter().map(|&op| graph.op(op).inputs[0]);
+        if let Some(computed) = looked_up.map(|it| graph.value(it)).find(|it| it.producer.is_some())
+        {
+            let rule = format!(
+                "a worker asks servers for rows before its passes, so the data say which; those of {name} are {}, \
+                 which is computed: leave servers out of the group",
+                computed.name
+            );
+            return Err(PlanError::field(format!("{key}.sparse"), true, rule));
+        }
+        let shape = Extents::global(graph, 1).shape(&node.axes);
+        if servers.len() > shape[0] {
+            let rule = format!("{name} has {} rows, and each of these gets one at least", shape[0]);
+            return Err(PlanError::field(format!("{place}.servers"), format!("{servers:?}"), rule));
+        }
+        if servers.len() > 1
+            && !updates_elements(&self.optimizer, (shape[0], shape[1..].iter().product()))
+        {
+            let rule = format!(
+                "{} looks at all of {name} when it updates, so one server has all of it: servers = [{}]",
+                self.optimizer.name(),
+                servers[0]
+            );
+            return Err(PlanError::field(format!("{place}.servers"), format!("{servers:?}"), rule));
+        }
+        Ok(())
+    }
+}
+
+/// Whether what becomes of an element of a matrix of this many rows and columns depends on no other.
+fn updates_elements(optimizer: &Optimizer, (rows, columns): (usize, usize)) -> bool {
+    let kept = optimizer.keeps(rows, columns);
+    optimizer.statistics_rounds() == 0 && kept.iter().all(|it| *it == Kept::PerElement)
+}
+
 /// Checks what a plan's `place` says on how replicas of a table stay equal, whose gradient is rows and values, as
 /// `key` says.
 fn check_table(
     (key, place): (&str, &str),
     sync: Sync,
-    servers: bool,
+    servers: Option<&[u32]>,
     table: &str,
 ) -> Result<(), PlanError> {
     let refuse = |field: &str, value: String, rule: &str| {
@@ -88,9 +141,16 @@ fn check_table(
         let place = if field == "sparse" { key } else { place };
         Err(PlanError::field(format!("{place}.{field}"), value, rule))
     };
-    if servers {
+    if sync.servers.is_some() {
         let rule = "there are no servers: workers exchange rows among themselves";
         return refuse("sparse", "true".into(), rule);
+    }
+    if servers == Some(&[]) {
+        let rule = format!(
+            "workers of servers have {table} on some of these: give it a group of its own that says on which (names = \
+             \"{table}\", sparse = true, servers = [0])"
+        );
+        return refuse("sparse", "true".into(), &rule);
     }
     if sync.negotiation.is_some() {
         let rule = "the order of reductions is fixed, without sync.negotiation, whose requests are all-reduces";
@@ -110,7 +170,7 @@ fn check_table(
         );
         return refuse("compression", sync.compression.to_string(), &rule);
     }
-    if !Kind::AllGather.has(sync.algorithm) {
+    if servers.is_none() && !Kind::AllGather.has(sync.algorithm) {
         let rule = "replicas gather the rows of all, which this algorithm does not do; ring, direct, \
                     halving-doubling and hierarchical do";
         return refuse("algorithm", sync.algorithm.to_string(), rule);

@@ -534,10 +534,11 @@ fn examples_of_the_documentation_are_plans() {
         averaging,
         summing,
         by_group,
+        tables,
         axes,
     ] = documented()[..]
     else {
-        panic!("ten examples")
+        panic!("eleven examples")
     };
     let (words, _) = whole.split_once("[[pipeline]]").expect("it has pipelines");
     let (first, rest) = whole.split_once("[sync]").expect("it has a table of sync");
@@ -550,6 +551,7 @@ fn examples_of_the_documentation_are_plans() {
     // A table of its own, so that it may stand behind all others of `sync`; nothing is sharded over workers.
     let workers = words.replace("zero = 1 ", "zero = 0 ");
     let summed = format!("{workers}\n{summing}\n{pipelines}");
+    let tables = format!("{workers}\n{summing}\n{tables}\n{pipelines}");
     let summed_by_group = format!("{workers}\n{summing}\n{by_group}\n{pipelines}");
     for text in [
         whole.to_owned(),
@@ -562,6 +564,7 @@ fn examples_of_the_documentation_are_plans() {
         format!("{apart}\n{averaging}"),
         summed,
         summed_by_group,
+        tables,
         renamed,
     ] {
         let plan = Plan::from_toml(&text, "plan.md").unwrap_or_else(|error| panic!("{error}"));

@@ -3,8 +3,8 @@
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
     Axis, AxisSet, Compression, Corrections, DeviceList, LayoutRules, Mesh, Number, Optimizer,
-    ParameterGroup, PassTimes, Pipeline, Plan, PlanError, Prediction, ScheduleKind, Stage, Sync,
-    Uniform, Updates, Weights,
+    ParameterGroup, PassTimes, Pipeline, Plan, PlanError, Prediction, ScheduleKind, Stage,
+    Summation, Sync, Uniform, Updates, Weights,
 };
 
 const DEVICES: usize = 8;
@@ -305,6 +305,78 @@ fn sparse_gradients_are_possible() {
             "sync.sparse = true: with sparse gradients there are no servers: workers exchange rows among \
              themselves"
         )
+    );
+}
+
+#[test]
+fn tables_on_servers_are_possible() {
+    let graph = |spec| ModelSpec::parse(spec).and_then(|spec| spec.graph()).expect("a valid model");
+    let untied = "gpt:layers=2,hidden=64,heads=4,seq=32,vocab=96,tied=false";
+    let table = |servers: &[u32]| ParameterGroup {
+        sparse: Some(true),
+        servers: Some(servers.to_vec()),
+        ..ParameterGroup::named("embedding.token")
+    };
+    let refused = |spec, change: &dyn Fn(&mut Plan)| {
+        let sync = Sync { summation: Some(Summation::of(2)), ..Sync::default() };
+        let uniform =
+            Uniform { mesh: Mesh::of(2, 1, 1), sync, global_batch: 8, ..Uniform::default() };
+        let graph = graph(spec);
+        let mut plan = uniform.plan(&graph, "model", "local");
+        plan.parameters = vec![table(&[0, 1])];
+        change(&mut plan);
+        plan.validate(&graph, DEVICES).err().map(|error| error.to_string())
+    };
+    let said = |text: &str| Some(text.to_owned());
+    assert_eq!(refused(untied, &|_| {}), None);
+    let without = |group: ParameterGroup| {
+        refused(untied, &move |it: &mut Plan| it.parameters = vec![group.clone()])
+    };
+    for servers in [None, Some(vec![])] {
+        assert_eq!(
+            without(ParameterGroup { servers, ..table(&[]) }),
+            said(
+                "parameters[0].sparse = true: with sparse gradients workers of servers have embedding.token on some \
+                 of these: give it a group of its own that says on which (names = \"embedding.token\", sparse = true, \
+                 servers = [0])"
+            )
+        );
+    }
+    assert_eq!(
+        refused(untied, &|it| (it.parameters, it.sync.sparse) = (vec![], true)),
+        said(
+            "sync.sparse = true: with sparse gradients workers of servers have embedding.token on some of these: give \
+             it a group of its own that says on which (names = \"embedding.token\", sparse = true, servers = [0])"
+        )
+    );
+    assert_eq!(
+        without(table(&[0, 2])),
+        said(
+            "parameters[0].servers = [0, 2]: there is no server 2: sync.summation.servers = 2, numbered from 0"
+        )
+    );
+    let many: Vec<u32> = (0..97).map(|piece| piece % 2).collect();
+    assert_eq!(
+        without(table(&many)),
+        said(&format!(
+            "parameters[0].servers = {many:?}: embedding.token has 96 rows, and each of these gets one at least"
+        ))
+    );
+    let lamb = Optimizer::Lamb { beta1: 0.9, beta2: 0.99, epsilon: 1e-6, weight_decay: 0.0 };
+    assert_eq!(
+        refused(untied, &|it| it.optimizer = lamb),
+        said(
+            "parameters[0].servers = [0, 1]: lamb looks at all of embedding.token when it updates, so one server has \
+             all of it: servers = [0]"
+        )
+    );
+    assert_eq!(
+        refused(untied, &|it| (it.optimizer, it.parameters) = (lamb, vec![table(&[1])])),
+        None
+    );
+    let tied = "gpt:layers=2,hidden=64,heads=4,seq=32,vocab=96,tied=true";
+    assert!(
+        refused(tied, &|_| {}).is_some_and(|it| it.contains("embedding.token is read by head too"))
     );
 }
 

@@ -125,6 +125,13 @@ pub struct Bucket {
     pub held: Held,
 }
 
+impl Bucket {
+    /// Whether it is a table that servers hold, of which ranks of this class look up rows.
+    pub fn is_looked_up(&self) -> bool {
+        !self.served.is_empty() && self.held.replicated.rows.is_some()
+    }
+}
+
 /// What a body is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BodyKind {
@@ -387,7 +394,11 @@ impl Class {
         let mut names: Vec<String> = self.stages.iter().map(name).collect();
         if self.stages.is_empty() {
             let number = self.replica.map_or(String::new(), |it| format!(" {it}"));
-            let kind = if self.sums() { "summing" } else { "parameter" };
+            let kind = match self.sums() {
+                true if self.holds_tables() => "table",
+                true => "summing",
+                false => "parameter",
+            };
             return format!("{kind} server{number}");
         }
         // Several pipelines may come to the same stage.
@@ -397,7 +408,13 @@ impl Class {
         format!("{noun} {}{replica}", names.join(", "))
     }
 
-    /// Whether it is a server that sums gradients: it holds no stage and answers no clients.
+    /// Whether it is a server that holds tables of which workers look up rows.
+    pub fn holds_tables(&self) -> bool {
+        self.sums() && !self.buckets.is_empty()
+    }
+
+    /// Whether it is a server that sums gradients, or holds tables, in the order of its control: it holds no stage
+    /// and answers no clients.
     pub fn sums(&self) -> bool {
         self.stages.is_empty() && self.serves().is_none()
     }

@@ -72,6 +72,18 @@ pub enum Action {
         /// How it is spread over the mesh.
         layout: Layout,
     },
+    /// Writes which rows of a table this rank's samples look up, as the data say: different ones, in ascending order,
+    /// and behind them none. In an entry of a micro-batch those of this micro-batch.
+    LoadRows {
+        /// The graph's parameter.
+        table: ValueId,
+        /// Otherwise those of these micro-batches of the step, which are all of the rank's.
+        microbatches: Vec<u32>,
+    },
+    /// Writes where each index that it reads first stands among the rows of a table that it reads second.
+    FindRows,
+    /// Takes the rows of a table that it reads second out of the weights that it reads first.
+    TakeRows,
     /// Runs one pass of an operator. Reads and writes stand in the order of the operator's inputs and
     /// outputs, or of its gradient rule's reads and produced gradients.
     Kernel {
@@ -108,12 +120,13 @@ pub enum Action {
     Add,
     /// Each write becomes the read in the same place.
     Copy,
-    /// Sends its read to another class.
+    /// Sends its read to another class. [Rows](crate::Route::moves_rows) it sends as many as there are; it reads
+    /// second which ones, unless it sends just that.
     Send {
         /// Between whom, and which parts.
         route: RouteId,
     },
-    /// Receives its write from another class.
+    /// Receives its write from another class, and reads of rows which ones come.
     Receive {
         /// Between whom, and which parts.
         route: RouteId,

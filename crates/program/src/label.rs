@@ -65,6 +65,9 @@ impl Instruction {
             Action::Collective { .. } | Action::Receive { .. } => Lane::CommunicationIn,
             Action::Send { .. } => Lane::CommunicationOut,
             Action::Load { .. }
+            | Action::LoadRows { .. }
+            | Action::FindRows
+            | Action::TakeRows
             | Action::Kernel { .. }
             | Action::Slice { .. }
             | Action::Add

@@ -1,17 +1,19 @@
-//! How many rows went to each expert, as a run has measured it.
+//! How many rows went to each expert, and how many of a table were looked up, as a run has measured it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use shardloom_graph::ValueId;
 
-use crate::Placement;
+use crate::{BucketId, ClassId, Placement, TableRows};
 
 /// By the value that counts a routing's rows, and by micro-batch of a step: how many rows of each sample each
 /// expert had.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MeasuredRows {
     counts: BTreeMap<(ValueId, u32), Counts>,
+    /// By worker and table: how many different rows of each piece it looked up in a step.
+    lookups: BTreeMap<(ClassId, BucketId), Vec<u32>>,
 }
 
 /// The counts of one routing and micro-batch.
@@ -59,6 +61,17 @@ impl MeasuredRows {
         Some(experts.flat_map(of).sum())
     }
 
+    /// Notes how many different rows of each piece of a table a worker looked up in a step.
+    pub fn note_lookups(&mut self, worker: ClassId, table: BucketId, pieces: Vec<u32>) {
+        self.lookups.insert((worker, table), pieces);
+    }
+
+    /// How many different rows of a piece of a table its worker looked up in a step; none if that was not measured.
+    pub fn looked_up(&self, rows: &TableRows) -> Option<usize> {
+        let pieces = self.lookups.get(&(rows.worker, rows.bucket))?;
+        pieces.get(rows.piece as usize).map(|&count| count as usize)
+    }
+
     /// By routing and micro-batch, how many rows each expert had.
     pub fn by_expert(&self) -> impl Iterator<Item = (ValueId, u32, Vec<usize>)> + '_ {
         self.counts.iter().map(|(&(counts, microbatch), known)| {
@@ -69,6 +82,6 @@ impl MeasuredRows {
 
     /// Whether nothing was measured.
     pub fn is_empty(&self) -> bool {
-        self.counts.is_empty()
+        self.counts.is_empty() && self.lookups.is_empty()
     }
 }

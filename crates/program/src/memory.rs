@@ -176,6 +176,7 @@ impl Class {
             };
             let held = match tensor.content {
                 Content::Weight
+                | Content::LookedUp
                 | Content::PreviousWeight
                 | Content::WeightVelocity
                 | Content::ExtrapolatedWeight => &mut bytes.weights,
@@ -186,6 +187,7 @@ impl Class {
                 Content::MasterWeight | Content::OptimizerState(_) => &mut bytes.state,
                 Content::Activation
                 | Content::Staging
+                | Content::Lookups
                 | Content::Compressed
                 | Content::SummedWeight
                 | Content::Negotiation

@@ -37,6 +37,12 @@ pub enum Carried {
     Gradients(BucketId),
     /// Gradients of a range of the receiver's bucket, summed over all workers, from the server that sums them.
     Sums(BucketId),
+    /// Which rows of a piece of the sender's table it looks up, to the server that holds this piece: its number.
+    Lookups(BucketId, u32),
+    /// The weights of these rows of the receiver's table, from that server.
+    LookedUp(BucketId, u32),
+    /// Gradients of these rows of the sender's table, to that server.
+    RowGradients(BucketId, u32),
 }
 
 /// How something goes from one class to another.
@@ -118,6 +124,7 @@ impl Route {
     pub fn is_of_server(&self) -> bool {
         match self.carried {
             Carried::Weights(_) | Carried::Gradients(_) | Carried::Sums(_) => true,
+            Carried::Lookups(..) | Carried::LookedUp(..) | Carried::RowGradients(..) => true,
             Carried::Value(_) | Carried::Gradient(_) | Carried::Norm => false,
         }
     }
@@ -146,12 +153,39 @@ impl Route {
         Route { carried, from, to, format, messages }
     }
 
+    /// Whether it brings rows of a table, as many as turn out while running: its messages have room for the most, and
+    /// of an end where rows of all pieces lie one behind the other they say nothing more.
+    pub fn moves_rows(&self) -> bool {
+        matches!(
+            self.carried,
+            Carried::Lookups(..) | Carried::LookedUp(..) | Carried::RowGradients(..)
+        )
+    }
+
+    /// The way of up to so many rows of a shape, from the row where they begin at the one class to that at the
+    /// other.
+    pub(crate) fn of_rows(
+        carried: Carried,
+        [(from, source), (to, target)]: [(ClassId, usize); 2],
+        format: Format,
+        rows: usize,
+        columns: Option<usize>,
+    ) -> Route {
+        let part = |start| Placement {
+            start: [start].into_iter().chain(columns.map(|_| 0)).collect(),
+            extent: [rows].into_iter().chain(columns).collect(),
+        };
+        let messages = vec![Message { from: 0, to: 0, source: part(source), target: part(target) }];
+        Route { carried, from, to, format, messages }
+    }
+
     /// The micro-batch that its messages belong to in an entry of this one: the same, but where what it carries
     /// belongs to a step, whatever it is sent beside.
     pub fn microbatch(&self, of_entry: Option<u32>) -> Option<u32> {
         match self.carried {
             Carried::Value(_) | Carried::Gradient(_) => of_entry,
             Carried::Norm | Carried::Weights(_) | Carried::Gradients(_) | Carried::Sums(_) => None,
+            Carried::Lookups(..) | Carried::LookedUp(..) | Carried::RowGradients(..) => None,
         }
     }
 

@@ -128,6 +128,11 @@ pub enum Content {
     Gradient,
     /// Which rows of a table gradients are of.
     Rows,
+    /// Which rows of a table that servers hold a worker's samples look up: different ones, in ascending order, and
+    /// behind them none.
+    Lookups,
+    /// The weights of these rows.
+    LookedUp,
     /// The n-th tensor that the optimizer keeps.
     OptimizerState(u8),
     /// Weights before their last update, for linear weight prediction.

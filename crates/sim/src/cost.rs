@@ -5,8 +5,8 @@ use shardloom_graph::work::{self, MatmulShape, Pass, Work};
 use shardloom_graph::{Extents, Graph, OpId, OpKind};
 use shardloom_plan::Number;
 use shardloom_program::{
-    Action, Assignment, Class, ClassId, Collective, Content, Copies, Exchange, Extent, Instruction,
-    Placement, Program, Shape, Tensor, View, multiplies_in_8_bits,
+    Action, Assignment, Carried, Class, ClassId, Collective, Content, Copies, Exchange, Extent,
+    Instruction, Message, Placement, Program, Route, Shape, Tensor, View, multiplies_in_8_bits,
 };
 
 use crate::rate::{collective_rate_name, rate_name};
@@ -111,6 +111,44 @@ impl<'a> CostModel<'a> {
         Ok(Some(Exchange { elements, ..exchange }))
     }
 
+    /// Bytes of a message, as many as it brings rows.
+    ///
+    /// # Errors
+    /// If how many rows there are is not known.
+    pub fn message_bytes(&self, route: &Route, message: &Message) -> Result<u64, SimError> {
+        let most = route.message_bytes(message);
+        let Some(rows) = self.program.table_rows(route) else { return Ok(most) };
+        let room = message.source.extent[0].max(1) as u64;
+        Ok((self.rows.looked_up(&rows)? * (most / room) as f64).round() as u64)
+    }
+
+    /// How much of the room for rows that workers look up in a table of a server's is filled.
+    ///
+    /// # Errors
+    /// If how many rows there are is not known.
+    fn filled(&self, class: &Class, instruction: &Instruction) -> Result<f64, SimError> {
+        let bucket = instruction.reads.first().and_then(|it| class.tensor(it.tensor).bucket);
+        let Some(bucket) = bucket.filter(|_| class.holds_tables()).map(|it| class.bucket(it))
+        else {
+            return Ok(1.0);
+        };
+        let param = class.param(bucket.params[0]);
+        let first = param.part.start / param.columns.max(1);
+        let (mut found, mut room) = (0.0, 0.0);
+        for route in &self.program.routes {
+            let Carried::Lookups(..) = route.carried else { continue };
+            let Some(rows) = self.program.table_rows(route) else { continue };
+            let of = self.program.class(rows.worker).bucket(rows.bucket);
+            let value = self.program.class(rows.worker).param(of.params[0]).value;
+            let is_its = self.program.class(rows.server).first_rank == class.first_rank;
+            if is_its && value == param.value && rows.rows.start == first {
+                found += self.rows.looked_up(&rows)?;
+                room += route.messages.iter().map(|it| it.source.extent[0] as f64).sum::<f64>();
+            }
+        }
+        Ok(if room > 0.0 { found / room } else { 1.0 })
+    }
+
     /// Bytes that `position` of `class` sends less in one step than if all slots were filled.
     ///
     /// # Errors
@@ -120,8 +158,15 @@ impl<'a> CostModel<'a> {
         let mut bytes = 0;
         let held = node.guards().flat_map(|guard| &guard.then);
         for entry in node.unguarded().chain(held) {
-            let Some(microbatch) = entry.microbatch.map(|it| self.measured(it)) else { continue };
+            let microbatch = self.measured(entry.microbatch.unwrap_or(0));
             for instruction in &node.body_of(entry).instructions {
+                if let Action::Send { route } = instruction.action {
+                    let route = self.program.route(route);
+                    for message in route.sent_by(position).filter(|_| route.moves_rows()) {
+                        let most = route.message_bytes(message);
+                        bytes += most - self.message_bytes(route, message)?.min(most);
+                    }
+                }
                 let Some(rows) = node.row_exchange(position, instruction) else { continue };
                 let count =
                     |of: &Placement| self.rows.rows(self.graph, rows.counts, microbatch, of);
@@ -209,8 +254,15 @@ impl<'a> CostModel<'a> {
                 moved("add", written(), read() + 2 * written_bytes())
             }
             Action::Copy if instruction.is_move() => 0.0,
-            Action::Copy | Action::Load { .. } | Action::Slice { .. } => {
-                moved("copy", written(), 2 * written_bytes())
+            Action::Copy
+            | Action::Load { .. }
+            | Action::LoadRows { .. }
+            | Action::FindRows
+            | Action::Slice { .. } => moved("copy", written(), 2 * written_bytes()),
+            Action::TakeRows => {
+                let filled = self.filled(class, instruction)?;
+                let part = |all: usize| (filled * all as f64) as usize;
+                moved("copy", part(written()), part(2 * written_bytes()))
             }
             Action::Norm => {
                 let all = instruction.reads.iter();
@@ -230,9 +282,10 @@ impl<'a> CostModel<'a> {
                 let name = format!("update.{}", self.program.optimizer.name());
                 let weights = self.updated_bytes(class, position, instruction);
                 // Of a table only the rows are touched that have gradients, where nothing changes without.
+                let filled = self.filled(class, instruction)?;
                 let touched = match self.program.optimizer.changes_without_gradient() {
                     true => written(),
-                    false => elements(gradients).min(written()),
+                    false => ((filled * elements(gradients) as f64) as usize).min(written()),
                 };
                 // Tables of billions of elements have more squares of bytes than 64 bits count.
                 let share = weights as u128 * touched as u128 / written().max(1) as u128;
@@ -245,8 +298,10 @@ impl<'a> CostModel<'a> {
             }
             // Everything is read and written once, as if it took one kernel.
             Action::Compress { .. } | Action::Decompress { .. } | Action::SumRows => {
+                let filled = self.filled(class, instruction)?;
+                let part = |all: usize| (filled * all as f64) as usize;
                 let elements = instruction.operands().map(elements).max().unwrap_or(0);
-                moved("copy", elements, all_read() + written_bytes())
+                moved("copy", part(elements), part(all_read() + written_bytes()))
             }
             Action::Cast => {
                 let kept = self.kept_bytes(class, position, instruction);

@@ -36,6 +36,9 @@ impl CostModel<'_> {
             | Action::Average { .. }
             | Action::Copy
             | Action::Load { .. }
+            | Action::LoadRows { .. }
+            | Action::FindRows
+            | Action::TakeRows
             | Action::Slice { .. }
             | Action::Norm
             | Action::Statistics { .. }

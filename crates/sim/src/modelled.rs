@@ -246,15 +246,16 @@ impl<'a> Modelled<'a> {
 
     /// Durations of a route's messages, per sender.
     fn route(&mut self, id: RouteId) -> Result<&[Vec<Picos>], SimError> {
-        if self.sends[id.0 as usize].is_none() {
-            let program = self.costs.program();
-            let route = program.route(id);
+        let program = self.costs.program();
+        let route = program.route(id);
+        // How many rows there are may be found out while running.
+        if self.sends[id.0 as usize].is_none() || route.moves_rows() {
             let [from, to] = [route.from, route.to].map(|class| program.class(class));
             let concurrent = concurrent_messages(program, self.costs.cluster(), route)?;
             let mut sends = vec![vec![]; from.mesh.size()];
             for (message, concurrent) in route.messages.iter().zip(concurrent) {
                 let (sender, receiver) = (from.devices[message.from], to.devices[message.to]);
-                let bytes = route.message_bytes(message);
+                let bytes = self.costs.message_bytes(route, message)?;
                 let seconds = self.costs.message_seconds(sender, receiver, bytes, concurrent)?;
                 sends[message.from].push(Picos::from_seconds(seconds));
             }
@@ -359,7 +360,7 @@ impl Driver for Modelled<'_> {
         let mut seconds = 0.0;
         for message in own {
             let (sender, receiver) = (from.devices[message.from], to.devices[message.to]);
-            let bytes = route.message_bytes(message);
+            let bytes = self.costs.message_bytes(route, message)?;
             seconds += self.costs.inflow_seconds(sender, receiver, bytes)?;
         }
         Ok(Picos::from_seconds(seconds))

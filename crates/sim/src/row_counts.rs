@@ -1,7 +1,7 @@
 //! How many rows go to each expert, as far as the time of a step depends on it.
 
 use shardloom_graph::{Extents, Graph, OpKind, ValueId};
-use shardloom_program::{Class, MeasuredRows, Placement, Program};
+use shardloom_program::{Class, MeasuredRows, Placement, Program, TableRows};
 
 use crate::SimError;
 
@@ -81,6 +81,24 @@ impl RowCounts {
                 let found = measured.rows(counts, microbatch, of.range(0), of.range(1));
                 let reason = || format!("those of micro-batch {microbatch} were not measured");
                 found.map(|rows| rows as f64).ok_or_else(|| unknown(reason()))
+            }
+        }
+    }
+
+    /// Rows of a piece of a table that a worker looks up in a step: those that were measured, or as many as are expected
+    /// where each is as likely as any other.
+    ///
+    /// # Errors
+    /// If others were measured, and these were not.
+    pub(crate) fn looked_up(&self, rows: &TableRows) -> Result<f64, SimError> {
+        match self {
+            RowCounts::Even | RowCounts::Shares(_) => Ok(rows.expected()),
+            RowCounts::Measured(measured) => {
+                let found = measured.looked_up(rows).map(|rows| rows as f64);
+                found.ok_or_else(|| SimError::Rows {
+                    counts: format!("rows looked up in piece {} of a table", rows.piece),
+                    reason: "they were not measured".into(),
+                })
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use shardloom::plan::{Arrangement, Averaging, Axis, Plan, Share, Updates};
+use shardloom::plan::{Arrangement, Averaging, Axis, ParameterGroup, Plan, Share, Updates};
 use shardloom::program::quantity::counted;
 
 /// Devices, stages, mesh, ZeRO, schedule, micro-batches and recomputation.
@@ -64,7 +64,13 @@ pub fn plan_line(plan: &Plan) -> String {
     if let Some(summation) = plan.sync.summation {
         let share = match summation.share {
             _ if plan.parameters.iter().any(|group| group.servers.is_some()) => {
-                ", by groups of parameters".into()
+                let on_servers = |group: &ParameterGroup| {
+                    let servers = group.servers.as_ref().is_some_and(|it| !it.is_empty());
+                    group.sparse == Some(true) && servers
+                };
+                let tables = plan.parameters.iter().any(on_servers);
+                let tables = if tables { " and with tables" } else { "" };
+                format!(", by groups of parameters{tables}")
             }
             Share::Part(1.0) => String::new(),
             share => {

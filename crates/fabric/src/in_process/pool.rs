@@ -14,6 +14,8 @@ pub(super) struct SendPool {
 
 /// The buffers of a pool that nobody uses.
 struct Free {
+    /// Elements of each, also of those that come back with less.
+    elements: usize,
     buffers: Mutex<Vec<Contents>>,
     sender: u32,
     roster: Arc<Roster>,
@@ -32,7 +34,8 @@ impl SendPool {
         let mut buffers = Vec::with_capacity(ready);
         buffers.resize_with(ready, || Contents::zeroed(pool.format, pool.elements));
         let (roster, counters) = (Arc::clone(roster), Arc::clone(counters));
-        let free = Arc::new(Free { buffers: Mutex::new(buffers), sender, roster, counters });
+        let (elements, buffers) = (pool.elements, Mutex::new(buffers));
+        let free = Arc::new(Free { elements, buffers, sender, roster, counters });
         Self { pool, made: ready, free }
     }
 
@@ -65,7 +68,8 @@ impl SendPool {
 }
 
 impl Returns for Free {
-    fn take_back(&self, contents: Contents) {
+    fn take_back(&self, mut contents: Contents) {
+        contents.set_elements(self.elements);
         self.counters.count_returned(contents.bytes());
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner).push(contents);
         self.roster.bell(self.sender).ring();

@@ -65,7 +65,10 @@ impl SendPool {
             return None;
         }
         let contents = match state.buffers.pop() {
-            Some(contents) => contents,
+            Some(mut contents) => {
+                contents.set_elements(self.pool.elements);
+                contents
+            }
             None if self.made < self.pool.most => {
                 self.made += 1;
                 self.credits.counters.count_late_buffer();

@@ -132,6 +132,7 @@ facts! {
     messages {
         messages_of_a_tag_stay_in_order_and_others_wait_until_asked_for
         messages_of_every_format_arrive_as_they_were_sent
+        a_message_may_have_less_than_there_is_room_for
         try_receive_finds_what_is_there_and_nothing_else
         a_sender_without_a_free_buffer_waits_and_says_so
         two_buffers_pass_any_number_of_messages

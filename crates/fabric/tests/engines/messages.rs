@@ -60,6 +60,35 @@ pub fn messages_of_every_format_arrive_as_they_were_sent(engine: &Tested) {
     });
 }
 
+/// One buffer goes to and fro, with as much in it as each message has.
+pub fn a_message_may_have_less_than_there_is_room_for(engine: &Tested) {
+    let lengths = [3, 0, 5, 1, 5];
+    let bytes = lengths.iter().sum::<usize>() as u64 * 4;
+    let counters = on_ranks(engine, 2, PATIENT, |mut endpoint| {
+        if endpoint.rank() == 0 {
+            let room = Pool { to: 1, format: Format::U32, elements: 5, ready: 1, most: 1 };
+            let room = endpoint.pool(room).unwrap();
+            for length in lengths {
+                let mut message = endpoint.message(room, 0).unwrap();
+                assert_eq!(message.view().elements(), 5);
+                message.shorten(length);
+                assert_eq!(message.bytes(), 4 * length as u64);
+                if let ViewMut::U32(to) = message.view_mut() {
+                    (0..).zip(to).for_each(|(number, to)| *to = number);
+                }
+                endpoint.send(message).unwrap();
+            }
+        } else {
+            for length in lengths {
+                let message = endpoint.receive(0, 0).unwrap();
+                assert_eq!(message.view(), View::U32(&[0, 1, 2, 3, 4][..length]));
+            }
+        }
+        endpoint.counters()
+    });
+    assert_eq!(counters[0].message_bytes, bytes);
+}
+
 pub fn a_message_is_moved_and_not_copied(engine: &Tested) {
     let [zero, one] = &mut connect(engine, 2, PATIENT)[..] else { unreachable!("two ranks") };
     let pool = pool(zero, 1, 1);

@@ -13,6 +13,7 @@ pub(crate) mod herring;
 pub(crate) mod horovod;
 pub(crate) mod interleaved;
 pub(crate) mod megatron_lm;
+pub(crate) mod parallax;
 pub(crate) mod parameter_server;
 pub(crate) mod pipedream;
 pub(crate) mod pipedream_2bw;

@@ -8,11 +8,22 @@ use crate::choice::Task;
 use crate::selection::Selection;
 use crate::{Choice, MethodError};
 
-/// One server, two, four and so on up to half of the devices; of the others as many workers as the batch can be
-/// dealt to, each with the largest micro-batches that fit. `with` says what plans with so many servers have.
+/// The fastest of the plans that [`fastest_plan`] tries. `with` says what plans with so many servers have.
 pub(super) fn fastest(
     task: &Task<'_>,
     with: impl Fn(u32, Uniform) -> Uniform,
+) -> Result<Choice, MethodError> {
+    let request = task.request;
+    fastest_plan(task, |count, common| {
+        Some(with(count, common).plan(task.graph, &request.model, &request.cluster))
+    })
+}
+
+/// One server, two, four and so on up to half of the devices; of the others as many workers as the batch can be
+/// dealt to, each with the largest micro-batches that fit. `with` makes the plan with so many servers, if there is one.
+pub(super) fn fastest_plan(
+    task: &Task<'_>,
+    with: impl Fn(u32, Uniform) -> Option<Plan>,
 ) -> Result<Choice, MethodError> {
     let (cluster, request) = (task.cluster, task.request);
     let devices = cluster.device_count();
@@ -29,8 +40,7 @@ pub(super) fn fastest(
         for microbatches in divisors(batch / workers) {
             let common = task.uniform(1, Mesh::of(workers, 1, 1), microbatches as usize);
             let recompute = Recompute::None.under(cluster.stack());
-            let uniform = with(count, Uniform { recompute, ..common });
-            let plan = uniform.plan(task.graph, &request.model, &request.cluster);
+            let Some(plan) = with(count, Uniform { recompute, ..common }) else { continue };
             let plan = Plan { post_validation: request.post_validation, ..plan };
             let judgement = match judge(task.graph, cluster, &plan) {
                 Ok(judgement) => judgement,

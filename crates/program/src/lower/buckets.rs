@@ -12,7 +12,7 @@ use super::holdings::{Keeps, ParameterGroupId, Ways, Whose};
 use super::stage::StageModel;
 use crate::class::{Bucket, BucketId, ClassId, ParamId, ServedRange, WeightParam};
 use crate::ring::Ring;
-use crate::sync::{Lookups, add};
+use crate::sync::{Asked, Holder, Lookups, add};
 use crate::{
     Content, Copies, Format, Instruction, Keep, Layout, Mode, ProgramError, Shape, Tensor,
     TensorId, View, Window, Write, overlap,
@@ -77,6 +77,8 @@ impl<'a> Parameters<'a> {
             }
         }
         let replica_axes = (plan.replica_axes(graph), plan.averaged_axes(graph));
+        // Servers that workers have hold tables, too.
+        let lie_on_servers = plan.sync.summation.is_some();
         let mut keys: Vec<Key> = vec![];
         let mut members: Vec<Vec<(ValueId, Layout)>> = vec![];
         for ((unit, value), (stage, layout)) in held {
@@ -89,7 +91,7 @@ impl<'a> Parameters<'a> {
                 table,
                 ..key(graph, &replica_axes, (stages, stage), value, &layout)?
             };
-            if keeps.servers.is_some() {
+            if keeps.servers.is_some() || (table.is_some() && lie_on_servers) {
                 // Nobody adds gradients up: each worker sends its own.
                 key.classes.clear();
             }
@@ -143,7 +145,8 @@ impl<'a> Parameters<'a> {
             let keeps = Keeps { averages: !key.own.is_empty(), ..keeps };
             let lookups = key.table.map(|table| {
                 let columns = parts.params[ids[0].0 as usize].shape[1..].iter().product();
-                Lookups { rows: rows_read(graph, plan, stages, table), columns }
+                let holder = if lie_on_servers { Holder::Servers } else { Holder::Readers };
+                Lookups { rows: rows_read(graph, plan, stages, table), columns, holder }
             });
             let whose = Whose {
                 group: key.group,
@@ -166,6 +169,7 @@ impl<'a> Parameters<'a> {
                 copies,
                 splits: key.splits,
                 owned_here: keeps.servers.is_none()
+                    && lookups.is_none_or(|it| it.holder == Holder::Readers)
                     && key.classes.first().is_none_or(|&first| first == class),
                 served: vec![],
                 summed: vec![],
@@ -181,19 +185,22 @@ impl<'a> Parameters<'a> {
         if keeps.is_delayed && moves {
             parts.add_moved(graph);
         }
-        if plan.looks_at_norm() {
-            let norm = Tensor {
-                name: "gradient norm".into(),
-                shape: Shape::Local(vec![]),
-                format: Format::F64,
-                keep: Keep::Resident,
-                copies: Copies::One,
-                content: Content::Norm,
-                bucket: None,
-            };
-            parts.norm = Some(add(&mut parts.tensors, norm));
-        }
+        parts.add_norm();
         Ok(parts)
+    }
+
+    /// Adds the squared norm of gradients, where the plan looks at it.
+    fn add_norm(&mut self) {
+        let norm = || Tensor {
+            name: "gradient norm".into(),
+            shape: Shape::Local(vec![]),
+            format: Format::F64,
+            keep: Keep::Resident,
+            copies: Copies::One,
+            content: Content::Norm,
+            bucket: None,
+        };
+        self.norm = self.plan.looks_at_norm().then(|| add(&mut self.tensors, norm()));
     }
 
     fn none(plan: &'a Plan, ways: &'a Ways<'a>, mesh: Mesh) -> Parameters<'a> {
@@ -259,6 +266,16 @@ impl<'a> Parameters<'a> {
         group.servers.as_deref()
     }
 
+    /// Whether a bucket is a table that servers hold.
+    pub fn is_asked(&self, id: BucketId) -> bool {
+        self.lookups[id.0 as usize].is_some_and(|it| it.holder == Holder::Servers)
+    }
+
+    /// Whether servers hold some table.
+    pub fn lie_on_servers(&self) -> bool {
+        (0..self.buckets.len() as u32).any(|id| self.is_asked(BucketId(id)))
+    }
+
     /// Whether servers that sum leave all of a bucket to the workers, as its group has it.
     pub fn is_summed_by_workers(&self, id: BucketId) -> bool {
         self.servers(id).is_some_and(<[u32]>::is_empty)
@@ -290,40 +307,67 @@ impl<'a> Parameters<'a> {
     /// Those of a server, which updates ranges of these buckets, alone and by itself.
     pub fn of_server(&self, server: ClassId) -> Parameters<'a> {
         let mut parts = Parameters::none(self.plan, self.ways, Mesh::SINGLE);
-        let keeps = Keeps { is_delayed: false, backs_up: false, averages: false, servers: None };
-        for (bucket_index, bucket) in self.buckets.iter().enumerate() {
+        for (index, bucket) in self.buckets.iter().enumerate() {
             for ServedRange { range, .. } in bucket.served.iter().filter(|it| it.server == server) {
-                let id = BucketId(parts.buckets.len() as u32);
-                let mut ids = vec![];
-                for param in &bucket.params {
-                    let param = &self.params[param.0 as usize];
-                    let held = overlap(range, &param.range());
-                    if held.is_empty() {
-                        continue;
-                    }
-                    let part = held.start - param.offset..held.end - param.offset;
-                    let offset = held.start - range.start;
-                    let param = WeightParam { bucket: id, offset, part, ..param.clone() };
-                    ids.push(ParamId(parts.params.len() as u32));
-                    parts.by_value.insert(param.value, ids[ids.len() - 1]);
-                    parts.params.push(param);
-                }
-                let group = self.groups[bucket_index];
-                let whose = Whose::alone(group);
-                let held = parts.hold(id, &bucket.name, range.len(), &ids, whose, keeps);
-                parts.groups.push(group);
-                parts.lookups.push(None);
-                parts.buckets.push(Bucket {
-                    params: ids,
-                    elements: range.len(),
-                    held,
-                    served: vec![],
-                    owned_here: true,
-                    ..bucket.clone()
-                });
+                parts.hold_range(self, index, range, None);
             }
         }
         parts
+    }
+
+    /// Those of a server of this many workers, which holds pieces of their tables, by itself, and sums besides.
+    pub fn of_table_server(&self, server: ClassId, workers: usize) -> Parameters<'a> {
+        let mut parts = Parameters::none(self.plan, self.ways, Mesh::SINGLE);
+        for (index, bucket) in self.buckets.iter().enumerate() {
+            let Some(Lookups { rows, columns, .. }) = self.lookups[index] else { continue };
+            for ServedRange { range, .. } in bucket.served.iter().filter(|it| it.server == server) {
+                let rows = rows.min(range.len() / columns);
+                let lookups = Lookups { rows, columns, holder: Holder::Server { workers } };
+                parts.hold_range(self, index, range, Some(lookups));
+            }
+        }
+        parts.add_norm();
+        parts
+    }
+
+    /// Adds a range of a bucket of `from`, which it updates by itself, as a bucket of its own.
+    fn hold_range(
+        &mut self,
+        from: &Parameters<'a>,
+        index: usize,
+        range: &Range<usize>,
+        lookups: Option<Lookups>,
+    ) {
+        let bucket = &from.buckets[index];
+        let id = BucketId(self.buckets.len() as u32);
+        let mut ids = vec![];
+        for param in &bucket.params {
+            let param = &from.params[param.0 as usize];
+            let held = overlap(range, &param.range());
+            if held.is_empty() {
+                continue;
+            }
+            let part = held.start - param.offset..held.end - param.offset;
+            let offset = held.start - range.start;
+            let param = WeightParam { bucket: id, offset, part, ..param.clone() };
+            ids.push(ParamId(self.params.len() as u32));
+            self.by_value.insert(param.value, ids[ids.len() - 1]);
+            self.params.push(param);
+        }
+        let keeps = Keeps { is_delayed: false, backs_up: false, averages: false, servers: None };
+        let group = from.groups[index];
+        let whose = Whose { lookups, ..Whose::alone(group) };
+        let held = self.hold(id, &bucket.name, range.len(), &ids, whose, keeps);
+        self.groups.push(group);
+        self.lookups.push(lookups);
+        self.buckets.push(Bucket {
+            params: ids,
+            elements: range.len(),
+            held,
+            served: vec![],
+            owned_here: true,
+            ..bucket.clone()
+        });
     }
 
     /// The algorithm of collectives of a bucket that are no replicas' own.
@@ -331,8 +375,19 @@ impl<'a> Parameters<'a> {
         self.ways.sync(self.groups[id.0 as usize]).algorithm
     }
 
+    /// Which rows of a table a worker has, and their weights, if servers hold it.
+    pub fn asked(&self, value: ValueId) -> Option<Asked> {
+        let bucket = self.params[self.by_value.get(&value)?.0 as usize].bucket;
+        let is_asked =
+            self.lookups[bucket.0 as usize].is_some_and(|it| it.holder == Holder::Servers);
+        is_asked.then(|| Asked::of(self.replicated(bucket)))
+    }
+
     /// A weight as operators read it.
     pub fn weight(&self, value: ValueId) -> View {
+        if let Some(Asked { looked_up, .. }) = self.asked(value) {
+            return View::whole(looked_up);
+        }
         let param = self.param(value);
         let bucket = self.params[param.0 as usize].bucket;
         View { tensor: self.replicated(bucket).used, window: Window::Param(param) }

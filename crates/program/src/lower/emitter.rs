@@ -10,7 +10,7 @@ use super::rows::counts_layout;
 use super::stage::Context;
 use crate::eight_bits::is_stored_in_8_bits;
 use crate::redistribution::{Change, cheapest};
-use crate::sync::add;
+use crate::sync::{Asked, add};
 use crate::{
     Action, Collective, Content, Copies, Counted, Format, Group, Instruction, Keep, Layout,
     ProgramError, Shape, Tensor, TensorId, View, Write,
@@ -198,6 +198,7 @@ impl<'a> Emitter<'a> {
             let operand = self.obtain(input, &layout)?;
             reads.push(operand.expect("inputs of an operator are emitted before it"));
         }
+        self.find_rows(op, &mut reads);
         let mut writes = vec![];
         for (index, &output) in node.outputs.iter().enumerate() {
             let layout = assignment.output(context.graph, op, index);
@@ -208,6 +209,22 @@ impl<'a> Emitter<'a> {
         let assignment = assignment.clone();
         self.push(Action::Kernel { op, pass: Pass::Forward, assignment, again }, reads, writes);
         Ok(())
+    }
+
+    /// Of a table that servers hold a rank has only some rows: what an operator looks up in it becomes where these
+    /// stand.
+    fn find_rows(&mut self, op: OpId, reads: &mut [View]) {
+        let context = self.context;
+        let inputs = &context.graph.op(op).inputs;
+        let mut asked = inputs.iter().filter_map(|&input| context.params.asked(input));
+        if let (Some(Asked { lookups, .. }), [indices, ..]) = (asked.next(), reads) {
+            let tensor = self.tensors[indices.tensor.0 as usize].clone();
+            let name = format!("{} among rows", tensor.name);
+            let found = add(self.tensors, Tensor { name, ..tensor });
+            let reads = vec![*indices, View::whole(lookups)];
+            self.push(Action::FindRows, reads, vec![write(found)]);
+            *indices = View::whole(found);
+        }
     }
 }
 

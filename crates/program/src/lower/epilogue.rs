@@ -27,8 +27,10 @@ pub(super) fn body(
 /// it.
 pub(super) fn norm(parameters: &Parameters<'_>, group: Group) -> Vec<Instruction> {
     let Some(norm) = parameters.norm else { return vec![] };
-    let gradients = buckets(parameters).map(|(_, bucket)| bucket.held.replicated.reduced);
-    let rows = buckets(parameters).filter_map(|(_, bucket)| rows(bucket));
+    // Of what servers hold, they find it.
+    let own = || buckets(parameters).filter(|(_, bucket)| !bucket.is_looked_up());
+    let gradients = own().map(|(_, bucket)| bucket.held.replicated.reduced);
+    let rows = own().filter_map(|(_, bucket)| rows(bucket));
     let own = Instruction::new(Action::Norm, gradients.chain(rows), [View::whole(norm)]);
     if group == Group::Mesh(vec![]) {
         return vec![own];

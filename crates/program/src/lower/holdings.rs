@@ -7,7 +7,8 @@ use shardloom_plan::{Axis, Kept, ParameterGroups, Plan, PlanError, Precision, Pr
 use super::buckets::Parameters;
 use crate::class::{Bucket, BucketId, ClassId, ParamId, WeightParam};
 use crate::sync::{
-    self, AllReduce, Held, Lookups, Replicated, Sparse, Synchronisation, Unheld, add,
+    self, AllReduce, AnsweredRows, AskedRows, Held, Holder, Lookups, Replicated, Sparse,
+    Synchronisation, Unheld, add,
 };
 use crate::{
     Content, Copies, Extent, Format, Initial, Instruction, Keep, Matrix, Shape, Tensor, TensorId,
@@ -66,8 +67,11 @@ impl<'a> Ways<'a> {
         lookups: Option<Lookups>,
     ) -> &dyn Synchronisation {
         let index = group.map_or(0, |group| 1 + group);
-        if lookups.is_some() {
-            return &self.sparse[index];
+        match lookups.map(|it| it.holder) {
+            Some(Holder::Readers) => return &self.sparse[index],
+            Some(Holder::Servers) => return &AskedRows,
+            Some(Holder::Server { .. }) => return &AnsweredRows,
+            None => {}
         }
         match replicas.is_empty() && self.common.servers().is_none() {
             true => &self.alone,
@@ -159,6 +163,10 @@ impl<'a> Parameters<'a> {
             precision,
         };
         let replicated = self.ways.of(group, replicas, lookups).tensors(&bucket, &mut self.tensors);
+        if lookups.is_some_and(|it| it.holder == Holder::Servers) {
+            let (state, statistics, backups) = (vec![], vec![], vec![]);
+            return Held { replicated, state, statistics, summed: None, backups };
+        }
         // What an update changes has as many elements as the weights that it updates.
         let extent = self.updated_extent(&replicated);
         let fp32 = |name: &str, extent, keep, content| {

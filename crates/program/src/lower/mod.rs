@@ -30,6 +30,7 @@ mod servers;
 mod sharding;
 mod stage;
 mod summing;
+mod tables;
 mod versions;
 mod whole_gradients;
 
@@ -49,6 +50,7 @@ use servers::Service;
 use shardloom_schedule::{Instance, PassKind, Schedule, ScheduleError, StageMap};
 use stage::{StageId, StageModel};
 use summing::Summing;
+use tables::Tables;
 use versions::Versions;
 
 /// The program of `plan` for `graph` on a cluster of `devices` devices.
@@ -118,6 +120,7 @@ pub fn lower_with(
     };
     let service = Service::of(way, &parameters, &mut boundaries)?;
     let summing = Summing::of(way, &mut parameters, &mut boundaries)?;
+    let tables = Tables::of(&mut parameters, &mut boundaries);
     let mut classes: Vec<Class> = vec![];
     for (((id, devices), parameters), early) in ids().zip(&lists).zip(parameters).zip(early) {
         let first_rank = classes.last().map_or(0, |it| it.first_rank.0 + it.mesh.size() as u32);
@@ -132,6 +135,7 @@ pub fn lower_with(
             post_validation: post_validation.as_ref(),
             service: service.as_ref(),
             summing: summing.as_ref(),
+            tables: tables.as_ref(),
             id,
         };
         let class = lowering.class(Rank(first_rank), devices, parameters)?;
@@ -143,7 +147,7 @@ pub fn lower_with(
     }
     if let Some(summing) = &summing {
         Summing::require_one_order(&classes)?;
-        summing.add_servers(plan, &mut classes);
+        summing.add_servers(plan, tables.as_ref(), &mut classes);
     }
     require_common_updates(&classes)?;
     let mut program = Program {
@@ -263,6 +267,7 @@ struct ClassLowering<'a> {
     post_validation: Option<&'a PostValidation>,
     service: Option<&'a Service<'a>>,
     summing: Option<&'a Summing>,
+    tables: Option<&'a Tables<'a>>,
     id: ClassId,
 }
 
@@ -332,6 +337,7 @@ impl ClassLowering<'_> {
         if let Some(summing) = self.summing {
             summing.end_step(&mut order, self.id, &parameters);
         }
+        let pull = self.tables.map(|tables| tables.pull(&mut order, self.id, &parameters));
         let versions = 1 + order.entries.iter().map(|(entry, _)| entry.age).max().unwrap_or(0);
         let control = match (self.post_validation, flag) {
             (Some(later), Some(flag)) => {
@@ -344,7 +350,8 @@ impl ClassLowering<'_> {
                     averaging::control(&mut order, &parameters, averaging, due)
                 }
                 (None, None) => {
-                    order.entries.iter().map(|&(entry, _)| Control::Run(entry)).collect()
+                    let entries = order.entries.iter().map(|&(entry, _)| entry);
+                    pull.into_iter().chain(entries).map(Control::Run).collect()
                 }
             },
         };

@@ -16,6 +16,7 @@ use super::buckets::Parameters;
 use super::epilogue;
 use super::order::Order;
 use super::servers;
+use super::tables::Tables;
 use crate::class::{Body, BodyId, BodyKind, BucketId, Class, ClassId, Part, ServedRange};
 use crate::ring::Ring;
 use crate::sync::{SUM, Synchronisation, add};
@@ -57,6 +58,7 @@ impl Summing {
         let mut pieces = vec![];
         for (worker, parameters) in (0u32..).map(ClassId).zip(workers) {
             let mut of_worker = vec![];
+            let holds_all = !parameters.lie_on_servers();
             for (index, dealt) in dealt.iter().enumerate() {
                 let id = BucketId(index as u32);
                 let summed = dealt.iter().map(|it| {
@@ -79,8 +81,8 @@ impl Summing {
                 };
                 of_worker.push(summed.iter().map(piece).collect());
                 let bucket = &mut parameters.buckets[index];
-                // Every worker has all gradients, and so their norm.
-                bucket.owned_here = true;
+                // Every worker has all gradients, and so their norm, if no server has some.
+                bucket.owned_here |= holds_all;
                 bucket.summed = summed;
             }
             parameters.exchanged = exchanged(parameters, &of_worker);
@@ -109,7 +111,8 @@ impl Summing {
             sent.extend(bucket.filter(|it| known.insert(*it)));
         }
         // A single worker sums nothing.
-        let all = epilogue::buckets(parameters).map(|(id, _)| id);
+        let own = epilogue::buckets(parameters).filter(|(_, bucket)| !bucket.is_looked_up());
+        let all = own.map(|(id, _)| id);
         let others: Vec<BucketId> = all.filter(|id| !sent.contains(id)).collect();
         let buckets = [sent, others].concat();
         let receives = |id: &BucketId| -> Vec<Instruction> {
@@ -122,7 +125,11 @@ impl Summing {
         let instructions: Vec<Instruction> = match parameters.norm {
             None => buckets.iter().flat_map(|id| [receives(id), update(id)].concat()).collect(),
             Some(_) => {
-                let norm = epilogue::norm(parameters, Group::Mesh(vec![]));
+                let group = match parameters.lie_on_servers() {
+                    true => Group::World,
+                    false => Group::Mesh(vec![]),
+                };
+                let norm = epilogue::norm(parameters, group);
                 let received = buckets.iter().flat_map(receives);
                 received.chain(norm).chain(buckets.iter().flat_map(update)).collect()
             }
@@ -133,7 +140,7 @@ impl Summing {
     }
 
     /// Adds the classes of servers to those of workers.
-    pub fn add_servers(&self, plan: &Plan, classes: &mut Vec<Class>) {
+    pub fn add_servers(&self, plan: &Plan, tables: Option<&Tables<'_>>, classes: &mut Vec<Class>) {
         let order = self.order(&classes[0]);
         let first = classes.len() as u32;
         for (server, device) in (0..self.servers).zip(plan.server_devices()) {
@@ -150,11 +157,16 @@ impl Summing {
                 }
             }
             let kind = BodyKind::Synchronisation;
-            let own = Class {
-                tensors,
-                bodies: vec![Body { kind, part: Part::default(), instructions }],
-                control: vec![Control::Run(Entry::new(BodyId(0), None))],
-                ..servers::class(classes, server, device)
+            let sums = Body { kind, part: Part::default(), instructions };
+            let class = servers::class(classes, server, device);
+            let own = match tables {
+                Some(tables) => tables.server(server as usize, class, (tensors, sums), classes),
+                None => Class {
+                    tensors,
+                    bodies: vec![sums],
+                    control: vec![Control::Run(Entry::new(BodyId(0), None))],
+                    ..class
+                },
             };
             classes.push(own);
         }
@@ -255,18 +267,25 @@ fn dealt(
         }
     };
     for (index, dealt) in dealt.iter_mut().enumerate() {
-        if let Some(servers) = parameters.servers(BucketId(index as u32)) {
+        let id = BucketId(index as u32);
+        if let Some(servers) = parameters.servers(id).filter(|_| !parameters.is_asked(id)) {
             *dealt = placed(parameters, BucketId(index as u32), servers);
         }
     }
-    let has_some = |server: u32| dealt.iter().flatten().any(|it| it.server == ClassId(server));
+    let of_tables = (0..dealt.len() as u32).map(BucketId).filter(|&id| parameters.is_asked(id));
+    let of_tables: Vec<u32> =
+        of_tables.filter_map(|id| parameters.servers(id)).flatten().copied().collect();
+    let has_some = |server: u32| {
+        let sums = dealt.iter().flatten().any(|it| it.server == ClassId(server));
+        sums || of_tables.contains(&server)
+    };
     if (0..servers).all(has_some) {
         return Ok(dealt);
     }
     let said = |index: usize| parameters.servers(BucketId(index as u32)).is_some();
     let (ranges, instead) = match ranges {
         _ if (0..dealt.len()).any(said) => (
-            dealt.iter().map(Vec::len).sum(),
+            dealt.iter().map(Vec::len).sum::<usize>() + of_tables.len(),
             "name each of them in the servers of some group of parameters",
         ),
         Ranges::Equal => (

@@ -7,6 +7,7 @@
 mod all_reduce;
 mod compressed;
 mod hybrid;
+mod served_rows;
 mod server;
 mod sparse;
 mod summing;
@@ -21,6 +22,8 @@ use shardloom_plan::{Axis, Compression, Mesh, Precision, Servers, Summation, Syn
 pub use all_reduce::AllReduce;
 pub use compressed::Compressed;
 pub use hybrid::Hybrid;
+pub use served_rows::{AnsweredRows, AskedRows};
+pub(crate) use served_rows::{Asked, taken};
 pub use server::Server;
 pub use sparse::Sparse;
 pub use summing::Summing;
@@ -61,10 +64,27 @@ pub struct Unheld<'a> {
 /// What is read of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lookups {
-    /// The most rows that a rank reads from one update to the next, each as often as it is read.
+    /// The most rows that a rank reads from one update to the next, each as often as it is read; of a server's piece
+    /// the most that a worker asks for.
     pub rows: usize,
     /// A rank's elements of a row.
     pub columns: usize,
+    /// Who holds it.
+    pub holder: Holder,
+}
+
+/// Who holds a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// The ranks that read it, all of it that they read of.
+    Readers,
+    /// Servers, which the rank asks for rows.
+    Servers,
+    /// The rank, a server, which so many workers ask for rows of its piece.
+    Server {
+        /// How many.
+        workers: usize,
+    },
 }
 
 /// The tensors that ranks hold of a bucket for the sake of its replicas.

@@ -22,15 +22,49 @@ pub struct Sparse {
 
 /// Rows and values of so many ranks, and room for the order of the rows.
 #[derive(Clone, Copy)]
-struct Level {
+pub(super) struct Level {
     rows: TensorId,
     values: TensorId,
     order: TensorId,
 }
 
+/// How many rows and values there is room for, and whose they are, for people.
+#[derive(Clone, Copy)]
+pub(super) struct RowsOf<'a> {
+    pub rows: usize,
+    pub columns: usize,
+    pub whose: &'a str,
+}
+
 impl Level {
+    /// Adds the tensors of one, in order.
+    pub(super) fn add(
+        bucket: &Unheld<'_>,
+        RowsOf { rows, columns, whose }: RowsOf<'_>,
+        keep: Keep,
+        own: &mut Vec<TensorId>,
+        tensors: &mut Vec<Tensor>,
+    ) {
+        let mut hold = |name: &str, shape: Vec<usize>, format, keep, content| {
+            let tensor = Tensor {
+                name: format!("{} {name}{whose}", bucket.name),
+                shape: Shape::Local(shape),
+                format,
+                keep,
+                copies: Copies::One,
+                content,
+                bucket: (content != Content::Staging).then_some(bucket.id),
+            };
+            own.push(add(tensors, tensor));
+        };
+        let gradients = Format::of_number(bucket.precision.gradients);
+        hold("rows", vec![rows], Format::U32, keep, Content::Rows);
+        hold("gradients of rows", vec![rows, columns], gradients, keep, Content::Gradient);
+        hold("order of rows", vec![rows], Format::U32, Keep::Transient, Content::Staging);
+    }
+
     /// The n-th of those that ranks hold of a bucket.
-    fn of(held: &Replicated, index: usize) -> Level {
+    pub(super) fn of(held: &Replicated, index: usize) -> Level {
         match held.own.get(3 * index..3 * index + 3) {
             Some(&[rows, values, order]) => Level { rows, values, order },
             _ => unreachable!("{} tensors are {} levels", held.own.len(), held.own.len() / 3),
@@ -38,7 +72,7 @@ impl Level {
     }
 
     /// Sums equal rows.
-    fn sum(self) -> Instruction {
+    pub(super) fn sum(self) -> Instruction {
         let own = [self.rows, self.values].map(View::whole);
         let order = View::whole(self.order);
         Instruction::new(Action::SumRows, own, [own[0], own[1], order]).freeing([self.order])
@@ -56,7 +90,7 @@ impl Level {
 
 impl Synchronisation for Sparse {
     fn tensors(&self, bucket: &Unheld<'_>, tensors: &mut Vec<Tensor>) -> Replicated {
-        let Some(Lookups { rows, columns }) = bucket.lookups else {
+        let Some(Lookups { rows, columns, .. }) = bucket.lookups else {
             unreachable!("{} is no table: lowering keeps it otherwise", bucket.name)
         };
         let weights = add(tensors, bucket.weights(Extent::Exactly(bucket.elements)));
@@ -73,22 +107,7 @@ impl Synchronisation for Sparse {
         for (level, &rows) in counts.iter().enumerate() {
             let keep = if level == last { Keep::Resident } else { Keep::Transient };
             let whose = if level == 0 { "" } else { " of all" };
-            let mut hold = |name: &str, shape: Vec<usize>, format, keep, content| {
-                let tensor = Tensor {
-                    name: format!("{} {name}{whose}", bucket.name),
-                    shape: Shape::Local(shape),
-                    format,
-                    keep,
-                    copies: Copies::One,
-                    content,
-                    bucket: (content != Content::Staging).then_some(bucket.id),
-                };
-                own.push(add(tensors, tensor));
-            };
-            let gradients = Format::of_number(bucket.precision.gradients);
-            hold("rows", vec![rows], Format::U32, keep, Content::Rows);
-            hold("gradients of rows", vec![rows, columns], gradients, keep, Content::Gradient);
-            hold("order of rows", vec![rows], Format::U32, Keep::Transient, Content::Staging);
+            Level::add(bucket, RowsOf { rows, columns, whose }, keep, &mut own, tensors);
         }
         let (written, reduced) = (own[1], own[3 * last + 1]);
         Replicated {

@@ -129,6 +129,11 @@ impl Lines<'_> {
                 };
                 format!("{pass} of {} ({kind})", op.name)
             }
+            Action::LoadRows { table, .. } => {
+                format!("load the rows of {} that samples look up", graph.value(*table).name)
+            }
+            Action::FindRows => "find indices among rows".into(),
+            Action::TakeRows => "take rows".into(),
             Action::Slice { axis, over } => {
                 format!("keep this rank's part along {over} of axis {axis}")
             }
@@ -227,7 +232,8 @@ impl Lines<'_> {
         let words = messages.map(|(position, message)| {
             let rank = Rank(program.class(class).first_rank.0 + position as u32);
             let size = bytes(program.route(route).message_bytes(message));
-            format!("{} ({size})", ranks(&[rank]))
+            let most = if program.route(route).moves_rows() { "at most " } else { "" };
+            format!("{} ({most}{size})", ranks(&[rank]))
         });
         let words: Vec<String> = words.collect();
         if words.is_empty() { "nobody".into() } else { words.join(", ") }

@@ -28,7 +28,7 @@ fn is_filled(class: &Class, id: BucketId, bucket: &Bucket) -> bool {
     for &param in &bucket.params {
         let Some(param) = class.params.get(param.0 as usize) else { return false };
         let whole = param.shape.iter().product();
-        let is_part = class.serves().is_some() || param.is_whole();
+        let is_part = class.stages.is_empty() || param.is_whole();
         if param.bucket != id || param.offset != filled || param.part.end > whole || !is_part {
             return false;
         }
@@ -45,8 +45,9 @@ fn fits(class: &Class, tensor: &Tensor, bucket: &Bucket) -> bool {
         | Content::OfRank(_)
         | Content::Compressed => return true,
         // A run of rows of a table that is alone in its bucket.
-        Content::Rows => return tensor.local_shape().len() == 1,
-        Content::Gradient if bucket.held.replicated.rows.is_some() => {
+        Content::Rows | Content::Lookups => return tensor.local_shape().len() == 1,
+        Content::LookedUp if bucket.held.replicated.rows.is_none() => return false,
+        Content::Gradient | Content::LookedUp if bucket.held.replicated.rows.is_some() => {
             let [param] = bucket.params[..] else { return false };
             let own = &class.param(param).shape[1..];
             return tensor.local_shape().get(1..) == Some(&[own.iter().product()]);

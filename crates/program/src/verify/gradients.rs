@@ -85,10 +85,10 @@ pub(super) fn check(program: &Program, row: Row, found: &mut Vec<Violation>) {
     let mut sent = Sent::new();
     // Servers read what others send.
     let (servers, others): (Vec<_>, Vec<_>) =
-        program.classes().partition(|(_, class)| class.serves().is_some());
+        program.classes().partition(|(_, class)| class.stages.is_empty());
     // What those that only sum do is looked at by itself.
     let all = others.into_iter().chain(servers);
-    for (id, _) in all.filter(|(_, class)| !class.sums()) {
+    for (id, _) in all.filter(|(_, class)| !class.sums() || class.holds_tables()) {
         Reductions {
             program,
             id,
@@ -141,6 +141,14 @@ impl Reductions<'_> {
                         }
                     }
                 }
+                &Action::Send { route }
+                    if self.program.route(route).moves_rows()
+                        && reads(&step) == Content::Gradient =>
+                {
+                    self.send_rows(&step, route, found);
+                }
+                // What is summed here for workers is looked at by itself.
+                Action::Send { .. } | Action::Add if class.sums() => {}
                 &Action::Send { route } if reads(&step) == Content::Gradient => {
                     let server = self.program.class(self.program.route(route).to);
                     match server.sums() {
@@ -155,7 +163,12 @@ impl Reductions<'_> {
                         Content::Gradient if matches!(carried, Carried::Sums(_)) => {
                             self.receive_sum(&step, route, to, found);
                         }
-                        Content::Gradient => self.receive(&step, route, to, found),
+                        Content::Gradient if matches!(carried, Carried::RowGradients(..)) => {
+                            self.receive_rows(&step, route, to, found);
+                        }
+                        Content::Gradient if class.tensor(to.tensor).bucket.is_some() => {
+                            self.receive(&step, route, to, found);
+                        }
                         _ => {}
                     }
                 }
@@ -184,7 +197,8 @@ impl Reductions<'_> {
                     let reads = reads.into_iter();
                     let read: BTreeSet<BucketId> =
                         reads.clone().filter_map(|it| class.tensor(it.tensor).bucket).collect();
-                    if reads.len() != class.buckets.len() || read.len() != reads.len() {
+                    let own = class.buckets.iter().filter(|bucket| !bucket.is_looked_up());
+                    if reads.len() != own.count() || read.len() != reads.len() {
                         let fault = "the norm is not that of all buckets, each once".into();
                         found.push(Violation::Operands { at: step.site(), fault });
                     }
@@ -482,6 +496,68 @@ impl Reductions<'_> {
         sum.sent.extend(ranges);
         let whole = step.class.elements(read.tensor, 0);
         sum.is_used |= sum.sent.iter().map(Range::len).sum::<usize>() == whole;
+    }
+
+    /// A worker sends a server the gradients of different rows of a piece of a table.
+    fn send_rows(&mut self, step: &Step<'_>, route: RouteId, found: &mut Vec<Violation>) {
+        let read = step.instruction.reads[0];
+        self.require_reduced(step, read, found);
+        let Some(bucket) = self.bucket(step, read) else { return };
+        let Some(rows) = bucket.held.replicated.rows else { return };
+        if !self.belong_together(View::whole(rows.written), read) {
+            let tensor = step.tensor_name(read.tensor);
+            found.push(Violation::RowsOfOthers { at: step.site(), tensor });
+        }
+        let piece = self.program.table_rows(self.program.route(route));
+        let piece = piece.map_or(0, |rows| rows.piece as usize);
+        let sum = self.sums.entry(place(read)).or_default();
+        if sum.has_equal_rows {
+            let tensor = step.tensor_name(read.tensor);
+            found.push(Violation::EqualRows { at: step.site(), tensor });
+        }
+        if !sum.is_pending() || sum.sent.contains(&(piece..piece + 1)) {
+            let tensor = step.tensor_name(read.tensor);
+            found.push(Violation::ReducedTwice { at: step.site(), tensor });
+        }
+        let value = |param: &ParamId| step.class.param(*param).value;
+        let parts = sum.parts.iter().map(|(param, parts)| (value(param), parts.clone())).collect();
+        self.sent.entry(route).or_default().push_back(parts);
+        sum.sent.push(piece..piece + 1);
+        if sum.sent.len() == bucket.served.len() {
+            sum.is_used = true;
+            self.sums.entry((rows.written, false)).or_default().is_used = true;
+        }
+    }
+
+    /// A server gets them, beside those of other workers.
+    fn receive_rows(
+        &mut self,
+        step: &Step<'_>,
+        route: RouteId,
+        to: View,
+        found: &mut Vec<Violation>,
+    ) {
+        let sent = self.sent.get_mut(&route).and_then(VecDeque::pop_front);
+        let parts = sent.unwrap_or_default();
+        let Some(bucket) = self.bucket(step, to) else { return };
+        let Some(rows) = bucket.held.replicated.rows else { return };
+        for tensor in [to.tensor, rows.written] {
+            let sum = self.sums.entry((tensor, false)).or_default();
+            if sum.is_used {
+                *sum = Sum::default();
+            }
+            if sum.is_pending() && !sum.has_equal_rows {
+                let tensor = step.tensor_name(to.tensor);
+                found.push(Violation::ReducedTwice { at: step.site(), tensor });
+            }
+            sum.has_equal_rows = true;
+            for (value, parts) in &parts {
+                let is_it = |param: &&ParamId| step.class.param(**param).value == *value;
+                if let Some(&param) = bucket.params.iter().find(is_it) {
+                    sum.parts.entry(param).or_default().extend(parts);
+                }
+            }
+        }
     }
 
     /// A server gets them, each parameter's as one of its own.

@@ -19,6 +19,7 @@ mod row;
 mod rows;
 mod servers;
 mod summing;
+mod tables;
 mod updates;
 mod versions;
 mod violation;
@@ -74,6 +75,8 @@ fn parts(program: &Program, found: &mut Vec<Violation>) {
         operators::check(program, found);
         program.classes().for_each(|(id, _)| servers::ranges(program, id, found));
         servers::pieces(program, found);
+        tables::check(program, found);
+        tables::messages(program, found);
         program.classes().for_each(|(id, class)| rows::check(class, id, found));
     }
 }
@@ -86,6 +89,7 @@ fn rows(program: &Program, found: &mut Vec<Violation>) {
     operators::check_counts(program, found);
     guards::check(program, found);
     for row in Row::all(program) {
+        tables::follow(program, row, found);
         for (id, _) in program.classes() {
             lifetimes::check(program, id, row, found);
             races::check(program, id, row, found);

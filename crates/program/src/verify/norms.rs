@@ -202,7 +202,11 @@ impl<'a> Follower<'a> {
         let own = mesh.axes().all(|axis| norm.axes.contains(&axis));
         // What has only come from others is not this class's.
         let is_own = norm.is_found && own;
-        let sum = self.program.classes().filter(|(_, class)| class.sums()).map(|(id, _)| id);
+        let sum = self
+            .program
+            .classes()
+            .filter(|(_, class)| class.sums() && !class.holds_tables())
+            .map(|(id, _)| id);
         let covered = norm.classes.iter().copied().chain(is_own.then_some(self.id));
         covered.chain(sum).collect()
     }

@@ -104,8 +104,17 @@ fn fault(program: &Program, step: &Step<'_>) -> Option<String> {
             further <= 2 && matches!((counts.0, counts.1 - further), (1, 1 | 2))
         }
         Action::Copy => counts.0 == counts.1,
-        Action::Send { route } => counts == (1, 0) && (route.0 as usize) < program.routes.len(),
-        Action::Receive { route } => counts == (0, 1) && (route.0 as usize) < program.routes.len(),
+        // What comes of rows comes for those that are read besides.
+        Action::Send { route } => {
+            let of = program.routes.get(route.0 as usize);
+            of.is_some_and(|of| counts == (1, 0) || (of.moves_rows() && counts == (2, 0)))
+        }
+        Action::Receive { route } => {
+            let of = program.routes.get(route.0 as usize);
+            of.is_some_and(|of| counts == (0, 1) || (of.moves_rows() && counts == (1, 1)))
+        }
+        Action::LoadRows { .. } => counts == (0, 1),
+        Action::FindRows | Action::TakeRows => counts == (2, 1),
         Action::Report => counts == (1, 0),
         Action::Extrapolate { .. } => counts == (2, 1),
         Action::Norm => {
@@ -136,7 +145,7 @@ fn fault(program: &Program, step: &Step<'_>) -> Option<String> {
             counts.0, counts.1
         ));
     }
-    if !kinds(step) {
+    if !kinds(program, step) {
         return Some("it reads or writes what is not for it".into());
     }
     if let Action::Optimizer = instruction.action {
@@ -150,7 +159,7 @@ fn fault(program: &Program, step: &Step<'_>) -> Option<String> {
 }
 
 /// Whether an instruction's operands hold what its action works on.
-fn kinds(step: &Step<'_>) -> bool {
+fn kinds(program: &Program, step: &Step<'_>) -> bool {
     let (class, instruction) = (step.class, step.instruction);
     let content = |view: &View| class.tensor(view.tensor).content;
     let is_value = |view: &View| content(view) == Content::Activation;
@@ -160,7 +169,10 @@ fn kinds(step: &Step<'_>) -> bool {
         Action::Kernel { .. } => {
             let read = |view: &View| match view.window {
                 Window::Param(_) => content(view) == Content::Weight,
-                _ => matches!(content(view), Content::Activation | Content::ExtrapolatedWeight),
+                _ => matches!(
+                    content(view),
+                    Content::Activation | Content::ExtrapolatedWeight | Content::LookedUp
+                ),
             };
             let written = |view: &View| match view.window {
                 Window::Param(_) => content(view) == Content::Gradient,
@@ -171,6 +183,33 @@ fn kinds(step: &Step<'_>) -> bool {
             reads.all(read) && all_written && writes_rows_in_pairs(step)
         }
         Action::Load { .. } | Action::Slice { .. } | Action::Report => values(),
+        Action::LoadRows { .. } => content(&instruction.writes[0].to) == Content::Lookups,
+        Action::FindRows => {
+            let [indices, rows] = [instruction.reads[0], instruction.reads[1]];
+            let found = instruction.writes[0].to;
+            let tensor = |view: View| class.tensor(view.tensor);
+            is_value(&indices)
+                && is_value(&found)
+                && content(&rows) == Content::Lookups
+                && (tensor(indices).format, &tensor(indices).shape)
+                    == (tensor(found).format, &tensor(found).shape)
+                && tensor(indices).format == Format::U32
+        }
+        Action::TakeRows => {
+            let [weights, rows] = [instruction.reads[0], instruction.reads[1]];
+            let out = instruction.writes[0].to;
+            let bucket = |view: View| class.tensor(view.tensor).bucket;
+            content(&weights) == Content::Weight
+                && weights.window == Window::Whole
+                && content(&rows) == Content::Rows
+                && content(&out) == Content::LookedUp
+                && class.tensor(weights.tensor).format == class.tensor(out.tensor).format
+                && class.tensor(out.tensor).local_shape().first()
+                    == Some(&class.view_range(rows, 0).len())
+                && bucket(weights).is_some()
+                && bucket(weights) == bucket(rows)
+                && bucket(weights) == bucket(out)
+        }
         Action::Add => {
             // Of several workers' gradients a server adds up those of a bucket.
             let gradients = instruction.operands().all(|view| content(&view) == Content::Gradient);
@@ -247,6 +286,15 @@ fn kinds(step: &Step<'_>) -> bool {
             is_side_by_side
                 && (content(&read) == content(&write) || sums_weights)
                 && class.tensor(read.tensor).bucket == class.tensor(write.tensor).bucket
+        }
+        Action::Send { route } | Action::Receive { route }
+            if program.route(*route).moves_rows() =>
+        {
+            // What it is of is looked at where routes are.
+            instruction.operands().all(|view| {
+                let rows = [Content::Lookups, Content::LookedUp, Content::Rows, Content::Gradient];
+                rows.contains(&content(&view))
+            })
         }
         Action::Send { .. } | Action::Receive { .. } => {
             let is_of_bucket = |it: &View| {
@@ -330,6 +378,10 @@ fn is_within(step: &Step<'_>, view: View) -> bool {
         Window::Share => holds_all(tensor),
         Window::Elements { start, end } => match tensor.shape {
             Shape::Flat(Extent::Exactly(elements)) => start < end && end <= elements,
+            // Rows of one of several workers.
+            Shape::Local(ref shape) if tensor.content == Content::Rows => {
+                start < end && end <= shape.iter().product()
+            }
             _ => false,
         },
         Window::Next { elements } => {

@@ -34,7 +34,8 @@ pub(super) fn check(program: &Program, found: &mut Vec<Violation>) {
 pub(super) fn ranges(program: &Program, id: ClassId, found: &mut Vec<Violation>) {
     let class = program.class(id);
     let has_servers = |bucket: &Bucket| !bucket.served.is_empty() || !bucket.summed.is_empty();
-    for (bucket_id, bucket) in class.buckets().filter(|(_, it)| has_servers(it)) {
+    let all = class.buckets().filter(|(_, it)| has_servers(it) && !it.is_looked_up());
+    for (bucket_id, bucket) in all {
         let sums = bucket.served.is_empty();
         let mut ranges: Vec<Vec<(Range<usize>, ClassId)>> = vec![vec![]; 2];
         let mut fits = true;
@@ -119,6 +120,8 @@ fn is_of_route(
         Carried::Sums(bucket) => (bucket, of.to, Content::Gradient),
         Carried::Weights(bucket) => (bucket, of.to, Content::Weight),
         Carried::Value(_) | Carried::Gradient(_) | Carried::Norm => return true,
+        // Rows are looked at by themselves.
+        Carried::Lookups(..) | Carried::LookedUp(..) | Carried::RowGradients(..) => return true,
     };
     let tensor = class.tensor(operand.tensor);
     let workers_bucket = program.class(worker).buckets.get(bucket.0 as usize);

@@ -9,7 +9,7 @@ use shardloom_graph::ValueId;
 use super::row::{Row, Step, entries, instructions};
 use super::servers::elements;
 use super::violation::Violation;
-use crate::{Action, BucketId, Carried, ClassId, Placement, Program, RouteId, TensorId};
+use crate::{Action, BucketId, Carried, ClassId, Content, Placement, Program, RouteId, TensorId};
 
 /// What a tensor of a server holds.
 #[derive(Clone)]
@@ -25,8 +25,23 @@ pub(super) fn check(program: &Program, row: Row, found: &mut Vec<Violation>) {
     for (id, class) in program.classes().filter(|(_, class)| class.sums()) {
         let mut server = Server { program, sums: BTreeMap::new(), messages: BTreeMap::new() };
         for step in instructions(class, id, &entries(program, class, row)) {
-            server.step(&step, found);
+            if !is_of_tables(program, &step) {
+                server.step(&step, found);
+            }
         }
+    }
+}
+
+/// Whether an instruction is about tables that the server holds, or about the norm of all gradients.
+fn is_of_tables(program: &Program, step: &Step<'_>) -> bool {
+    let is_theirs = |tensor: TensorId| {
+        let tensor = step.class.tensor(tensor);
+        tensor.bucket.is_some() || tensor.content == Content::Norm
+    };
+    match step.instruction.action {
+        Action::Send { route } | Action::Receive { route } => program.route(route).moves_rows(),
+        Action::Add => false,
+        _ => step.instruction.operands().next().is_some_and(|view| is_theirs(view.tensor)),
     }
 }
 

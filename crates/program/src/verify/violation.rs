@@ -76,6 +76,17 @@ pub enum Violation {
         /// The gradients.
         tensor: String,
     },
+    /// Rows of a table that servers hold are not those that a worker looks up in its step, or are exchanged in another
+    /// order.
+    #[error("{at}: {tensor} {fault}")]
+    LookedUp {
+        /// Where.
+        at: Site,
+        /// Which tensor.
+        tensor: String,
+        /// What is wrong.
+        fault: String,
+    },
     /// The gradients of a table are used before equal rows are summed.
     #[error("{at}: {tensor} may have a row twice")]
     EqualRows {

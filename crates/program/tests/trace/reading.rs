@@ -188,6 +188,9 @@ impl Reader<'_> {
             | Action::Extrapolate { .. }
             | Action::Compress { .. }
             | Action::Decompress { .. }
+            | Action::LoadRows { .. }
+            | Action::FindRows
+            | Action::TakeRows
             | Action::SumRows => return None,
         })
     }

@@ -7,6 +7,7 @@ mod mutations;
 mod programs;
 mod rows;
 mod sparse;
+mod tables;
 
 use shardloom_plan::{Axis, Mesh, ParameterGroup, Plan, ScheduleKind, Weights};
 use shardloom_program::verify::verify;

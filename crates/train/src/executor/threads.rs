@@ -492,7 +492,7 @@ impl Worker {
                 let tag = tag(self.rank.program(), sends.route, at.microbatch());
                 for sent in &sends.messages {
                     let mut lent = self.lend(sent.number, tag)?;
-                    self.rank.pack(sends, sent, at, lent.view_mut());
+                    self.rank.pack(sends, sent, at, &mut lent);
                     self.endpoint.send(lent)?;
                 }
             }

@@ -381,16 +381,22 @@ impl Driver for Executing<'_> {
         let sender = call.actor.rank.0 as usize;
         let (rank, link) = (&mut self.ranks[sender], &mut self.links[sender]);
         let Link { endpoint, messages } = link;
+        let moves_rows = rank.program().route(sends.route).moves_rows();
+        let mut bytes = 0;
         for sent in &sends.messages {
             let pool = messages.sends_from(sent.number).pool;
             let tag = tag(rank.program(), sends.route, at.microbatch());
             let lent = endpoint.try_message(pool, tag);
             let mut lent = lent.expect(FULL_POOL);
-            rank.pack(sends, sent, at, lent.view_mut());
+            rank.pack(sends, sent, at, &mut lent);
+            bytes += lent.bytes();
             endpoint.send(lent)?;
         }
         rank.free(instruction, at);
-        self.count(call);
+        match moves_rows {
+            true => self.sent_bytes[sender] += bytes,
+            false => self.count(call),
+        }
         Ok(self.model.send(call, durations)?)
     }
 

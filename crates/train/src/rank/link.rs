@@ -23,6 +23,7 @@ use super::compute::Kernel;
 use super::corrections::Extrapolation;
 use super::exchange::Collective;
 use super::inputs::Load;
+use super::lookups::{FindRows, LoadRows, TakeRows};
 use super::norm::{Norms, Test};
 use super::parameters::Parameters;
 use super::redistribute::Slice;
@@ -101,6 +102,9 @@ pub(crate) enum Work {
 /// What needs nobody else.
 pub(crate) enum Local {
     Load(Load),
+    LoadRows(LoadRows),
+    FindRows(FindRows),
+    TakeRows(TakeRows),
     Kernel(Kernel),
     Slice(Slice),
     Move(Move),
@@ -203,6 +207,11 @@ impl Linker<'_> {
             Action::Load { value, layout } => {
                 Local::Load(Load::link(self, *value, layout, instruction))
             }
+            Action::LoadRows { table, microbatches } => {
+                Local::LoadRows(LoadRows::link(self, (*table, microbatches), instruction))
+            }
+            Action::FindRows => Local::FindRows(FindRows::link(self, instruction)),
+            Action::TakeRows => Local::TakeRows(TakeRows::link(self, instruction)),
             Action::Kernel { op, pass, assignment, .. } => {
                 Local::Kernel(Kernel::link(self, (*op, *pass, assignment), instruction))
             }

@@ -13,6 +13,7 @@ mod corrections;
 mod exchange;
 mod inputs;
 mod link;
+mod lookups;
 mod loss;
 mod norm;
 mod own_state;
@@ -137,7 +138,7 @@ impl Rank {
         let arena = Arena::new(shared, class, &memory);
         let scratch = Some(scratch::allocate(shared, class, &parameters));
         let extents = shared.program.microbatch_extents(&shared.graph);
-        let counted = CountedRows::new(&shared.graph, &shared.program, node, position);
+        let counted = CountedRows::new(&shared.graph, &shared.program, class, position);
         let mut linker = Linker {
             shared,
             class: node,
@@ -352,6 +353,9 @@ impl Rank {
     pub fn execute(&mut self, instruction: &LinkedInstruction, work: &Local, at: At) -> Result<()> {
         match work {
             Local::Load(load) => self.load(load, at)?,
+            Local::LoadRows(load) => self.load_rows(load, at)?,
+            Local::FindRows(find) => self.find_rows(find, at),
+            Local::TakeRows(take) => self.take_rows(take, at),
             Local::Kernel(kernel) => self.compute(kernel, at)?,
             Local::Slice(slice) => self.slice(slice, at),
             Local::Move(of) => self.move_over(of, at),

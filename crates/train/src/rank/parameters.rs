@@ -135,7 +135,8 @@ impl Parameters {
             let owned = parameters.parts(shared, class, position, id, store);
             parameters.owned.push(owned);
         }
-        for bucket in &class.buckets {
+        // Of what servers hold, ranks have what they ask for.
+        for bucket in class.buckets.iter().filter(|bucket| !bucket.is_looked_up()) {
             let mut whole = vec![0.0; bucket.elements];
             for &param in &bucket.params {
                 initialise(shared, class, position, param, &mut whole);
@@ -162,6 +163,10 @@ impl Parameters {
         store: &Store,
     ) -> Vec<Owned> {
         let spec = class.bucket(bucket);
+        if spec.is_looked_up() {
+            return vec![];
+        }
+        let is_of_rows = spec.held.replicated.rows.is_some();
         let updated = class.bucket_range(spec.held.replicated.updated, position);
         let extents = shared.program.microbatch_extents(&shared.graph);
         let spec_held = &spec.held.state;
@@ -188,6 +193,15 @@ impl Parameters {
             let (at, range) = match start < end {
                 true => (start..end, spec.local(&(start..end))),
                 false => (spec.offset..spec.offset, 0..0),
+            };
+            // Whole rows on a server are a matrix of their own, whose rows gradients name.
+            let (block, range) = match is_of_rows && !spec.is_whole() {
+                true => {
+                    let rows = range.len() / block.cols;
+                    let row_start = block.row_start + range.start / block.cols;
+                    (Block { row_start, rows, ..block }, 0..range.len())
+                }
+                false => (block, range),
             };
             let piece = Piece { block, range };
             let mut state = SmallVec::new();

@@ -410,6 +410,8 @@ fn saved_name(content: Content, parameter: &str) -> String {
         | Content::Compressed
         | Content::Negotiation
         | Content::Rows
+        | Content::Lookups
+        | Content::LookedUp
         | Content::Norm
         | Content::Backup
         | Content::Flag => unreachable!("{content:?} of {parameter} is not kept"),

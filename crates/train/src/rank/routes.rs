@@ -1,12 +1,13 @@
 //! Messages between stages: a part of a tensor is packed into a message of its route, and copied out of it.
 
-use shardloom_fabric::{View, ViewMut};
+use shardloom_fabric::{Message, View, ViewMut};
 use shardloom_kernels::device::BoxOf;
 use shardloom_program::{Instruction, Mode, Placement, Program, Rank as RankId, RouteId, Tensor};
 
 use super::arena::Room;
 use super::exchange::Unwritten;
 use super::link::Linker;
+use super::lookups::Rows;
 use super::store::Slot;
 use super::{At, Rank};
 
@@ -42,6 +43,8 @@ pub(crate) struct Sent {
     /// Its number among those that the rank sends.
     pub number: usize,
     part: Option<BoxIn>,
+    /// Which rows it is of, where they are as many as turn out.
+    rows: Option<Rows>,
 }
 
 /// What a rank receives of a route.
@@ -56,6 +59,8 @@ pub(crate) struct Receives {
 pub(crate) struct Received {
     pub from: RankId,
     part: Option<BoxIn>,
+    /// Which rows it is of, where they are as many as turn out.
+    rows: Option<Rows>,
 }
 
 /// A box in a tensor.
@@ -82,10 +87,12 @@ impl Sends {
         let messages = &linker.shared.program.route(route).messages;
         let sent = linker.sent.iter().enumerate().filter(|(_, sent)| sent.route == route);
         let sent = sent.map(|(number, sent)| {
-            let part = BoxIn::of(&messages[sent.message].source, tensor);
-            Sent { number, part }
+            let message = &messages[sent.message];
+            let rows = Rows::link(linker, route, message, instruction);
+            Sent { number, part: BoxIn::of(&message.source, tensor), rows }
         });
-        let unwritten = Unwritten::link(linker, read);
+        let moves_rows = linker.shared.program.route(route).moves_rows();
+        let unwritten = Unwritten::link(linker, read).filter(|_| !moves_rows);
         Sends { route, messages: sent.collect(), from: linker.slot(read), unwritten }
     }
 }
@@ -99,8 +106,9 @@ impl Receives {
         let messages = &program.route(route).messages;
         let received = program.transfers(route).filter(|&(_, _, to)| to == own);
         let received = received.map(|(message, from, _)| {
-            let part = BoxIn::of(&messages[message].target, tensor);
-            Received { from, part }
+            let message = &messages[message];
+            let rows = Rows::link(linker, route, message, instruction);
+            Received { from, part: BoxIn::of(&message.target, tensor), rows }
         });
         let (messages, into) = (received.collect(), linker.room(write.to.tensor));
         Receives { route, messages, into, mode: write.mode }
@@ -109,7 +117,11 @@ impl Receives {
 
 impl Rank {
     /// Fills a message of a send.
-    pub fn pack(&mut self, sends: &Sends, sent: &Sent, at: At, payload: ViewMut<'_>) {
+    pub fn pack(&mut self, sends: &Sends, sent: &Sent, at: At, message: &mut Message) {
+        if let Some(rows) = &sent.rows {
+            return self.pack_rows(rows, sends.from, at, message);
+        }
+        let payload = message.view_mut();
         if let ViewMut::F64(number) = payload {
             number.fill(self.squared_norm().expect("a norm is found before it is sent"));
             return;
@@ -129,6 +141,9 @@ impl Rank {
     pub fn unpack(&mut self, receives: &Receives, of: &Received, at: At, payload: View<'_>) {
         if let View::F64(number) = payload {
             return self.hear_of_norm(number[0], receives.mode);
+        }
+        if let Some(rows) = &of.rows {
+            return self.unpack_rows(rows, &receives.into, at, payload);
         }
         let Rank { shared, arena, store, .. } = self;
         let into = &receives.into;

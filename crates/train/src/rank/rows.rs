@@ -10,12 +10,14 @@ use shardloom_graph::{Graph, OpId, OpKind, ValueId};
 use shardloom_kernels::device::HostSliceMut;
 use shardloom_kernels::{Buffer, Device, View};
 use shardloom_program::{
-    Action, Assignment, Class, Collective, Group, Instruction, MeasuredRows, Placement, Program,
+    Action, Assignment, BucketId, ClassId, Collective, Group, Instruction, MeasuredRows, Placement,
+    Program,
 };
 use smallvec::{SmallVec, smallvec};
 
 use super::arena::Room;
 use super::link::{Linker, Local, Work};
+use super::lookups::Lookups;
 use super::store::Slot;
 use super::{At, LinkedInstruction, Rank};
 use crate::{Error, Result};
@@ -55,6 +57,9 @@ pub(super) struct Lists {
     own: Vec<f32>,
     others: Vec<f32>,
     blocks: Vec<usize>,
+    /// Rows of a table, and where indices stand among them.
+    pub(super) rows: Vec<u32>,
+    pub(super) indices: Vec<u32>,
 }
 
 /// Copies numbers of rows to the host.
@@ -199,7 +204,7 @@ impl Routing {
         let OpKind::Route { slots, overflow } = linker.shared.graph.op(op).kind else {
             return None;
         };
-        let log = linker.counted.0.iter().position(|log| log.op == op)?;
+        let log = linker.counted.routed.iter().position(|log| log.op == op)?;
         let counts = linker.slot(instruction.writes[3].to);
         Some(Routing { op, log, counts, slots, overflow })
     }
@@ -213,7 +218,7 @@ impl Rank {
         let RowMove { rows, own, others, place, members, width, ref way } = *of;
         let Rank { shared, arena, store, lists, .. } = self;
         let device = &*shared.device;
-        let Lists { own: own_counts, others: other_counts, blocks } = lists;
+        let Lists { own: own_counts, others: other_counts, blocks, .. } = lists;
         count(device, store.get(own, at).view(), own_counts);
         count(device, store.get(others, at).view(), other_counts);
         let held = store.get(rows, at);
@@ -277,7 +282,7 @@ impl Rank {
         let Routing { op, log, counts, slots, overflow } = *routing;
         let Rank { shared, store, lists, counted, .. } = self;
         count(&*shared.device, store.get(counts, at).view(), &mut lists.own);
-        let (log, counts, microbatch) = (&mut counted.0[log], &lists.own, at.microbatch());
+        let (log, counts, microbatch) = (&mut counted.routed[log], &lists.own, at.microbatch());
         let samples = log.placement.extent[1];
         let over = counts.iter().position(|&count| count as usize > slots);
         if let (Some(place), Overflow::Stop) = (over, overflow) {
@@ -308,7 +313,8 @@ impl Rank {
         let of = |log: &Log| -> Vec<NotedRows> {
             (0..log.microbatches as u32).map(|microbatch| log.noted(microbatch)).collect()
         };
-        self.counted.0.iter().flat_map(of).collect()
+        let lookups = self.counted.lookups.iter().map(Lookups::noted);
+        self.counted.routed.iter().flat_map(of).chain(lookups).collect()
     }
 
     /// Adds what this rank has just counted, if the instruction that it ran was a routing.
@@ -318,16 +324,20 @@ impl Rank {
         microbatch: u32,
         all: &mut MeasuredRows,
     ) {
+        self.add_new_lookups(instruction, all);
         let Work::Local(Local::Kernel(kernel)) = &instruction.work else { return };
         if let Some(routing) = kernel.routing() {
-            let log = &self.counted.0[routing.log];
+            let log = &self.counted.routed[routing.log];
             log.noted(microbatch % log.microbatches as u32).add_to(all);
         }
     }
 }
 
 /// What a rank has counted, by routing.
-pub(super) struct CountedRows(Vec<Log>);
+pub(super) struct CountedRows {
+    routed: Vec<Log>,
+    lookups: Vec<Lookups>,
+}
 
 /// The counts of one routing.
 struct Log {
@@ -344,7 +354,8 @@ struct Log {
 
 impl CountedRows {
     /// Room for all that `position` of `class` counts in a step.
-    pub fn new(graph: &Graph, program: &Program, class: &Class, position: usize) -> CountedRows {
+    pub fn new(graph: &Graph, program: &Program, id: ClassId, position: usize) -> CountedRows {
+        let class = program.class(id);
         let mut logs: Vec<Log> = vec![];
         let extents = program.microbatch_extents(graph);
         let kernels = class.bodies.iter().flat_map(|body| &body.instructions);
@@ -368,7 +379,23 @@ impl CountedRows {
             let of = [shape[0], shape[1]];
             logs.push(Log { op, value, of, placement, microbatches, counts });
         }
-        CountedRows(logs)
+        CountedRows { routed: logs, lookups: Lookups::of(id, class) }
+    }
+
+    /// Which log is of the lookups in a table.
+    pub fn lookups_of(&self, table: BucketId) -> usize {
+        let found = self.lookups.iter().position(|log| log.is_of(table));
+        found.expect("each table that servers hold has a log")
+    }
+
+    /// Notes the different rows that a step has looked up, in ascending order.
+    pub fn note_lookups(&mut self, log: usize, rows: &[u32]) {
+        self.lookups[log].note(rows);
+    }
+
+    /// What was noted last.
+    pub fn noted_lookups(&self, log: usize) -> NotedRows {
+        self.lookups[log].noted()
     }
 }
 
@@ -377,26 +404,44 @@ impl Log {
         let elements = self.placement.elements();
         let rows = self.counts[microbatch as usize * elements..][..elements].to_vec();
         let Log { value, of, placement, .. } = self;
-        NotedRows { counts: *value, microbatch, of: *of, placement: placement.clone(), rows }
+        NotedRows::Routed {
+            counts: *value,
+            microbatch,
+            of: *of,
+            placement: placement.clone(),
+            rows,
+        }
     }
 }
 
-/// What one rank counted of a routing's rows in a micro-batch of a step.
+/// What one rank counted.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct NotedRows {
-    counts: ValueId,
-    microbatch: u32,
-    /// Experts and samples of the micro-batch.
-    of: [usize; 2],
-    /// Those that were counted.
-    placement: Placement,
-    /// `[experts, samples]` of these.
-    rows: Vec<u32>,
+pub(crate) enum NotedRows {
+    /// A routing's rows in a micro-batch of a step.
+    Routed {
+        counts: ValueId,
+        microbatch: u32,
+        /// Experts and samples of the micro-batch.
+        of: [usize; 2],
+        /// Those that were counted.
+        placement: Placement,
+        /// `[experts, samples]` of these.
+        rows: Vec<u32>,
+    },
+    /// Rows of a table that servers hold, by piece, in a step.
+    LookedUp { worker: u32, bucket: u32, pieces: Vec<u32> },
 }
 
 impl NotedRows {
     /// Adds it to what other ranks counted.
     pub fn add_to(self, all: &mut MeasuredRows) {
-        all.note((self.counts, self.microbatch), self.of, &self.placement, self.rows);
+        match self {
+            NotedRows::Routed { counts, microbatch, of, placement, rows } => {
+                all.note((counts, microbatch), of, &placement, rows);
+            }
+            NotedRows::LookedUp { worker, bucket, pieces } => {
+                all.note_lookups(ClassId(worker), BucketId(bucket), pieces);
+            }
+        }
     }
 }

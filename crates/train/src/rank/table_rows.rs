@@ -2,7 +2,7 @@
 
 use shardloom_kernels::Buffer;
 use shardloom_kernels::device::{Gradients, Rows};
-use shardloom_program::{Content, Instruction, TensorId};
+use shardloom_program::{Content, Instruction, TensorId, Window, Write};
 
 use super::arena::Room;
 use super::link::Linker;
@@ -27,11 +27,14 @@ impl SumRows {
         let [rows, values] = [instruction.reads[0], instruction.reads[1]];
         let bucket = class.tensor(values.tensor).bucket.expect("gradients lie in buckets");
         let bucket = class.bucket(bucket);
-        let is_written =
-            bucket.held.replicated.rows.is_some_and(|held| held.written == rows.tensor);
+        let is_next = |write: &Write| {
+            write.to.tensor == rows.tensor && matches!(write.to.window, Window::Next { .. })
+        };
+        let is_written = class.instructions().any(|(_, _, it)| it.writes.iter().any(is_next));
+        let param = class.param(bucket.params[0]);
         SumRows {
             // A table is alone in its bucket.
-            table_rows: class.param(bucket.params[0]).shape[0],
+            table_rows: param.elements() / param.shape[1..].iter().product::<usize>().max(1),
             rows: linker.slot(rows),
             values: linker.slot(values),
             order: linker.room(instruction.writes[2].to.tensor),

@@ -47,8 +47,15 @@ fn led<R: Send>(of: &Combination<'_>, lead: impl FnOnce(Trainer) -> R + Send) ->
 fn ranks_in_processes_come_to_what_threads_come_to_and_resume_what_they_saved() {
     // Besides, one whose replicas have weights of their own.
     let apart = combinations().iter().position(|it| it.own_replicas() > 1);
+    // And one whose tables lie on servers.
+    let tables = combinations().iter().position(|it| {
+        let on_servers = it.plan.parameters.iter().any(|group| group.sparse == Some(true));
+        on_servers && it.plan.sync.summation.is_some()
+    });
+    assert!(tables.is_some());
     let several = combinations().iter().enumerate();
-    let several = several.filter(|&(index, _)| index % OF == 0 || Some(index) == apart);
+    let several =
+        several.filter(|&(index, _)| index % OF == 0 || [apart, tables].contains(&Some(index)));
     let several = several.map(|(_, it)| it).filter(|it| it.plan.device_count() > 1);
     let mut tried = 0;
     for of in several {

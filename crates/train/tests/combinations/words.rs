@@ -8,7 +8,7 @@ use shardloom_graph::{Graph, Op, OpKind};
 use shardloom_plan::{
     Arrangement, Averaging, Axis, AxisSet, Compression, Corrections, DeviceList, Mesh, Negotiation,
     Optimizer, ParameterGroup, Pipeline, Plan, Prediction, Ranges, Recompute, ScheduleKind,
-    Servers, Share, Staleness, Summation, Sync, Uniform, Updates, Weights,
+    Servers, Share, Staleness, Summation, Sync, Uniform, Updates, Weights, is_table,
 };
 use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{Blueprint, OnNonFinite, Settings, Trainer};
@@ -321,9 +321,8 @@ impl Words {
                         !["none", "bf16", "fp16-feedback"].contains(&COMPRESSIONS[other])
                     }
                     // Workers send servers what they have, and replicas apart no gradients.
-                    COMPRESSION => {
-                        (served || (apart && COMPRESSIONS[other] != SPARSE)) && other > 0
-                    }
+                    COMPRESSION if COMPRESSIONS[other] == SPARSE => held,
+                    COMPRESSION => (served || apart) && other > 0,
                     VALIDATION => other == 1 && way.weights != Weights::Flush,
                     // Both holders of a parameter are updated as often.
                     MODEL => {
@@ -342,11 +341,10 @@ impl Words {
             (GROUPS, ZERO) => one == 2 && other > 0,
             // All replicas update all weights.
             (COMPRESSION, ZERO) => one > 0 && other > 0,
-            (GROUPS, COMPRESSION) => {
-                one > 0 && other > 0 && (one == 2 || COMPRESSIONS[other] != SPARSE)
-            }
+            (GROUPS, COMPRESSION) => one > 0 && other > 0 && COMPRESSIONS[other] != SPARSE,
             (ALGORITHM, COMPRESSION) => {
-                let gathers = ["one-bit", "top-k:8", SPARSE].contains(&COMPRESSIONS[other]);
+                // Rows of tables on servers nobody gathers.
+                let gathers = ["one-bit", "top-k:8"].contains(&COMPRESSIONS[other]);
                 ALGORITHMS[one] == "binary-tree" && gathers
             }
             // They have no table that nothing but embeddings reads.
@@ -405,7 +403,7 @@ impl Words {
                 averaging: way.averaging,
                 summation: way.summation,
                 negotiation: way.negotiation,
-                sparse: COMPRESSIONS[row[COMPRESSION]] == SPARSE,
+                sparse: COMPRESSIONS[row[COMPRESSION]] == SPARSE && way.summation.is_none(),
             },
             optimizer,
             clip_norm,
@@ -429,6 +427,13 @@ impl Words {
         plan.skip_non_finite = skip_non_finite;
         plan.post_validation = row[VALIDATION] == 1;
         plan.parameters = groups()[row[GROUPS]].clone();
+        if COMPRESSIONS[row[COMPRESSION]] == SPARSE && way.summation.is_some() {
+            let tables = graph.parameters().filter(|&(value, _)| is_table(graph, value));
+            let tables: Vec<&str> = tables.map(|(_, it)| it.name.as_str()).collect();
+            let (sparse, servers) = (Some(true), Some(vec![1]));
+            let of_tables = ParameterGroup { sparse, servers, ..ParameterGroup::of_all(&tables) };
+            plan.parameters.insert(0, of_tables);
+        }
         if row[11] == 1 {
             rename_axes(&mut plan);
         }

@@ -1,0 +1,190 @@
+//! Parallax (Kim et al. 2019, "Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks", EuroSys, arXiv
+//! 1808.02621): variables whose gradients are rows and values lie on servers, all others are all-reduced.
+
+mod partitions;
+
+use std::collections::BTreeSet;
+
+use shardloom_graph::{Extents, Graph};
+use shardloom_plan::{Kept, Optimizer, ParameterGroup, Plan, Summation, Sync, Uniform, is_table};
+use shardloom_search::{divisors, judge};
+
+use super::{replicas, workers};
+use crate::choice::Task;
+use crate::method::{Family, Method, Rules};
+use crate::selection::Selection;
+use crate::{Choice, MethodError};
+
+/// Workers of one device each, and servers with the tables.
+pub(crate) const METHOD: Method = Method {
+    name: "parallax",
+    family: Family::DataParallel,
+    paper: "Kim et al. 2019, Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks, EuroSys, \
+            arXiv 1808.02621",
+    about: "Tables of which samples look up few rows lie on servers, from which workers get these rows and to which \
+            they send the gradients of them; all other gradients are all-reduced.",
+    rules: |_| Rules::FLUSH,
+    chooser,
+};
+
+/// From which share of a table's rows on, that a worker looks up in a step, its gradient is all-reduced as those of
+/// others are. The paper says "close to 1".
+const DENSE: f64 = 0.95;
+
+/// How many pieces of a table there are at most for each server.
+const MOST_PIECES: usize = 16;
+
+/// A table of which few rows are looked up.
+struct Table<'g> {
+    name: &'g str,
+    rows: usize,
+    columns: usize,
+    /// The share of its rows that a worker looks up in a step, where each is as likely as any other.
+    share: f64,
+}
+
+fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
+    let (graph, cluster, request) = (task.graph, task.cluster, task.request);
+    let batch = request.global_batch;
+    let all = divisors(batch as u32).filter(|&it| it <= cluster.device_count()).max().unwrap_or(1);
+    if sparse(graph, batch / all as usize).is_empty() {
+        let mut choice = replicas::with_largest_microbatches(task, |common| common)?;
+        choice.notes.push(format!(
+            "no table is on a server: there is none that only embeddings read and of whose rows a worker looks up less \
+             than {:.0}% in a step, so all gradients are all-reduced",
+            100.0 * DENSE
+        ));
+        return Ok(choice);
+    }
+    let mut choice = workers::fastest_plan(task, |servers, common| {
+        plan(task, (servers, servers as usize), common)
+    })?;
+    let Some(summation) = choice.plan.sync.summation else { return Ok(choice) };
+    let servers = summation.servers;
+    let workers = choice.plan.pipeline.len() as u32;
+    let tables = sparse(graph, batch / workers as usize);
+    let most = tables.iter().map(|table| table.pieces(request.optimizer, usize::MAX)).max();
+    let most = most.unwrap_or(1).min(MOST_PIECES * servers as usize);
+    // The same but for the pieces, which no search over machines has looked at.
+    let cut = |pieces: usize| {
+        let groups = groups(&tables, request.optimizer, (servers, pieces));
+        Plan { parameters: groups, ..choice.plan.clone() }
+    };
+    let mut selection = Selection::new(request.memory_share);
+    let mut simulated = 0;
+    let mut time = |pieces: usize| -> Result<f64, MethodError> {
+        let plan = cut(pieces);
+        // With fewer pieces some server may have none.
+        if used(&plan) < servers {
+            return Ok(f64::INFINITY);
+        }
+        let judgement = judge(graph, cluster, &plan)?;
+        let seconds = judgement.step_seconds;
+        simulated += 1;
+        selection.offer(plan, judgement);
+        Ok(seconds)
+    };
+    let tried = partitions::search(servers as usize, most, &mut time)?;
+    let tried: Vec<(usize, f64)> = tried.into_iter().filter(|it| it.1.is_finite()).collect();
+    let best = partitions::best(&tried).unwrap_or(servers as usize);
+    if tried.iter().all(|it| it.0 != best) {
+        time(best)?;
+    }
+    let before = (choice.space, choice.simulated, std::mem::take(&mut choice.notes));
+    if let Ok(found) = selection.finish(task) {
+        choice = found.choice(before.0 + simulated, before.1 + simulated);
+    }
+    choice.notes = before.2;
+    let numbers: Vec<String> = tried.iter().map(|it| it.0.to_string()).collect();
+    choice.notes.push(format!(
+        "tables are cut into {best} pieces by the published model of the time, fitted to steps with {}; the fastest of \
+         these and of what the model says is answered",
+        numbers.join(", ")
+    ));
+    for Table { name, share, .. } in &tables {
+        choice.notes.push(format!(
+            "a worker looks up {:.1}% of the rows of {name} in a step, if each is as likely as any other",
+            100.0 * share
+        ));
+    }
+    Ok(choice)
+}
+
+/// Workers with so many servers and pieces of each table; none if for so many workers no table is sparse.
+fn plan(task: &Task<'_>, (servers, pieces): (u32, usize), common: Uniform) -> Option<Plan> {
+    let request = task.request;
+    let samples = common.global_batch / common.mesh.dp() as usize;
+    let tables = sparse(task.graph, samples);
+    let parameters = groups(&tables, request.optimizer, (servers, pieces));
+    let sync = Sync { summation: Some(Summation::of(servers)), ..common.sync };
+    let plan = Uniform { sync, ..common }.plan(task.graph, &request.model, &request.cluster);
+    (!tables.is_empty()).then_some(Plan { parameters, ..plan })
+}
+
+/// The tables of which a worker with so many samples a step looks up few rows.
+fn sparse(graph: &Graph, samples: usize) -> Vec<Table<'_>> {
+    let extents = Extents::global(graph, samples);
+    let tables = graph.parameters().filter(|&(value, _)| is_table(graph, value));
+    let tables = tables.filter_map(|(_, node)| {
+        let indices = node.consumers.iter().map(|&op| graph.value(graph.op(op).inputs[0]));
+        let indices: Vec<_> = indices.collect();
+        if indices.iter().any(|it| it.producer.is_some()) {
+            return None;
+        }
+        let lookups: usize = indices.iter().map(|it| extents.elements(&it.axes)).sum();
+        let shape = extents.shape(&node.axes);
+        let (rows, columns) = (shape[0], shape[1..].iter().product());
+        let share = 1.0 - (1.0 - 1.0 / rows as f64).powf(lookups as f64);
+        Some(Table { name: &node.name, rows, columns, share })
+    });
+    tables.filter(|table| table.share < DENSE).collect()
+}
+
+impl Table<'_> {
+    /// Into how many pieces it is cut where there are to be so many: no more than it has rows, and it stays whole for
+    /// an optimizer that looks at all of it.
+    fn pieces(&self, optimizer: Optimizer, wanted: usize) -> usize {
+        let kept = optimizer.keeps(self.rows, self.columns);
+        let by_element = kept.iter().all(|it| *it == Kept::PerElement);
+        match optimizer.statistics_rounds() == 0 && by_element {
+            true => wanted.min(self.rows),
+            false => 1,
+        }
+    }
+}
+
+/// A group for each table, cut into so many pieces, each on the server that has the fewest bytes to send so far, the
+/// largest first; and one for all else, which workers all-reduce.
+fn groups(
+    tables: &[Table<'_>],
+    optimizer: Optimizer,
+    (servers, pieces): (u32, usize),
+) -> Vec<ParameterGroup> {
+    let bytes = |table: &Table<'_>| table.share * (table.rows * table.columns) as f64;
+    let mut order: Vec<usize> = (0..tables.len()).collect();
+    order.sort_by(|&one, &other| bytes(&tables[other]).total_cmp(&bytes(&tables[one])));
+    let mut loads = vec![0.0_f64; servers as usize];
+    let mut lists: Vec<Vec<u32>> = vec![vec![]; tables.len()];
+    for index in order {
+        let count = tables[index].pieces(optimizer, pieces);
+        for _ in 0..count {
+            let least = (0..loads.len()).min_by(|&one, &other| loads[one].total_cmp(&loads[other]));
+            let Some(server) = least else { continue };
+            loads[server] += bytes(&tables[index]) / count as f64;
+            lists[index].push(server as u32);
+        }
+    }
+    let of_table = |(table, servers): (&Table<'_>, Vec<u32>)| ParameterGroup {
+        sparse: Some(true),
+        servers: Some(servers),
+        ..ParameterGroup::of_all(&[table.name])
+    };
+    let rest = ParameterGroup { servers: Some(vec![]), ..ParameterGroup::named("*") };
+    tables.iter().zip(lists).map(of_table).chain([rest]).collect()
+}
+
+/// How many servers hold something.
+fn used(plan: &Plan) -> u32 {
+    let named = plan.parameters.iter().filter_map(|group| group.servers.as_ref()).flatten();
+    named.collect::<BTreeSet<_>>().len() as u32
+}
