@@ -89,6 +89,20 @@ mod tests {
         assert_eq!(values, [&[3.0, 1.0][..], &[7.0]]);
     }
 
+    /// Of one replica, as after others are gone, the mean is what that one has.
+    #[test]
+    fn what_one_replica_has_of_its_own_is_read_too() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let writer = Writer::create(folder.path(), 2).expect("a writer");
+        let name = replica_name(0, "w");
+        writer.shard(0, [Piece::whole(&name, &[2], &[3.0, -4.0])]).expect("a shard");
+        writer.finish(Meta::default(), None).expect("a checkpoint");
+        let found = Store::open(folder.path()).and_then(|store| store.load_latest());
+        let found = found.expect("the checkpoint").0;
+        assert_eq!(found.replicas("w"), 1);
+        assert_eq!(found.read_whole("w").expect("its own"), [3.0, -4.0]);
+    }
+
     #[test]
     fn a_name_says_whose_it_is() {
         assert_eq!(replica_of(&replica_name(12, "optimizer.0/w")), Some((12, "optimizer.0/w")));

@@ -448,6 +448,62 @@ fn export_writes_whole_tensors_of_the_chosen_names() {
     assert!(matches!(error, CheckpointError::NoTensors { .. }), "{error}");
 }
 
+/// The length of the header comes first, in 8 bytes; spaces fill the header up so that values are aligned
+/// (safetensors' format).
+#[test]
+fn values_begin_at_a_multiple_of_eight_bytes() {
+    let root = tempfile::tempdir().expect("temporary folder");
+    for length in 1..=9 {
+        let name = "w".repeat(length);
+        let writer = Writer::create(root.path(), length as u64).expect("created");
+        writer.shard(0, [Piece::whole(&name, &[1], &[0.5])]).expect("written");
+        let folder = writer.finish(meta(), None).expect("finished");
+        let exported = root.path().join("weights.safetensors");
+        let checkpoint = Checkpoint::open(&folder).expect("read back");
+        checkpoint.export_safetensors(&exported, |_| true).expect("exported");
+        for file in [folder.join("shard-00000.safetensors"), exported] {
+            let bytes = fs::read(&file).expect("read");
+            let header = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes"));
+            assert!(header.is_multiple_of(8), "a header of {header} bytes in {}", file.display());
+            assert_eq!(bytes.len() as u64, 8 + header + 4);
+        }
+    }
+}
+
+/// As the command line is asked to, in the folder where it runs.
+#[test]
+fn weights_are_written_to_a_name_without_a_folder() {
+    let root = tempfile::tempdir().expect("temporary folder");
+    save(root.path(), 1, 0.5, None);
+    let here = tempfile::NamedTempFile::new_in(".").expect("a file here");
+    let name = Path::new(here.path().file_name().expect("a name"));
+    load(root.path()).export_safetensors(name, |name| name == "w").expect("exported");
+    assert_eq!(read_safetensors(here.path()).expect("read")["w"].values, [0.5; 8]);
+}
+
+/// A shard that the manifest does not list, as another program could write it.
+#[test]
+fn elements_that_no_shard_has_are_missing_where_they_are_read() {
+    let root = tempfile::tempdir().expect("temporary folder");
+    let folder = save(root.path(), 1, 0.5, None);
+    let path = folder.join("manifest.json");
+    let mut manifest: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(&path).expect("read")).expect("JSON");
+    let shards = manifest["shards"].as_array_mut().expect("a list");
+    shards.remove(1);
+    let text = serde_json::to_string_pretty(&manifest).expect("JSON");
+    fs::write(&path, &text).expect("written");
+    let digest = format!("{}\n", blake3::hash(text.as_bytes()).to_hex());
+    fs::write(folder.join("manifest.blake3"), digest).expect("written");
+    let checkpoint = Checkpoint::open(&folder).expect("all that is listed is sound");
+    assert_eq!(checkpoint.read("w", &[0, 0], &[1, 4]).expect("there"), [0.5; 4]);
+    let error = checkpoint.read_whole("w").expect_err("half of it is not there");
+    let CheckpointError::MissingElements { name, missing, elements, first } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!((name.as_str(), *missing, *elements, &first[..]), ("w", 4, 8, &[1, 0][..]));
+}
+
 /// A random cut of a tensor: boxes, some of them cut again into flat ranges.
 /// Every element is in exactly one part.
 type Part = (Vec<usize>, Vec<usize>, Range<usize>);

@@ -1,7 +1,5 @@
 //! Collective times on a cluster's own devices.
 
-use std::ops::Range;
-
 use shardloom_collectives::{Algorithm, Kind, Member, StepList, plan};
 
 use crate::{Cluster, ClusterError, DeviceId, GroupShape, Link, NodeGroup, cluster::Site};
@@ -11,7 +9,7 @@ const LISTED_MEMBERS: usize = 64;
 
 /// Members of a group that reach each other without the network.
 struct Domain<'a> {
-    members: Range<usize>,
+    members: usize,
     intra: &'a Link,
     intra_links: f64,
     inter: &'a Link,
@@ -77,7 +75,7 @@ impl Cluster {
         let slowest = |speed: fn(&Domain<'_>) -> f64| {
             domains.iter().min_by(|a, b| speed(a).total_cmp(&speed(b)))
         };
-        let intra_speed = |domain: &Domain<'_>| match domain.members.len() {
+        let intra_speed = |domain: &Domain<'_>| match domain.members {
             1 => f64::INFINITY,
             _ => domain.intra.reachable_bytes_per_second() * domain.intra_links,
         };
@@ -105,13 +103,10 @@ impl Cluster {
         let sites: Vec<Site> =
             sorted.iter().map(|&device| self.site(device)).collect::<Result<_, _>>()?;
         let mut domains = Vec::new();
-        let mut start = 0;
         for together in sites.chunk_by(|a, b| self.directly_wired(*a, *b)) {
             let hosts = together.chunk_by(|a, b| a.node == b.node).count() as u32;
-            let members = start..start + together.len();
-            start = members.end;
             let group = &self.groups()[together[0].group];
-            domains.push(group.domain(members, hosts, concurrent));
+            domains.push(group.domain(together.len(), hosts, concurrent));
         }
         Ok(domains)
     }
@@ -133,7 +128,7 @@ impl NodeGroup {
             None => members_per_node.clamp(1, members.max(1)),
         };
         let domain =
-            self.domain(0..wired as usize, if wired == members { hosts } else { 1 }, concurrent);
+            self.domain(wired as usize, if wired == members { hosts } else { 1 }, concurrent);
         GroupShape {
             members,
             members_per_node: wired,
@@ -144,9 +139,9 @@ impl NodeGroup {
         }
     }
 
-    fn domain(&self, members: Range<usize>, hosts: u32, concurrent: u32) -> Domain<'_> {
+    fn domain(&self, members: usize, hosts: u32, concurrent: u32) -> Domain<'_> {
         let node = &self.profile.node;
-        let size = members.len() as u32;
+        let size = members as u32;
         let cards = f64::from(size) * node.inter.reachable_bytes_per_second();
         let uplinks = f64::from(hosts) * node.reachable_uplink() / f64::from(concurrent.max(1));
         Domain {
@@ -195,7 +190,7 @@ fn list_seconds(list: &StepList, domains: &[Domain<'_>], bytes: f64) -> f64 {
     let domain_of: Vec<usize> = domains
         .iter()
         .enumerate()
-        .flat_map(|(index, domain)| domain.members.clone().map(move |_| index))
+        .flat_map(|(index, domain)| std::iter::repeat_n(index, domain.members))
         .collect();
     let step_seconds = |step: &Vec<shardloom_collectives::Transfer>| {
         let mut devices = vec![Port::default(); domain_of.len()];

@@ -56,8 +56,10 @@ proptest! {
     fn within_a_node_every_closed_form_equals_the_step_list(
         machine in select(vec!["v100-16g", "a100-80g", "b200"]),
         members in 1u32..=8,
-        bytes in 1.0f64..1e10,
+        magnitude in 0.0..10.0,
     ) {
+        // From bytes, where latency counts, to gigabytes.
+        let bytes = 10f64.powf(magnitude);
         let cluster = Cluster::parse(&format!("{machine}:8"))?;
         for kind in kinds(members) {
             for algorithm in algorithms(members).into_iter().filter(|&a| kind.has(a)) {
@@ -76,11 +78,11 @@ proptest! {
         machine in select(vec!["v100-16g", "a100-80g", "h200"]),
         nodes in 2u32..=8,
         per_node in 1u32..=8,
-        bytes in 1.0f64..1e10,
+        magnitude in 0.0..10.0,
         concurrent in 1u32..=8,
     ) {
         let cluster = Cluster::parse(&format!("{machine}:8x8"))?;
-        let members = nodes * per_node;
+        let (members, bytes) = (nodes * per_node, 10f64.powf(magnitude));
         let powers = members.is_power_of_two();
         for kind in kinds(members) {
             for algorithm in algorithms(members).into_iter().filter(|&a| kind.has(a)) {
@@ -254,6 +256,16 @@ fn a_torus_offers_a_ring_both_directions_of_every_axis_it_spans() {
         assert!(equal(listed, closed));
         shape.intra_links
     };
+    // By their numbers and by name: so many on each of so many hosts.
+    for (hosts, per_host) in [(2, 1), (5, 1), (3, 2), (4, 3), (16, 4)] {
+        let members = (0..hosts).flat_map(|host| (0..per_host).map(move |it| 4 * host + it));
+        let group: Vec<DeviceId> = members.map(DeviceId).collect();
+        for concurrent in [1, 3] {
+            let shape = cluster.group_shape(&group, concurrent).unwrap();
+            let chosen = cluster.groups()[0].group_shape(hosts * per_host, per_host, concurrent);
+            assert_eq!(chosen, shape, "{per_host} on each of {hosts} hosts");
+        }
+    }
     // A torus of 4 x 4 x 4.
     assert_eq!([2, 4, 16, 17, 64].map(links), [1.0, 2.0, 4.0, 6.0, 6.0]);
     let far = cluster.link(DeviceId(0), DeviceId(63)).unwrap().unwrap();

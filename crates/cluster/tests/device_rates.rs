@@ -3,7 +3,7 @@
 use proptest::{prelude::*, test_runner::RngSeed};
 use shardloom_cluster::{
     AnalyticMatmul, Cluster, Curve, DeviceId, DeviceKind, Link, MatmulPoint, MatmulRates,
-    MeasuredMatmul, PeakFlops, Precision, Profile, Tile,
+    MeasuredMatmul, Path, PeakFlops, Precision, Profile, Tile,
 };
 
 fn device(name: &str) -> DeviceKind {
@@ -133,6 +133,27 @@ fn of_two_measured_products_the_nearer_counts_by_the_square_of_its_nearness() {
     close(seconds, seconds_at(128.0, (4.0 * 1e9 + 6e9) / 5.0));
 }
 
+/// Of five products the fourth-nearest still counts and the fifth only bounds their reach R: at distance d
+/// weights are ((R - d) / (R d))^2 (Franke and Little's form of Shepard's method).
+#[test]
+fn of_many_measured_products_the_nearest_four_count_the_less_the_further_they_are() {
+    // By the binary logarithm of the depth, with the rate of each; asked for at 3.
+    let places = [(1.0, 1e9), (2.0, 2e9), (4.0, 5e9), (8.0, 3e9), (16.0, 7e9), (19.0, 9e9)];
+    let seconds_at = |depth: f64, rate: f64| 2.0 * depth / rate;
+    let points = places
+        .map(|(log, rate): (f64, f64)| (1, 1, log.exp2() as u32, seconds_at(log.exp2(), rate)));
+    let (mut weighted, mut weights) = (0.0, 0.0);
+    for (log, rate) in places {
+        let (distance, reach) = ((log - 3.0).abs(), 13.0);
+        let weight =
+            if distance < reach { ((reach - distance) / (reach * distance)).powi(2) } else { 0.0 };
+        weighted += weight * rate;
+        weights += weight;
+    }
+    let seconds = measured(&points).matmul_seconds(Precision::Fp32, 1, 1, 1, 8).unwrap();
+    close(seconds, seconds_at(8.0, weighted / weights));
+}
+
 #[test]
 fn of_products_that_are_all_equally_far_the_mean_rate_counts() {
     // From 1 x 1 x 1 all are as far; each takes 2 x 8 operations.
@@ -157,12 +178,32 @@ fn measured_points_that_cannot_be_are_refused() {
 }
 
 #[test]
+fn a_number_has_as_many_bytes_as_its_bits_take() {
+    let bits = [
+        (Precision::Fp32, 32),
+        // 19 bits count, in a word of 32.
+        (Precision::Tf32, 32),
+        (Precision::Bf16, 16),
+        (Precision::Fp16, 16),
+        (Precision::Fp8, 8),
+    ];
+    for (precision, bits) in bits {
+        assert_eq!(8 * precision.bytes(), bits, "{precision}");
+    }
+}
+
+#[test]
 fn a_curve_is_linear_between_points_and_proportional_outside() {
     let curve = Curve::new(vec![(100.0, 1.0), (200.0, 3.0)]).unwrap();
     for (size, seconds) in [(100.0, 1.0), (150.0, 2.0), (200.0, 3.0), (400.0, 6.0), (50.0, 0.5)] {
         close(curve.seconds(size, 0.0), seconds);
     }
     close(curve.seconds(50.0, 0.8), 0.9);
+    // Sizes are anything above 0, as are those of bytes from 1 on.
+    for smallest in [1e-3, 1.0] {
+        let curve = Curve::new(vec![(smallest, 2.0)]).unwrap();
+        close(curve.seconds(3.0 * smallest, 0.0), 6.0);
+    }
     for points in [
         vec![],
         vec![(0.0, 1.0)],
@@ -210,6 +251,20 @@ fn messages_between_nodes_share_the_uplink() {
     close(across.transfer_seconds(1e9, 4) - latency, alone);
     close(across.transfer_seconds(1e9, 8) - latency, 2.0 * alone);
     assert!(cluster.link(DeviceId(0), DeviceId(16)).is_err());
+}
+
+#[test]
+fn a_message_has_its_share_of_what_leaves_the_node_and_no_more_than_its_link() {
+    let link = Link { latency_seconds: 1e-6, bytes_per_second: 1e9, reachable: 0.5, curve: None };
+    let seconds = |shared, concurrent| {
+        Path { link: &link, shared_bytes_per_second: shared }.transfer_seconds(1e6, concurrent)
+    };
+    for (concurrent, bytes_per_second) in [(0, 4e8), (1, 4e8), (2, 2e8), (5, 8e7)] {
+        close(seconds(Some(4e8), concurrent), 1e-6 + 1e6 / bytes_per_second);
+    }
+    for (shared, concurrent) in [(None, 9), (Some(5e8), 1), (Some(2e9), 4)] {
+        close(seconds(shared, concurrent), 1e-6 + 1e6 / 5e8);
+    }
 }
 
 #[test]

@@ -160,6 +160,7 @@ fn mistakes_in_a_file_are_refused_with_line_and_key() {
         ("launch_seconds", "launch_secs", "launch_secs", "unknown field `launch_secs`"),
         ("= 2.0e10", "= -2.0e10", "-2.0e10", "must be a number above 0, got -20000000000"),
         ("reachable = 1.0", "reachable = 1.5", "1.5", "above 0 and at most 1, got 1.5"),
+        ("reachable = 1.0", "reachable = 0.0", "= 0.0", "above 0 and at most 1, got 0"),
         ("devices = 4", "devices = 0", "devices = 0", "must be at least 1, got 0"),
         ("100000, 1e-4", "10, 1e-4", "10, 1e-4", "sizes must ascend strictly"),
         ("m = 512, n = 512, k = 512", "m = 64, n = 64, k = 64", "matmul", "listed twice"),

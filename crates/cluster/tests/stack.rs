@@ -41,6 +41,15 @@ fn an_unknown_stack_is_refused_with_the_nearest_and_all_names() {
 }
 
 #[test]
+fn a_stack_says_to_what_its_constants_were_fitted() {
+    let head = "name = \"mine\"\nsource = \"measured\"\n";
+    let described =
+        |text: &str| Stack::from_toml(&format!("{head}{text}")).expect("a stack").described();
+    assert_eq!(described(""), "mine, not calibrated");
+    assert_eq!(described("calibrated_on = \"ten rows\""), "mine, calibrated on ten rows");
+}
+
+#[test]
 fn what_no_stack_can_have_is_refused_by_its_key() {
     let wrong = |text: &str| {
         let head = "name = \"mine\"\nsource = \"measured\"\n";

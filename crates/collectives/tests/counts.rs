@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use shardloom_collectives::{
-    Algorithm, Kind, Member, StepList, bottleneck_bytes, bytes_sent_per_member, pairs, plan, rounds,
+    Algorithm, Kind, Member, StepList, bottleneck_bytes, bytes_sent_per_member, fused, pairs, plan,
+    rounds,
 };
 
 /// Divisible by `members`, by powers of two, and by twice the segments of any tree here.
@@ -49,6 +50,51 @@ fn closed_forms_equal_the_lists_for_every_pair_and_size() {
             close(path, bottleneck(&list));
         }
     }
+}
+
+/// Groups of one member and a single group are trees of fewer levels, as any other.
+#[test]
+fn trees_of_groups_are_there_for_all_sizes_that_groups_divide() {
+    for (inner, outer) in (1..=5).flat_map(|inner| (1..=5).map(move |outer| (inner, outer))) {
+        let members = inner * outer;
+        let named = [
+            (Algorithm::TwoLevelStar { inner }, 1),
+            (Algorithm::MultiStar { inner }, outer),
+            (Algorithm::BinaryTreeStar { inner }, 1),
+            (Algorithm::MultiBinaryTreeStar { inner }, outer),
+        ];
+        for (algorithm, trees) in named {
+            let tree = algorithm.star_tree(members).expect("groups divide the members");
+            assert_eq!((tree.inner, tree.outer, tree.trees), (inner, outer, trees), "{algorithm}");
+            assert_eq!(algorithm.star_tree(members + 1).is_some(), inner == 1, "{algorithm}");
+            assert_eq!(algorithm.star_tree(0), None, "{algorithm}");
+        }
+        let star = Algorithm::Star.star_tree(members).expect("a star has any members");
+        assert_eq!((star.inner, star.outer, star.trees), (members, 1, 1));
+        assert_eq!(star.depth(), u32::from(members > 1));
+    }
+}
+
+/// By definition: runs follow each other, are of one kind and fit, and none could have had the next buffer too.
+#[test]
+fn buffers_that_fit_together_are_reduced_as_one_and_no_others() {
+    let (kinds, sizes) = ([0, 0, 1, 0, 0, 0, 1, 1, 1, 0], [3, 4, 1, 9, 2, 5, 0, 7, 1, 6]);
+    let buffers: Vec<(u8, usize)> = kinds.into_iter().zip(sizes).collect();
+    for most in 0..30 {
+        let mut rest = &buffers[..];
+        for length in fused(buffers.iter().copied(), most) {
+            let (run, after) = rest.split_at(length);
+            let held = run.iter().map(|it| it.1).sum::<usize>();
+            assert!(run.iter().all(|it| it.0 == run[0].0), "{run:?}");
+            assert!(length == 1 || held <= most, "{run:?} of at most {most}");
+            if let Some(next) = after.first() {
+                assert!(next.0 != run[0].0 || held + next.1 > most, "{run:?}, then {next:?}");
+            }
+            rest = after;
+        }
+        assert!(rest.is_empty(), "{rest:?} are in no run");
+    }
+    assert_eq!(fused([('a', usize::MAX), ('a', 1)], usize::MAX - 1), [1, 1]);
 }
 
 #[test]

@@ -92,6 +92,17 @@ mod tests {
     }
 
     #[test]
+    fn the_network_is_over_the_smallest_power_of_four_that_holds_the_domain() {
+        for len in (1..=70).chain([255, 256, 257, 1 << 20, (1 << 20) + 1, 1 << 62]) {
+            let permutation = Permutation::new(len, 3, 0);
+            let size = |half_bits: u32| 1_u128 << (2 * half_bits);
+            let half_bits = permutation.half_bits;
+            assert!(size(half_bits) >= u128::from(len), "{len}");
+            assert!(half_bits == 1 || size(half_bits - 1) < u128::from(len), "{len}");
+        }
+    }
+
+    #[test]
     fn seeds_and_epochs_give_different_orders() {
         let orders = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (0, 2)];
         let orders = orders.map(|(seed, epoch)| images(100, seed, epoch));

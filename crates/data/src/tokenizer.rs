@@ -223,6 +223,12 @@ mod tests {
         assert_eq!(tokenizer.encode([0, 255]).expect("encodes"), [0, 255]);
         assert_eq!(tokenizer.decode(&[97, 195, 169]).expect("decodes"), "aé");
         assert_eq!(tokenizer.decode(&[97, 195]).expect("decodes"), "a\u{fffd}");
+        // Of several that are too large the first is named.
+        let error = tokenizer.decode(&[1, 256, 2, 300]).expect_err("no bytes");
+        let DataError::TokenOutOfVocabulary { token, position, vocabulary_size } = error else {
+            panic!("{error}");
+        };
+        assert_eq!((token, position, vocabulary_size), (256, 1, 256));
         let error = tokenizer.decode(&[1, 256]).expect_err("not a byte").to_string();
         assert_eq!(error, "token 256 at position 1 is outside the vocabulary of 256");
     }

@@ -150,6 +150,7 @@ mod tests {
 
     #[test]
     fn a_vocabulary_without_room_or_words_is_refused() {
+        assert_eq!(of(TEXT, 3).expect("room for one").words, ["<unk>", "<eos>", "the"]);
         let message = of(TEXT, 2).expect_err("no room").to_string();
         assert!(message.contains("2 words"), "{message}");
         let message = of(" \n", 9).expect_err("no words").to_string();

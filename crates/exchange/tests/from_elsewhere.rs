@@ -419,6 +419,7 @@ fn what_makes_a_plan_another_one_elsewhere_is_refused_by_its_key() {
     refused_everywhere(
         |plan| {
             plan.sync.zero = 0;
+            plan.communication = shardloom_plan::Communication::Thread;
             plan.sync.negotiation =
                 Some(shardloom_plan::Negotiation { cycle_seconds: 1e-3, fusion_bytes: 1 << 20 });
         },

@@ -124,6 +124,12 @@ fn what_would_compute_something_else_is_refused_by_key() {
     refused(GPT_2, "\"n_ctx\": 1024", "\"quantization_config\": {}", &["quantization_config"]);
     refused(GPT_2, "\"n_layer\": 12", "\"n_layer\": 0", &["n_layer = 0 "]);
     refused(GPT_2, "\"n_layer\": 12,", "", &["n_layer or num_hidden_layers = nothing"]);
+    // More than a single-precision number can be.
+    let epsilon = "\"layer_norm_epsilon\": 1e-05";
+    for wrong in ["1e39", "-1e300", "\"small\""] {
+        let text = format!("\"layer_norm_epsilon\": {wrong}");
+        refused(GPT_2, epsilon, &text, &["layer_norm_epsilon = ", "a number is needed"]);
+    }
     refused(GPT_2, "\"n_head\": 12", "\"n_head\": 7", &["heads = 7", "hidden = 768"]);
     refused(LLAMA_3_1, "\"silu\"", "\"relu\"", &["hidden_act = relu"]);
     refused(

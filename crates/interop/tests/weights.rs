@@ -213,6 +213,8 @@ fn missing_unexpected_and_misshapen_tensors_are_named() {
     assert_eq!(missing, "llama: tensors are missing (1): norm.weight");
     let all = message(&|tensors| tensors.clear());
     assert!(all.contains("tensors are missing (21)") && all.contains("and 13 more"), "{all}");
+    // The first eight of them are named.
+    assert_eq!(all.matches(", ").count(), 7, "{all}");
     let extra = Tensor { shape: vec![], values: vec![0.0] };
     let extra = message(&|tensors| {
         tensors.insert("model.layers.2.norm".into(), extra.clone());

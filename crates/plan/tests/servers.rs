@@ -75,6 +75,12 @@ fn there_is_a_server_and_it_holds_everything_in_32_bits() {
     let none =
         refusal(|it| it.sync.servers = Some(Servers { count: 0, staleness: Staleness::Within(0) }));
     assert_eq!(none, "sync.servers.count = 0: at least 1");
+    for zero in 1..=3 {
+        let mut plan = plan(1, 3, 1);
+        plan.sync.zero = zero;
+        let error = plan.validate(&graph(), 8).expect_err("servers hold all").to_string();
+        assert!(error.starts_with(&format!("sync.zero = {zero}")), "{error}");
+    }
     for change in [
         |it: &mut Plan| it.precision.compute = Number::Bf16,
         |it: &mut Plan| it.precision.gradients = Number::Bf16,

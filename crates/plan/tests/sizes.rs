@@ -36,6 +36,41 @@ fn optimizers_keep_moments_of_each_element_and_adafactor_of_rows_and_columns() {
     }
 }
 
+/// LAMB needs the norms of weights and update (You et al. 2020, algorithm 2); Adafactor row and column sums of
+/// matrices (Shazeer and Stern 2018, algorithm 4), then the root mean square of the update and of the weights.
+#[test]
+fn statistics_over_whole_parameters_are_two_numbers_or_sums_of_rows_and_columns() {
+    let (epsilon, weight_decay) = (1e-8, 0.0);
+    let lamb = Optimizer::Lamb { beta1: 0.9, beta2: 0.999, epsilon, weight_decay };
+    let adafactor = Optimizer::Adafactor {
+        decay_exponent: 0.8,
+        clip: 1.0,
+        least_parameter_rms: 1e-3,
+        weight_decay,
+    };
+    let elements = |optimizer: Optimizer, rows: usize, columns: usize| -> Vec<usize> {
+        let rounds = 0..optimizer.statistics_rounds();
+        rounds.map(|round| optimizer.statistics_elements(rows, columns, round)).collect()
+    };
+    for (rows, columns) in [(3, 5), (5, 3), (2, 2), (1, 5), (5, 1)] {
+        for optimizer in [Optimizer::sgd(0.9), Optimizer::default()] {
+            assert_eq!(elements(optimizer, rows, columns), []);
+        }
+        assert_eq!(elements(lamb, rows, columns), [2]);
+        let sums = if rows == 1 || columns == 1 { 0 } else { rows + columns };
+        assert_eq!(elements(adafactor, rows, columns), [sums, 2], "{rows} x {columns}");
+    }
+}
+
+#[test]
+fn what_is_not_said_of_a_uniform_plan_is_one_sample_on_one_device() {
+    let model = "mlp:inputs=8,hidden=8,layers=2,classes=4";
+    let graph = ModelSpec::parse(model).and_then(|spec| spec.graph()).expect("a model");
+    let plan = Uniform::default().plan(&graph, "model", "local");
+    assert_eq!(plan.validate(&graph, 1), Ok(()));
+    assert_eq!((plan.global_batch, plan.microbatches, plan.pipeline.len()), (1, 1, 1));
+}
+
 /// Of two products the first is split by columns and the second, which reads these, by rows (Megatron-LM,
 /// Shoeybi et al. 2019, arXiv 1909.08053, section 3); what the second makes is whole.
 #[test]

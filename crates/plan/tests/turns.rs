@@ -51,6 +51,13 @@ fn stages_without_replicas_and_endless_rounds_are_refused() {
     let least = "at least one stage, and at least one replica of each";
     assert_eq!(refusal(&[]), format!("replicas = : {least}"));
     assert_eq!(refusal(&[2, 0]), format!("replicas = 2,0: {least}"));
+    // As many turns as there may be, and one more.
+    for (replicas, turns) in [(&[1024][..], 1024), (&[512, 2], 512), (&[256, 1024, 3][..2], 1024)] {
+        assert_eq!(Arrangement::taking_turns(replicas).map(|it| it.len()), Ok(turns));
+    }
+    for replicas in [&[1025][..], &[1024, 3], &[1024, 2048]] {
+        assert!(refusal(replicas).contains("at most 1024"), "{replicas:?}");
+    }
     assert!(refusal(&[29, 31, 37]).contains("at most 1024"));
     assert!(refusal(&[usize::MAX, 2]).contains("at most 1024"));
 }

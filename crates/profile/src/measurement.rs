@@ -390,7 +390,7 @@ fn in_bytes(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
 }
 
 /// The link that messages between machines took, by bytes and seconds.
-fn link_out(messages: Vec<(f64, f64)>) -> Result<Link> {
+pub(crate) fn link_out(messages: Vec<(f64, f64)>) -> Result<Link> {
     let (latency_seconds, (bytes, seconds)) = (messages[0].1, messages[messages.len() - 1]);
     // A message that takes no longer than the smallest tells of its whole time.
     let streaming = if seconds > latency_seconds { seconds - latency_seconds } else { seconds };

@@ -128,3 +128,71 @@ fn repeat<T: Copy>(all: &mut [T], value: impl Fn(usize) -> T) {
         chunk.copy_from_slice(&first[..chunk.len()]);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use shardloom_kernels::processor;
+
+    use super::*;
+
+    /// An operand of 20 elements.
+    fn operand(format: Format, warmth: Warmth) -> Operand {
+        Operand::new(&Memory::new(processor()), format, vec![4, 5], warmth, 7)
+    }
+
+    #[test]
+    fn calls_take_turns_at_copies_that_each_begin_a_cache_line() {
+        for (format, bytes) in [(Format::F32, 4_usize), (Format::U32, 4), (Format::U8, 1)] {
+            // Two, for warm tensors; for cold ones as many as fill the room.
+            let stride = (20 * bytes).next_multiple_of(64);
+            let cold = COLD_BYTES / stride;
+            for (warmth, copies) in [(Warmth::Warm, 2), (Warmth::Cold, cold)] {
+                let operand = operand(format, warmth);
+                for call in [0, 1, 2, copies - 1, copies, copies + 1, 5 * copies + 1] {
+                    let start = call % copies * stride / bytes;
+                    assert_eq!(operand.place(call), start..start + 20, "{format}, {warmth:?}");
+                }
+                assert!(operand.buffer.len() >= copies * stride / bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_are_of_both_signs_masks_keep_most_and_indices_are_below_their_limit() {
+        let device = processor();
+        let reals = operand(Format::F32, Warmth::Warm);
+        let mut reals = device.reals(reals.view(1));
+        assert!(reals.iter().all(|it| (-0.4..0.6).contains(it)), "{reals:?}");
+        assert!(reals.iter().any(|&it| it < 0.0) && reals.iter().any(|&it| it > 0.0));
+        reals.sort_by(f32::total_cmp);
+        reals.dedup();
+        assert_eq!(reals.len(), 20, "no two of 61 in a row are the same");
+        let mut indices = BTreeSet::new();
+        let mut kept = 0;
+        let lent = |operand: &mut Operand, call, work: &mut dyn FnMut(HostSliceMut<'_>)| {
+            device.lend(operand.view_mut(call), work);
+        };
+        lent(&mut operand(Format::U32, Warmth::Warm), 1, &mut |all| match all {
+            HostSliceMut::U32(all) => indices.extend(all.iter().copied()),
+            other => panic!("{other:?}"),
+        });
+        assert!(indices.iter().all(|&it| it < 7) && indices.len() > 1, "{indices:?}");
+        lent(&mut operand(Format::U8, Warmth::Warm), 0, &mut |all| match all {
+            HostSliceMut::U8(all) => kept = all.iter().map(|&it| usize::from(it)).sum(),
+            other => panic!("{other:?}"),
+        });
+        assert!((10..20).contains(&kept), "{kept} of 20 are kept");
+    }
+
+    #[test]
+    fn what_is_held_instead_is_the_same_in_every_copy() {
+        let device = processor();
+        let operand = operand(Format::F32, Warmth::Warm).holding(|at| at as u32 + 3);
+        let expected: Vec<f32> = (3..23).map(|it| it as f32).collect();
+        for call in 0..3 {
+            assert_eq!(device.reals(operand.view(call)), expected);
+        }
+    }
+}

@@ -137,3 +137,32 @@ impl Routed {
         element as u32
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use shardloom_graph::ModelSpec;
+    use shardloom_kernels::processor;
+
+    use super::*;
+
+    /// Nobody would notice from its time alone.
+    #[test]
+    fn a_subject_computes_what_its_operator_does() {
+        let model = "mlp:inputs=8,hidden=16,layers=2,classes=5";
+        let graph = ModelSpec::parse(model).and_then(|spec| spec.graph()).expect("a model");
+        let is_it = |kind: &OpKind| matches!(kind, OpKind::Pointwise(_));
+        let (op, _) = graph.ops().find(|(_, op)| is_it(&op.kind)).expect("it has one");
+        let (device, memory) = (processor(), Memory::new(processor()));
+        let extents = Extents::global(&graph, 3);
+        let mut subject = Subject::new(&graph, op, Pass::Forward, &extents, &memory);
+        assert_eq!(subject.kind.name(), "relu");
+        for call in 0..3 {
+            let output = subject.writes[0].view_mut(call);
+            device.set_reals(&[f32::NAN; 48], output);
+            subject.run(call);
+            let x = device.reals(subject.reads[0].view(call));
+            let y: Vec<f32> = x.iter().map(|it| it.max(0.0)).collect();
+            assert_eq!(device.reals(subject.writes[0].view(call)), y, "call {call}");
+        }
+    }
+}

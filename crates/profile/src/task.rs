@@ -123,14 +123,15 @@ impl<'a> Task<'a> {
             Work::Streaming { streaming, elements } => streaming.seconds(*elements, bench),
             Work::Launch => launch_seconds(bench),
         }?;
-        let turns = match self.work {
-            Work::Operator { turns, .. } => turns,
+        Ok(Some(alone / self.products() as f64))
+    }
+
+    /// How many products its time is of, one after the other; one, if it is of something else.
+    fn products(&self) -> usize {
+        match (self.size, &self.work) {
+            (Size::Product(shape), Work::Operator { turns, .. }) => turns * shape.batch,
             _ => 1,
-        };
-        Ok(Some(match self.size {
-            Size::Elements(_) => alone,
-            Size::Product(shape) => alone / (turns * shape.batch) as f64,
-        }))
+        }
     }
 }
 
@@ -157,4 +158,35 @@ fn launch_seconds(bench: &mut Bench) -> Result<f64> {
         memory.device().run(kernel, &reads, &mut writes, scratch.view_mut());
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use shardloom_graph::ModelSpec;
+
+    use super::*;
+
+    /// The products of the first operator of `model` of a kind.
+    fn products(model: &str, samples: usize, is_it: impl Fn(&OpKind) -> bool) -> usize {
+        let graph = ModelSpec::parse(model).and_then(|spec| spec.graph()).expect("a model");
+        let (op, _) = graph.ops().find(|(_, op)| is_it(&op.kind)).expect("it has one");
+        let extents = Extents::global(&graph, samples);
+        Task::operator("task", &graph, op, Pass::Forward, extents).products()
+    }
+
+    #[test]
+    fn a_time_is_of_one_product_of_each_turn_head_and_sample() {
+        let gpt = "gpt:layers=1,hidden=12,heads=3,seq=5,vocab=16";
+        let is_attention = |kind: &OpKind| matches!(kind, OpKind::AttentionProbs { .. });
+        assert_eq!(products(gpt, 4, is_attention), 3 * 4);
+        let is_product = |kind: &OpKind| matches!(kind, OpKind::Contract { .. });
+        assert_eq!(products(gpt, 4, is_product), 1);
+        let is_norm = |kind: &OpKind| matches!(kind, OpKind::LayerNorm { .. });
+        assert_eq!(products(gpt, 4, is_norm), 1);
+        // A recurrence multiplies its state once for each of 7 positions but the first, which has none.
+        let lstm = "lstm:layers=1,hidden=12,embed=10,seq=7,vocab=16";
+        let is_recurrence = |kind: &OpKind| matches!(kind, OpKind::Lstm { .. });
+        assert_eq!(products(lstm, 4, is_recurrence), 6);
+        assert_eq!(Task::launch().products(), 1);
+    }
 }

@@ -253,3 +253,14 @@ fn what_only_other_machines_have_is_left_out() {
     let (within, out) = curves(alone);
     assert!(within == out);
 }
+
+#[test]
+fn a_link_between_machines_streams_as_fast_as_its_largest_message_after_the_latency() {
+    let link =
+        measurement::link_out(vec![(4.0, 1e-5), (1e3, 3e-5), (1e6, 2.01e-3)]).expect("rises");
+    assert_eq!(link.latency_seconds, 1e-5);
+    assert!((link.bytes_per_second / 5e8 - 1.0).abs() < 1e-9, "{}", link.bytes_per_second);
+    // One that takes no longer than the smallest message.
+    let flat = measurement::link_out(vec![(4.0, 1e-5), (1e3, 1e-5)]).expect("stays");
+    assert!((flat.bytes_per_second / 1e8 - 1.0).abs() < 1e-9, "{}", flat.bytes_per_second);
+}

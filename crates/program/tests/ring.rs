@@ -69,3 +69,16 @@ fn the_same_servers_have_the_same_ranges_in_whatever_order_they_are_named() {
     assert_eq!(Ring::of([1, 2, 3]).owners(&sizes), owners);
     assert_ne!(Ring::of([1, 2, 4]).owners(&sizes), owners);
 }
+
+/// As hashes must not, since what is on a server would be sought on another.
+#[test]
+fn what_a_server_has_that_the_hashes_leave_nothing_never_changes() {
+    // As many ranges as servers: those without any take what follows their first point.
+    let owners = Ring::of(0..24).owners(&[4; 24]);
+    assert_eq!(
+        owners,
+        [5, 1, 16, 15, 6, 8, 9, 0, 17, 19, 7, 14, 3, 20, 11, 22, 4, 12, 23, 21, 10, 2, 18, 13]
+    );
+    let owners = Ring::of([5, 2, 9, 1, 7, 3]).owners(&[4, 1, 1, 4, 1, 1, 4, 1, 1, 4]);
+    assert_eq!(owners, [5, 1, 7, 7, 5, 9, 3, 2, 3, 1]);
+}

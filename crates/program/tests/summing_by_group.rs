@@ -301,8 +301,11 @@ fn groups_whose_servers_cannot_be_are_refused_by_name() {
     let compression = Some("fp16".parse().expect("a compressor"));
     for (plan, key) in [
         (of(vec![group("*bias", &[0, 2])]), "parameters[0].servers = [0, 2]: there is no server 2"),
-        (without(vec![group("*bias", &[0])]), "parameters[0].servers = [0]: some of those that"),
-        (without(vec![group("*bias", &[])]), "parameters[0].servers = []: some of those that"),
+        (
+            without(vec![group("*bias", &[0])]),
+            "parameters[0].servers = [0]: for plans with servers",
+        ),
+        (without(vec![group("*bias", &[])]), "parameters[0].servers = []: for plans with servers"),
         (
             of(vec![ParameterGroup { algorithm: Some(Algorithm::Ring), ..group("*", &[0, 1]) }]),
             "parameters[0].algorithm = ring",

@@ -204,6 +204,30 @@ mod tests {
     }
 
     #[test]
+    fn chunks_go_in_equal_steps_from_the_colour_itself_to_the_palest_and_on_to_the_first_again() {
+        for activity in ACTIVITIES.into_iter().filter(|&activity| is_pass(activity)) {
+            for reverse in [false, true] {
+                let background = |chunks, chunk| {
+                    let part = Part { chunk: Some(chunk), reverse };
+                    Parts { chunks, reverse }.shade(activity, part).background
+                };
+                let ends = [background(2, 0), background(2, 1)];
+                for chunks in 2..=MOST_SHADES {
+                    for chunk in 0..chunks {
+                        let step = f64::from(chunk) / f64::from(chunks - 1);
+                        let between = ends[0].mixed(ends[1], step);
+                        let found = background(chunks, chunk);
+                        // Both are rounded.
+                        let near = |at: usize| found.0[at].abs_diff(between.0[at]) <= 1;
+                        assert!((0..3).all(near), "{found:?} and {between:?}");
+                    }
+                    assert_eq!(background(chunks, MOST_SHADES), ends[0]);
+                }
+            }
+        }
+    }
+
+    #[test]
     fn passes_chunks_and_directions_differ_in_page_and_terminal() {
         let passes = ACTIVITIES.into_iter().filter(|&activity| is_pass(activity));
         let shades: Vec<Shade> =

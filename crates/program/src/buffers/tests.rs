@@ -35,6 +35,7 @@ impl Replay<'_> {
     fn run(&mut self, run: Run) {
         let Run { entry, microbatch, .. } = run;
         let (body, row) = (entry.body, self.plan.row(&run));
+        assert!(row < self.plan.rows(), "row {row} of {}", self.plan.rows());
         let class = self.class;
         for (index, instruction) in (0u32..).zip(&class.body(body).instructions) {
             let issued = Issued { body, index, microbatch };
@@ -305,6 +306,24 @@ fn in_rounds(graph: &Graph, replicas: &[u32], dp: u32, optimizer: Optimizer) -> 
     plan.pipeline = pipelines_in_turn(&stages).unwrap_or_else(|error| panic!("{error}"));
     plan.updates = Updates::Round;
     plan
+}
+
+/// Bodies without micro-batches run several times in each of the steps that take turns.
+#[test]
+fn a_row_of_places_is_for_one_run_in_as_many_steps_as_take_turns() {
+    let rows = super::Rows { microbatches: 4, steps: 3, occurrences: 2 };
+    let plan =
+        BufferPlan { places: vec![], known: HashMap::new(), rows, arena_bytes: 0, peak_bytes: 0 };
+    assert_eq!(plan.rows(), 6);
+    let row = |step, occurrence| {
+        let entry = Entry { occurrence, ..Entry::new(crate::BodyId(0), None) };
+        plan.row(&Run { step, ..Run::alone(entry) })
+    };
+    let first: Vec<u32> = (0..3).flat_map(|step| [row(step, 0), row(step, 1)]).collect();
+    assert_eq!(first, [0, 1, 2, 3, 4, 5]);
+    assert_eq!([row(3, 0), row(5, 1)], [first[0], first[5]]);
+    let many = super::Rows { microbatches: 9, ..rows };
+    assert_eq!(BufferPlan { rows: many, ..plan }.rows(), 9);
 }
 
 #[test]

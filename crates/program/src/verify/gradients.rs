@@ -192,14 +192,18 @@ impl Reductions<'_> {
                 Action::Norm => {
                     let content = |read: &View| class.tensor(read.tensor).content;
                     let reads = step.instruction.reads.iter();
+                    let is_whole = |it: &View| matches!(it.window, Window::Whole | Window::Share);
+                    let are_whole = reads.clone().all(is_whole);
                     let reads: Vec<&View> =
                         reads.filter(|it| content(it) == Content::Gradient).collect();
                     let reads = reads.into_iter();
                     let read: BTreeSet<BucketId> =
                         reads.clone().filter_map(|it| class.tensor(it.tensor).bucket).collect();
                     let own = class.buckets.iter().filter(|bucket| !bucket.is_looked_up());
-                    if reads.len() != own.count() || read.len() != reads.len() {
-                        let fault = "the norm is not that of all buckets, each once".into();
+                    let all = reads.len() == own.count() && read.len() == reads.len();
+                    if !all || !are_whole {
+                        let fault =
+                            "the norm is not that of all buckets, each whole and once".into();
                         found.push(Violation::Operands { at: step.site(), fault });
                     }
                     for &read in reads {

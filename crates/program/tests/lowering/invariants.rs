@@ -1,13 +1,14 @@
 //! What must hold of every program.
 
+use shardloom_graph::op::Activation;
 use shardloom_graph::work::Pass;
 use shardloom_graph::{Graph, GraphBuilder, GraphError, Init};
 use shardloom_plan::{Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::verify::verify;
-use shardloom_program::{Action, Allocation, Content, Mode, Program, Window};
+use shardloom_program::{Action, Allocation, BodyKind, Content, Mode, Program, Window};
 use std::collections::BTreeSet;
 
-use crate::model::{gpt, graph, llama, mesh, program, single};
+use crate::model::{body, gpt, graph, llama, mesh, program, single};
 
 /// Checks what must hold of every program, by following each class from an empty pipeline to an empty
 /// one: tensors are written before they are read and freed after, exactly once; every operator goes
@@ -166,6 +167,35 @@ fn added_twice(apart: bool) -> Result<Graph, GraphError> {
     let thrice = net.add("thrice", twice, x)?;
     let loss = net.cross_entropy("loss", thrice, targets)?;
     net.finish(loss)
+}
+
+/// A value whose gradient comes from a sum, of which both terms have it, and from two operators before that.
+fn passed_on_and_added_to() -> Result<Graph, GraphError> {
+    let mut net = GraphBuilder::new("passed on");
+    let (model, vocab) = (net.dim("model", 8)?, net.dim("vocab", 16)?);
+    let normal = Init::Normal { std: 0.1 };
+    net.block("only");
+    let x = net.features("features", &[model])?;
+    let targets = net.targets("targets", &[])?;
+    let w = net.parameter("first", &[model, vocab], 1, normal)?;
+    let x = net.contract("contracted", x, w, None)?;
+    let [one, other] =
+        [net.pointwise("one", x, Activation::Relu)?, net.pointwise("other", x, Activation::Relu)?];
+    let both = net.add("both", one, other)?;
+    let all = net.add("all", both, x)?;
+    let loss = net.cross_entropy("loss", all, targets)?;
+    net.finish(loss)
+}
+
+/// What others have too is not added to in place; a copy of it is.
+#[test]
+fn a_gradient_that_others_have_too_is_copied_once_however_much_is_added() {
+    let graph = passed_on_and_added_to().expect("a valid model");
+    let program = program(&graph, &single());
+    check_invariants(&program);
+    let backward = body(&program.classes[0], BodyKind::Backward);
+    let copies = backward.iter().filter(|it| it.action == Action::Copy).count();
+    assert_eq!(copies, 1);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use shardloom_plan::{Averaging, Axis, Precision, ScheduleKind};
 use shardloom_program::verify::{Violation, verify};
 use shardloom_program::{
     Action, Body, BodyId, BodyKind, Collective, Content, Control, Copies, Entry, Extent, Format,
-    Group, Guard, Instruction, Mode, Point, Program, Queue, Shape, TensorId, View, Window,
+    Group, Guard, Instruction, Mode, ParamId, Point, Program, Queue, Shape, TensorId, View, Window,
 };
 
 use crate::programs::{
@@ -158,6 +158,9 @@ fn differentiates(it: &Instruction, _: &Body) -> bool {
     is_kernel(it, Pass::Weight)
 }
 
+/// The first parameter of a bucket.
+const FIRST: Window = Window::Param(ParamId(0));
+
 /// A mutated program is rejected, for one of these reasons among others.
 macro_rules! rejected {
     ($($name:ident: $program:expr => $violation:pat),* $(,)?) => {
@@ -289,6 +292,11 @@ rejected! {
     a_dropped_gather_after_an_update_is_rejected:
         without(replicas(1), 0, gathers) => Violation::Stale { .. },
     a_shard_one_element_short_is_rejected: short_bucket(replicas(3)) => Violation::Bucket { .. },
+    a_bucket_with_a_parameter_that_is_not_there_is_rejected: {
+        let mut program = pipeline();
+        program.classes[0].buckets[0].params.push(ParamId(u32::MAX));
+        program
+    } => Violation::Bucket { .. },
     gathered_weights_one_element_short_are_rejected:
         short_tensor(replicas(3), Content::Weight) => Violation::Bucket { .. },
     gathering_into_a_tensor_of_another_bucket_is_rejected:
@@ -315,6 +323,14 @@ rejected! {
     a_gradient_that_one_micro_batch_lacks_is_rejected: uneven(pipeline()) => Violation::Contributions { .. },
     a_state_that_the_update_leaves_out_is_rejected:
         change(pipeline(), 0, optimizes, |it| { it.writes.pop(); }) => Violation::Updates { .. },
+    an_update_with_a_part_of_the_gradients_is_rejected:
+        change(pipeline(), 0, optimizes, |it| it.reads[0].window = FIRST) => Violation::Sizes { .. },
+    an_update_of_a_part_of_the_weights_is_rejected:
+        change(pipeline(), 0, optimizes, |it| it.writes[0].to.window = FIRST)
+            => Violation::Sizes { .. },
+    a_norm_of_a_part_of_the_gradients_is_rejected:
+        change(pipeline(), 0, |it, _| it.action == Action::Norm, |it| it.reads[0].window = FIRST)
+            => Violation::Operands { .. },
     a_dropped_update_is_rejected: without(pipeline(), 0, optimizes) => Violation::Unused { .. },
     an_update_twice_is_rejected: twice(pipeline(), 0, optimizes) => Violation::Updates { .. },
     an_update_with_gradients_of_another_bucket_is_rejected:

@@ -179,6 +179,46 @@ fn values_with_other_rows_are_found() {
     }
 }
 
+/// Equal rows are summed where they lie: what it writes besides is the order alone.
+#[test]
+fn equal_rows_that_are_summed_to_another_place_are_found() {
+    let program = program();
+    let class = &program.classes[0];
+    for place in places(&program, |it| it.action == Action::SumRows) {
+        for number in 0..2 {
+            let elsewhere = changed(&program, place, |all, at| {
+                let own = all[at].writes[number].to.tensor;
+                let like = |it: &TensorId| {
+                    let [one, other] = [own, *it].map(|id| class.tensor(id));
+                    own != *it && (one.content, one.bucket) == (other.content, other.bucket)
+                };
+                let other = class.tensors().map(|(id, _)| id).find(like).expect("two of each kind");
+                all[at].writes[number].to = View::whole(other);
+            });
+            assert!(elsewhere.is_err(), "result {number}");
+        }
+    }
+}
+
+/// A window of rows needs one of values, and the other way round: neither is whole then.
+#[test]
+fn a_part_of_the_rows_or_of_the_values_is_found() {
+    let program = program();
+    let class = &program.classes[0];
+    for what in [Action::Optimizer, Action::Norm, Action::SumRows] {
+        for place in places(&program, |it| it.action == what) {
+            for content in [Content::Rows, Content::Gradient] {
+                let part = changed(&program, place, |all, at| {
+                    let is_it = |read: &&mut View| class.tensor(read.tensor).content == content;
+                    let read = all[at].reads.iter_mut().find(is_it).expect("it reads both");
+                    read.window = Window::Next { elements: 1 };
+                });
+                assert!(part.is_err(), "{what:?} with a part of {content:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn more_rows_than_there_is_room_for_are_found() {
     let program = program();

@@ -59,6 +59,17 @@ mod tests {
     }
 
     #[test]
+    fn ends_that_are_round_are_numbers_of_the_scale_and_up_to_four_powers_of_ten_have_two_and_five()
+    {
+        let four = LogScale { least: 0.01, most: 100.0 }.tens();
+        let all = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0];
+        assert_eq!(four.len(), all.len());
+        assert!(four.iter().zip(all).all(|(found, right)| (found / right - 1.0).abs() < 1e-12));
+        let five = LogScale { least: 1.0, most: 1e5 }.tens();
+        assert_eq!(five, [1.0, 10.0, 100.0, 1000.0, 1e4, 1e5]);
+    }
+
+    #[test]
     fn round_numbers_are_few() {
         assert_eq!(LogScale { least: 0.04, most: 3.0 }.tens(), [0.05, 0.1, 0.2, 0.5, 1.0, 2.0]);
         assert_eq!(LogScale { least: 0.009, most: 2e4 }.tens().len(), 7);
@@ -67,5 +78,10 @@ mod tests {
             [2f64.powi(30), 2f64.powi(31), 2f64.powi(32)]
         );
         assert!(LogScale { least: 1.0, most: 2f64.powi(40) }.twos().len() <= 10);
+        let powers = [0, 6, 12, 18, 24, 30, 36].map(|power| 2f64.powi(power));
+        assert_eq!(LogScale { least: 1.0, most: 2f64.powi(40) }.twos(), powers);
+        let all = [0, 1, 2, 3, 4, 5, 6, 7].map(|power| 2f64.powi(power));
+        assert_eq!(LogScale { least: 1.0, most: 128.0 }.twos(), all);
+        assert_eq!(LogScale { least: 1.0, most: 256.0 }.twos(), [1.0, 4.0, 16.0, 64.0, 256.0]);
     }
 }

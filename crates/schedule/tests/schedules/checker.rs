@@ -99,6 +99,18 @@ fn without_a_buffer_nothing_can_be_sent_but_stages_of_one_device_hand_over() {
     assert_eq!(check(&written(&[0, 0], 1, &["F0 F0@1 B0@1 B0"]), 0), Ok(vec![2]));
 }
 
+/// Of two passes that overlap neither may need what the other is only about to do, or what is not there.
+#[test]
+fn passes_that_overlap_are_ready_both() {
+    let apart = written(&[0], 2, &["F0 F1+B0 B1"]);
+    assert_eq!(check(&apart, 1), Ok(vec![2]));
+    for order in ["F0 F1+B1 B0", "F0 B1+F1 B0"] {
+        let text = order.split(' ').nth(1).unwrap_or_default();
+        let message = format!("deadlock with 1 buffers: device 0 at {text}");
+        assert_eq!(refusal(&written(&[0], 2, &[order]), 1), message);
+    }
+}
+
 #[test]
 fn micro_batches_are_in_flight_until_their_weight_gradients() {
     assert_eq!(check(&written(&[0], 2, &["F0 I0 F1 W0 I1 W1"]), 1), Ok(vec![2]));
