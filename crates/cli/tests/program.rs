@@ -378,7 +378,7 @@ fn tables_on_servers_are_planned_and_shown() {
     worker.check(loads && worker.stdout.contains("at most"), "no rows");
     let other = plan.replace("sparse = true", "sparse = true\nzero = 1");
     std::fs::write(place.path("other.toml"), other).expect("a file");
-    place.run("simulate other.toml").refuses("plan", "zero");
+    place.run("simulate other.toml --json").refuses("plan", "zero");
     // Of few rows nearly all are looked up.
     let model = model.replace("vocab=4096", "vocab=4");
     let dense = place

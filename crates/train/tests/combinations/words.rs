@@ -427,10 +427,11 @@ impl Words {
         plan.skip_non_finite = skip_non_finite;
         plan.post_validation = row[VALIDATION] == 1;
         plan.parameters = groups()[row[GROUPS]].clone();
-        if COMPRESSIONS[row[COMPRESSION]] == SPARSE && way.summation.is_some() {
+        if let Some(summation) = way.summation.filter(|_| COMPRESSIONS[row[COMPRESSION]] == SPARSE)
+        {
             let tables = graph.parameters().filter(|&(value, _)| is_table(graph, value));
             let tables: Vec<&str> = tables.map(|(_, it)| it.name.as_str()).collect();
-            let (sparse, servers) = (Some(true), Some(vec![1]));
+            let (sparse, servers) = (Some(true), Some(vec![summation.servers - 1]));
             let of_tables = ParameterGroup { sparse, servers, ..ParameterGroup::of_all(&tables) };
             plan.parameters.insert(0, of_tables);
         }
