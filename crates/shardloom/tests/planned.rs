@@ -173,8 +173,8 @@ fn a_plan_file_that_does_not_fit_its_model_is_refused_with_its_line() {
     // Only with a model it is wrong.
     read_plan(&path).expect("it is a plan");
     let errors = [read_plan_of(&path, &model).err(), read_plan_and_model(&path).err()];
-    let line =
-        1 + text.lines().position(|it| it.contains("blocks = ")).expect("a stage has blocks");
+    let stage = text.lines().position(|it| it == "[[pipeline.stage]]").expect("there is one");
+    let line = stage + 1;
     for error in errors {
         let message = error.expect("a block is missing").to_string();
         assert!(message.contains(&format!("plan.toml:{line}: ")), "{message}");

@@ -104,7 +104,7 @@ fn nanotrons_words() {
         ("tp: 4", "tp: 4\n  context_parallel_size: 2", "keys and values go around in a ring"),
         ("is_llama_config: true", "is_llama_config: false", "a Llama is known here"),
         ("hidden_size: 512", "hidden_size: 512\n    hidden_act: gelu", "activation is silu"),
-        ("hidden_size: 512", "hidden_size: 512\n    attention_bias: true", "have no bias"),
+        ("hidden_size: 512", "hidden_size: 512\n    attention_bias: true", "biases of attention"),
         ("hidden_size: 512", "hidden_size: 512\n    sliding_window_size: 8", "all positions"),
         ("hidden_size: 512", "hidden_size: 512\n    rope_scaling: 8", "are not scaled"),
         ("dtype: bfloat16", "dtype: float16", "bfloat16 or float32"),
