@@ -89,11 +89,7 @@ fn described(words: &Words) -> Result<Transformer, ExchangeError> {
     let size = |name: &str| words.needed(&at(name));
     words.only(&at("hidden_act"), &["silu"], "a Llama's activation is silu")?;
     words.only(&at("rope_scaling"), &[], "rotary frequencies are not scaled")?;
-    words.only(
-        &at("attention_bias"),
-        &[],
-        "biases of queries, keys and values (qkv_bias of a llama) are not read yet",
-    )?;
+    words.only(&at("attention_bias"), &[], "biases of attention's products are not read yet")?;
     words.only(&at("sliding_window_size"), &[], "attention sees all positions before")?;
     let real = |name: &str, usual: f32| {
         Ok::<f32, ExchangeError>(words.real(&at(name))?.map_or(usual, |real| real as f32))
