@@ -352,7 +352,7 @@ fn files_of_trials_are_read_as_they_were_written_and_others_refused() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("trials.json");
         assert_eq!(trials::read(&path).expect("none yet"), []);
-        let made = vec![trials(task, problem, 8, 6)];
+        let made = [trials(task, problem, 8, 6)];
         trials::write(&path, made.iter()).expect("written");
         assert_eq!(trials::read(&path).expect("read"), made);
         for (what, of) in [("\"format\":1", "\"format\":2"), ("\"shape\":", "\"shape\":9")] {
