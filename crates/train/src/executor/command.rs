@@ -274,8 +274,10 @@ mod tests {
         let owned = r#"{"name":"w","global_shape":[2,3],"start":[0,1],"extent":[2,2],"first":1,
             "values":[0.1,3e-39]}"#;
         let owned: OwnedPiece = serde_json::from_str(owned).expect("a piece");
-        let counted = r#"[{"counts":3,"microbatch":1,"of":[2,2],"placement":{"start":[0,1],"extent":[2,1]},
-            "rows":[5,0]}]"#;
+        let counted = r#"[
+            {"Routed":{"counts":3,"microbatch":1,"of":[2,2],"placement":{"start":[0,1],"extent":[2,1]},
+                "rows":[5,0]}},
+            {"LookedUp":{"worker":1,"bucket":2,"pieces":[7,0,9]}}]"#;
         let counted = serde_json::from_str(counted).expect("counts of rows");
         let answers = [
             None,
