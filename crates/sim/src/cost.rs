@@ -5,10 +5,11 @@ use shardloom_graph::work::{self, MatmulShape, Pass, Work};
 use shardloom_graph::{Extents, Graph, OpId, OpKind};
 use shardloom_plan::Number;
 use shardloom_program::{
-    Action, Assignment, Carried, Class, ClassId, Collective, Content, Copies, Exchange, Extent,
-    Instruction, Message, Placement, Program, Route, Shape, Tensor, View, multiplies_in_8_bits,
+    Action, Assignment, Class, ClassId, Collective, Content, Copies, Exchange, Extent, Instruction,
+    Message, Placement, Program, Route, Shape, Tensor, View, multiplies_in_8_bits,
 };
 
+use crate::lookups::Lookups;
 use crate::rate::{collective_rate_name, rate_name};
 use crate::{RowCounts, SimError, host};
 
@@ -27,6 +28,7 @@ pub struct CostModel<'a> {
     program: &'a Program,
     extents: Extents,
     rows: RowCounts,
+    lookups: Lookups,
     /// Per class, whether it exchanges messages with other nodes; empty where that costs nothing.
     crosses: Vec<bool>,
 }
@@ -36,7 +38,8 @@ impl<'a> CostModel<'a> {
     pub fn new(graph: &'a Graph, cluster: &'a Cluster, program: &'a Program) -> CostModel<'a> {
         let extents = program.microbatch_extents(graph);
         let crosses = host::crosses(cluster, program);
-        CostModel { graph, cluster, program, extents, rows: RowCounts::Even, crosses }
+        let (rows, lookups) = (RowCounts::Even, Lookups::of(program));
+        CostModel { graph, cluster, program, extents, rows, lookups, crosses }
     }
 
     /// The same where every stage exchanges messages with other nodes if `crosses`, and none otherwise.
@@ -49,6 +52,11 @@ impl<'a> CostModel<'a> {
     #[must_use]
     pub fn with_rows(self, rows: RowCounts) -> CostModel<'a> {
         CostModel { rows, ..self }
+    }
+
+    /// Whether how many rows there are is found out while running, and may be another time others.
+    pub(crate) fn finds_rows_out(&self) -> bool {
+        matches!(self.rows, RowCounts::Measured(_))
     }
 
     pub(crate) fn row_counts(&mut self) -> &mut RowCounts {
@@ -120,33 +128,6 @@ impl<'a> CostModel<'a> {
         let Some(rows) = self.program.table_rows(route) else { return Ok(most) };
         let room = message.source.extent[0].max(1) as u64;
         Ok((self.rows.looked_up(&rows)? * (most / room) as f64).round() as u64)
-    }
-
-    /// How much of the room for rows that workers look up in a table of a server's is filled.
-    ///
-    /// # Errors
-    /// If how many rows there are is not known.
-    fn filled(&self, class: &Class, instruction: &Instruction) -> Result<f64, SimError> {
-        let bucket = instruction.reads.first().and_then(|it| class.tensor(it.tensor).bucket);
-        let Some(bucket) = bucket.filter(|_| class.holds_tables()).map(|it| class.bucket(it))
-        else {
-            return Ok(1.0);
-        };
-        let param = class.param(bucket.params[0]);
-        let first = param.part.start / param.columns.max(1);
-        let (mut found, mut room) = (0.0, 0.0);
-        for route in &self.program.routes {
-            let Carried::Lookups(..) = route.carried else { continue };
-            let Some(rows) = self.program.table_rows(route) else { continue };
-            let of = self.program.class(rows.worker).bucket(rows.bucket);
-            let value = self.program.class(rows.worker).param(of.params[0]).value;
-            let is_its = self.program.class(rows.server).first_rank == class.first_rank;
-            if is_its && value == param.value && rows.rows.start == first {
-                found += self.rows.looked_up(&rows)?;
-                room += route.messages.iter().map(|it| it.source.extent[0] as f64).sum::<f64>();
-            }
-        }
-        Ok(if room > 0.0 { found / room } else { 1.0 })
     }
 
     /// Bytes that `position` of `class` sends less in one step than if all slots were filled.
@@ -260,7 +241,7 @@ impl<'a> CostModel<'a> {
             | Action::FindRows
             | Action::Slice { .. } => moved("copy", written(), 2 * written_bytes()),
             Action::TakeRows => {
-                let filled = self.filled(class, instruction)?;
+                let filled = self.lookups.filled(class, instruction, &self.rows)?;
                 let part = |all: usize| (filled * all as f64) as usize;
                 moved("copy", part(written()), part(2 * written_bytes()))
             }
@@ -282,7 +263,7 @@ impl<'a> CostModel<'a> {
                 let name = format!("update.{}", self.program.optimizer.name());
                 let weights = self.updated_bytes(class, position, instruction);
                 // Of a table only the rows are touched that have gradients, where nothing changes without.
-                let filled = self.filled(class, instruction)?;
+                let filled = self.lookups.filled(class, instruction, &self.rows)?;
                 let touched = match self.program.optimizer.changes_without_gradient() {
                     true => written(),
                     false => ((filled * elements(gradients) as f64) as usize).min(written()),
@@ -298,7 +279,7 @@ impl<'a> CostModel<'a> {
             }
             // Everything is read and written once, as if it took one kernel.
             Action::Compress { .. } | Action::Decompress { .. } | Action::SumRows => {
-                let filled = self.filled(class, instruction)?;
+                let filled = self.lookups.filled(class, instruction, &self.rows)?;
                 let part = |all: usize| (filled * all as f64) as usize;
                 let elements = instruction.operands().map(elements).max().unwrap_or(0);
                 moved("copy", part(elements), part(all_read() + written_bytes()))

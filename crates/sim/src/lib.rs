@@ -52,6 +52,7 @@ mod driver;
 mod engine;
 mod error;
 mod host;
+mod lookups;
 mod modelled;
 mod negotiation;
 mod rate;

@@ -248,8 +248,8 @@ impl<'a> Modelled<'a> {
     fn route(&mut self, id: RouteId) -> Result<&[Vec<Picos>], SimError> {
         let program = self.costs.program();
         let route = program.route(id);
-        // How many rows there are may be found out while running.
-        if self.sends[id.0 as usize].is_none() || route.moves_rows() {
+        let may_change = route.moves_rows() && self.costs.finds_rows_out();
+        if self.sends[id.0 as usize].is_none() || may_change {
             let [from, to] = [route.from, route.to].map(|class| program.class(class));
             let concurrent = concurrent_messages(program, self.costs.cluster(), route)?;
             let mut sends = vec![vec![]; from.mesh.size()];

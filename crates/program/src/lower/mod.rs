@@ -339,7 +339,7 @@ impl ClassLowering<'_> {
         }
         let pull = self.tables.map(|tables| tables.pull(&mut order, self.id, &parameters));
         let versions = 1 + order.entries.iter().map(|(entry, _)| entry.age).max().unwrap_or(0);
-        let control = match (self.post_validation, flag) {
+        let control: Vec<Control> = match (self.post_validation, flag) {
             (Some(later), Some(flag)) => {
                 let known = (&parameters, tensors.as_slice(), flag);
                 later.control(&mut order, self.id, known, boundaries, self.stages)
@@ -350,8 +350,7 @@ impl ClassLowering<'_> {
                     averaging::control(&mut order, &parameters, averaging, due)
                 }
                 (None, None) => {
-                    let entries = order.entries.iter().map(|&(entry, _)| entry);
-                    pull.into_iter().chain(entries).map(Control::Run).collect()
+                    order.entries.iter().map(|&(entry, _)| Control::Run(entry)).collect()
                 }
             },
         };
@@ -360,6 +359,7 @@ impl ClassLowering<'_> {
         for weights in tensors.iter_mut().filter(lasting) {
             weights.copies = if versions > 1 { Copies::Versions(versions) } else { Copies::One };
         }
+        let control = pull.map(Control::Run).into_iter().chain(control).collect();
         Ok(Class {
             stages: places.iter().map(held).collect(),
             replica,
