@@ -23,6 +23,7 @@ mod block_kind;
 mod error;
 mod model;
 mod representative;
+mod tables;
 
 pub use builder::GraphBuilder;
 pub use dim::{Dim, DimId, Extents};

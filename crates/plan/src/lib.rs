@@ -44,7 +44,6 @@ pub use parameter_group::{ParameterGroup, ParameterGroups};
 pub use plan::{Communication, FORMAT, Pipeline, Plan, Recompute, Servers, Stage, Sync};
 pub use precision::{Number, Precision};
 pub use schedule::{Arrangement, PassTimes, ScheduleKind, greatest_common_divisor};
-pub use sparse::is_table;
 pub use staleness::Staleness;
 pub use summation::{Ranges, Share, Summation};
 pub use turns::{StageReplicas, pipelines_in_turn};

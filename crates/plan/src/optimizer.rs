@@ -152,6 +152,12 @@ impl Optimizer {
         matches!(self, Optimizer::Adafactor { .. })
     }
 
+    /// Whether what becomes of an element depends on no other, so that a parameter may be updated in parts without a
+    /// word between their owners.
+    pub fn updates_by_element(&self) -> bool {
+        self.statistics_rounds() == 0
+    }
+
     /// Whether an update changes anything of an element whose gradient is zero.
     pub fn changes_without_gradient(&self) -> bool {
         !matches!(self, Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0, .. })

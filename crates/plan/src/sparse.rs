@@ -3,24 +3,13 @@
 //! An embedding reads few rows of its table, and the gradient is zero in all others. Where the plan says so, such a
 //! gradient is kept, exchanged and given to the optimizer as the rows that were read and the values for them
 //! (TensorFlow's `IndexedSlices`, PyTorch's `sparse=True`). Replicas exchange such rows, or the table lies on servers,
-//! from which workers get the rows that their samples look up (`servers` of a group of parameters). Which way the
-//! better one is depends on how many rows of the table a step reads (Kim et al. 2019, EuroSys, arXiv 1808.02621, section 3).
+//! from which workers get the rows that their samples look up (`servers` of a group of parameters). Which way is
+//! better depends on how many rows of the table a step reads (Kim et al. 2019, EuroSys, arXiv 1808.02621, section 3).
 
 use shardloom_collectives::Kind;
 use shardloom_graph::{Extents, Graph, OpKind, ValueId};
 
-use crate::{Kept, Optimizer, ParameterGroups, Plan, PlanError, Sync};
-
-/// Whether embeddings read a parameter, and nothing else does: its gradient is zero but in the rows that they read.
-pub fn is_table(graph: &Graph, parameter: ValueId) -> bool {
-    let consumers = &graph.value(parameter).consumers;
-    !consumers.is_empty() && consumers.iter().all(|&op| graph.op(op).kind == OpKind::Embed)
-}
-
-/// The first embedding that reads a parameter.
-fn is_looked_up(graph: &Graph, parameter: ValueId) -> bool {
-    graph.value(parameter).consumers.iter().any(|&op| graph.op(op).kind == OpKind::Embed)
-}
+use crate::{ParameterGroups, Plan, PlanError, Sync};
 
 impl Plan {
     /// Checks that where gradients are to be rows and values there are tables, that nothing but embeddings reads
@@ -42,21 +31,20 @@ impl Plan {
                 Some((index, _)) => format!("parameters[{index}]"),
                 None => "sync".to_owned(),
             };
-            let other = node.consumers.iter().map(|&op| graph.op(op));
-            let other =
-                other.filter(|op| op.kind != OpKind::Embed).map(|op| op.name.as_str()).next();
-            match other {
-                Some(reader) if named.is_some() || is_looked_up(graph, value) => {
-                    let name = &node.name;
-                    let rule = format!(
-                        "for tables that nothing but embeddings reads; {name} is read by {reader} too, whose \
-                         gradient has all rows: leave it out of the group, or give it one with sparse = false"
-                    );
-                    return Err(PlanError::field(format!("{key}.sparse"), true, rule));
-                }
-                Some(_) => continue,
-                None if node.consumers.is_empty() => continue,
-                None => {}
+            if !graph.is_table(value) {
+                let readers = || node.consumers.iter().map(|&op| graph.op(op));
+                let is_looked_up = readers().any(|op| op.kind == OpKind::Embed);
+                let other = readers().find(|op| op.kind != OpKind::Embed);
+                // Of all parameters those are left as they are that no embedding reads.
+                let Some(reader) = other.filter(|_| named.is_some() || is_looked_up) else {
+                    continue;
+                };
+                let rule = format!(
+                    "for tables that nothing but embeddings reads; {} is read by {} too, whose gradient has all rows: \
+                     leave it out of the group, or give it one with sparse = false",
+                    node.name, reader.name
+                );
+                return Err(PlanError::field(format!("{key}.sparse"), true, rule));
             }
             found = true;
             let place =
@@ -80,9 +68,7 @@ impl Plan {
             false => Ok(()),
         }
     }
-}
 
-impl Plan {
     /// Checks that a table can lie on these servers, as `place` says.
     fn check_served(
         &self,
@@ -93,9 +79,8 @@ impl Plan {
     ) -> Result<(), PlanError> {
         let node = graph.value(table);
         let name = &node.name;
-        let looked_up = node.consumers.iter().map(|&op| graph.op(op).inputs[0]);
-        if let Some(computed) = looked_up.map(|it| graph.value(it)).find(|it| it.producer.is_some())
-        {
+        let mut indices = graph.table_indices(table).map(|it| graph.value(it));
+        if let Some(computed) = indices.find(|it| it.producer.is_some()) {
             let rule = format!(
                 "a worker asks servers for rows before its passes, so the data say which; those of {name} are {}, \
                  which is computed: leave servers out of the group",
@@ -108,9 +93,7 @@ impl Plan {
             let rule = format!("{name} has {} rows, and each of these gets one at least", shape[0]);
             return Err(PlanError::field(format!("{place}.servers"), format!("{servers:?}"), rule));
         }
-        if servers.len() > 1
-            && !updates_elements(&self.optimizer, (shape[0], shape[1..].iter().product()))
-        {
+        if servers.len() > 1 && !self.optimizer.updates_by_element() {
             let rule = format!(
                 "{} looks at all of {name} when it updates, so one server has all of it: servers = [{}]",
                 self.optimizer.name(),
@@ -120,12 +103,6 @@ impl Plan {
         }
         Ok(())
     }
-}
-
-/// Whether what becomes of an element of a matrix of this many rows and columns depends on no other.
-fn updates_elements(optimizer: &Optimizer, (rows, columns): (usize, usize)) -> bool {
-    let kept = optimizer.keeps(rows, columns);
-    optimizer.statistics_rounds() == 0 && kept.iter().all(|it| *it == Kept::PerElement)
 }
 
 /// Checks what a plan's `place` says on how replicas of a table stay equal, whose gradient is rows and values, as

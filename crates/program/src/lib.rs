@@ -55,7 +55,7 @@ pub use queue::{Point, Queue};
 pub use ring::Ring;
 pub use route::{Carried, Message, Route, RouteId};
 pub use row_exchange::RowExchange;
-pub use table_rows::TableRows;
+pub use table_rows::{TableRows, drawn_share};
 pub use tensor::{
     Content, Copies, Counted, Extent, Format, Initial, Keep, Mode, Shape, Tensor, TensorId, View,
     Window, Write, overlap,

@@ -53,12 +53,16 @@ impl Program {
     }
 }
 
+/// The share of a table's rows that so many lookups find on average, where every row is as likely as any other.
+pub fn drawn_share(rows: usize, lookups: usize) -> f64 {
+    1.0 - (1.0 - 1.0 / rows as f64).powf(lookups as f64)
+}
+
 impl TableRows {
     /// How many different rows of the piece are looked up, on average, where every row of the table is as likely as any
     /// other. In data where some are likelier there are fewer.
     pub fn expected(&self) -> f64 {
-        let missed = (1.0 - 1.0 / self.of as f64).powf(self.lookups as f64);
-        self.rows.len() as f64 * (1.0 - missed)
+        self.rows.len() as f64 * drawn_share(self.of, self.lookups)
     }
 }
 

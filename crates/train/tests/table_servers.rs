@@ -12,7 +12,6 @@ use shardloom_data::{Field, Part, Source};
 use shardloom_graph::Graph;
 use shardloom_plan::{
     Number, Optimizer, ParameterGroup, Plan, Precision, Recompute, Summation, Sync, Uniform,
-    is_table,
 };
 use shardloom_program::Rank;
 use shardloom_sim::{Options, Recorded, RowCounts, run, simulate_rows};
@@ -398,11 +397,7 @@ fn several_tables_lie_on_several_servers() {
         samples.targets.iter_mut().flatten().for_each(|label| *label %= 2);
         Clicks(samples)
     };
-    let tables: Vec<&str> = graph
-        .parameters()
-        .filter(|&(value, _)| is_table(&graph, value))
-        .map(|(_, it)| it.name.as_str())
-        .collect();
+    let tables: Vec<&str> = graph.tables().map(|it| graph.value(it).name.as_str()).collect();
     assert_eq!(tables.len(), 3);
     let uniform = Uniform { microbatches: 2, clip_norm: None, ..uniform() };
     let trained = |plan: &Plan| {

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use shardloom_collectives::{Algorithm, chunk};
 use shardloom_graph::{Extents, Graph, ValueId, gradient};
-use shardloom_plan::{Axis, Kept, Mesh, Optimizer, Plan, Updates, is_table};
+use shardloom_plan::{Axis, Mesh, Optimizer, Plan, Updates};
 
 use super::holdings::{Keeps, ParameterGroupId, Ways, Whose};
 use super::stage::StageModel;
@@ -84,7 +84,7 @@ impl<'a> Parameters<'a> {
         for ((unit, value), (stage, layout)) in held {
             check_factors(graph, &plan.optimizer, value, &layout)?;
             let group = ways.group(&graph.value(value).name);
-            let table = (ways.sync(group).sparse && is_table(graph, value)).then_some(value);
+            let table = (ways.sync(group).sparse && graph.is_table(value)).then_some(value);
             let mut key = Key {
                 unit,
                 group,
@@ -241,7 +241,7 @@ impl<'a> Parameters<'a> {
     pub fn pieces(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
         self.buckets.iter().enumerate().flat_map(|(index, bucket)| {
             let most = (self.plan.sync.bucket_bytes / Format::F32.bytes()).max(1);
-            let pieces: Vec<Range<usize>> = match self.updates_elements(bucket) {
+            let pieces: Vec<Range<usize>> = match self.plan.optimizer.updates_by_element() {
                 true => {
                     let count = bucket.elements.div_ceil(most);
                     (0..count).map(|piece| chunk(bucket.elements, count, piece)).collect()
@@ -279,16 +279,6 @@ impl<'a> Parameters<'a> {
     /// Whether servers that sum leave all of a bucket to the workers, as its group has it.
     pub fn is_summed_by_workers(&self, id: BucketId) -> bool {
         self.servers(id).is_some_and(<[u32]>::is_empty)
-    }
-
-    /// Whether what becomes of an element of a bucket depends on no other.
-    fn updates_elements(&self, bucket: &Bucket) -> bool {
-        let optimizer = self.plan.optimizer;
-        let per_element = |param: &ParamId| {
-            let WeightParam { rows, columns, .. } = self.params[param.0 as usize];
-            optimizer.keeps(rows, columns).iter().all(|it| *it == Kept::PerElement)
-        };
-        optimizer.statistics_rounds() == 0 && bucket.params.iter().all(per_element)
     }
 
     /// Ranges of whole parameters, of at most so many elements where there are several in one.

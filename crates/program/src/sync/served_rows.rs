@@ -60,6 +60,19 @@ fn add_weights(
     add(tensors, tensor)
 }
 
+/// What is held of a table whose gradient is in the first two tensors of its own.
+fn held(weights: TensorId, own: Vec<TensorId>) -> Replicated {
+    Replicated {
+        weights,
+        used: weights,
+        written: own[1],
+        reduced: View::whole(own[1]),
+        rows: Some(Rows { written: own[0], reduced: own[0] }),
+        updated: View::whole(weights),
+        own,
+    }
+}
+
 fn lookups(bucket: &Unheld<'_>) -> Lookups {
     let Some(lookups) = bucket.lookups else {
         unreachable!("{} is no table: lowering keeps it otherwise", bucket.name)
@@ -87,15 +100,7 @@ impl Synchronisation for AskedRows {
         let name = ("weights of rows looked up", [most, columns]);
         let weights = add_weights(bucket, name, Keep::Resident, tensors);
         own.push(weights);
-        Replicated {
-            weights,
-            used: weights,
-            written: own[1],
-            reduced: View::whole(own[1]),
-            rows: Some(Rows { written: own[0], reduced: own[0] }),
-            updated: View::whole(weights),
-            own,
-        }
+        held(weights, own)
     }
 
     fn after_gradient(&self, _: &Unheld<'_>, held: &Replicated) -> Vec<Instruction> {
@@ -119,15 +124,7 @@ impl Synchronisation for AnsweredRows {
             Keep::Transient,
             tensors,
         ));
-        Replicated {
-            weights,
-            used: weights,
-            written: own[1],
-            reduced: View::whole(own[1]),
-            rows: Some(Rows { written: own[0], reduced: own[0] }),
-            updated: View::whole(weights),
-            own,
-        }
+        held(weights, own)
     }
 
     fn before_update(&self, _: &Unheld<'_>, held: &Replicated) -> Vec<Instruction> {

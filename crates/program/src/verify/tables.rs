@@ -71,9 +71,9 @@ fn is_dealt(
             (Carried::RowGradients(bucket_id, piece), id, served.server),
         ];
         let once = |&(carried, from, to): &(Carried, ClassId, ClassId)| {
-            let is_of = |route: &&Route| route.carried == carried && (from == id || route.to == id);
-            let of_worker = |route: &&Route| [route.from, route.to].contains(&id);
-            let mut all = program.routes.iter().filter(is_of).filter(of_worker);
+            // Other workers have buckets of the same number.
+            let is_it = |it: &&Route| it.carried == carried && (it.from == id || it.to == id);
+            let mut all = program.routes.iter().filter(is_it);
             let first = all.next().map(|route| (route.from, route.to));
             first == Some((from, to)) && all.next().is_none()
         };

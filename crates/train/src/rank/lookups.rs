@@ -77,8 +77,7 @@ impl LoadRows {
         let (class, graph) = (linker.class, &linker.shared.graph);
         let to = instruction.writes[0].to;
         let bucket = class.tensor(to.tensor).bucket.expect("rows are of a table");
-        let inputs = graph.value(table).consumers.iter().map(|&op| graph.op(op).inputs[0]);
-        let mut inputs: Vec<ValueId> = inputs.collect();
+        let mut inputs: Vec<ValueId> = graph.table_indices(table).collect();
         inputs.sort_unstable();
         inputs.dedup();
         LoadRows {

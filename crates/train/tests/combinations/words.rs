@@ -8,7 +8,7 @@ use shardloom_graph::{Graph, Op, OpKind};
 use shardloom_plan::{
     Arrangement, Averaging, Axis, AxisSet, Compression, Corrections, DeviceList, Mesh, Negotiation,
     Optimizer, ParameterGroup, Pipeline, Plan, Prediction, Ranges, Recompute, ScheduleKind,
-    Servers, Share, Staleness, Summation, Sync, Uniform, Updates, Weights, is_table,
+    Servers, Share, Staleness, Summation, Sync, Uniform, Updates, Weights,
 };
 use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{Blueprint, OnNonFinite, Settings, Trainer};
@@ -429,8 +429,8 @@ impl Words {
         plan.parameters = groups()[row[GROUPS]].clone();
         if let Some(summation) = way.summation.filter(|_| COMPRESSIONS[row[COMPRESSION]] == SPARSE)
         {
-            let tables = graph.parameters().filter(|&(value, _)| is_table(graph, value));
-            let tables: Vec<&str> = tables.map(|(_, it)| it.name.as_str()).collect();
+            let tables: Vec<&str> =
+                graph.tables().map(|it| graph.value(it).name.as_str()).collect();
             let (sparse, servers) = (Some(true), Some(vec![summation.servers - 1]));
             let of_tables = ParameterGroup { sparse, servers, ..ParameterGroup::of_all(&tables) };
             plan.parameters.insert(0, of_tables);

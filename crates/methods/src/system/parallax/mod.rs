@@ -6,7 +6,8 @@ mod partitions;
 use std::collections::BTreeSet;
 
 use shardloom_graph::{Extents, Graph};
-use shardloom_plan::{Kept, Optimizer, ParameterGroup, Plan, Summation, Sync, Uniform, is_table};
+use shardloom_plan::{Optimizer, ParameterGroup, Plan, Summation, Sync, Uniform};
+use shardloom_program::drawn_share;
 use shardloom_search::{divisors, judge};
 
 use super::{replicas, workers};
@@ -90,15 +91,16 @@ fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
     if tried.iter().all(|it| it.0 != best) {
         time(best)?;
     }
-    let before = (choice.space, choice.simulated, std::mem::take(&mut choice.notes));
+    let (space, simulated) = (choice.space + simulated, choice.simulated + simulated);
+    let notes = std::mem::take(&mut choice.notes);
     if let Ok(found) = selection.finish(task) {
-        choice = found.choice(before.0 + simulated, before.1 + simulated);
+        choice = found.choice(space, simulated);
     }
-    choice.notes = before.2;
+    choice.notes = notes;
     let numbers: Vec<String> = tried.iter().map(|it| it.0.to_string()).collect();
     choice.notes.push(format!(
-        "tables are cut into {best} pieces by the published model of the time, fitted to steps with {}; the fastest of \
-         these and of what the model says is answered",
+        "the published model of the time, fitted to steps with tables in {} pieces, has its least at {best}; the \
+         fastest of these is answered",
         numbers.join(", ")
     ));
     for Table { name, share, .. } in &tables {
@@ -124,18 +126,16 @@ fn plan(task: &Task<'_>, (servers, pieces): (u32, usize), common: Uniform) -> Op
 /// The tables of which a worker with so many samples a step looks up few rows.
 fn sparse(graph: &Graph, samples: usize) -> Vec<Table<'_>> {
     let extents = Extents::global(graph, samples);
-    let tables = graph.parameters().filter(|&(value, _)| is_table(graph, value));
-    let tables = tables.filter_map(|(_, node)| {
-        let indices = node.consumers.iter().map(|&op| graph.value(graph.op(op).inputs[0]));
-        let indices: Vec<_> = indices.collect();
+    let tables = graph.tables().filter_map(|table| {
+        let node = graph.value(table);
+        let indices: Vec<_> = graph.table_indices(table).map(|it| graph.value(it)).collect();
         if indices.iter().any(|it| it.producer.is_some()) {
             return None;
         }
         let lookups: usize = indices.iter().map(|it| extents.elements(&it.axes)).sum();
         let shape = extents.shape(&node.axes);
         let (rows, columns) = (shape[0], shape[1..].iter().product());
-        let share = 1.0 - (1.0 - 1.0 / rows as f64).powf(lookups as f64);
-        Some(Table { name: &node.name, rows, columns, share })
+        Some(Table { name: &node.name, rows, columns, share: drawn_share(rows, lookups) })
     });
     tables.filter(|table| table.share < DENSE).collect()
 }
@@ -144,12 +144,7 @@ impl Table<'_> {
     /// Into how many pieces it is cut where there are to be so many: no more than it has rows, and it stays whole for
     /// an optimizer that looks at all of it.
     fn pieces(&self, optimizer: Optimizer, wanted: usize) -> usize {
-        let kept = optimizer.keeps(self.rows, self.columns);
-        let by_element = kept.iter().all(|it| *it == Kept::PerElement);
-        match optimizer.statistics_rounds() == 0 && by_element {
-            true => wanted.min(self.rows),
-            false => 1,
-        }
+        if optimizer.updates_by_element() { wanted.min(self.rows) } else { 1 }
     }
 }
 
