@@ -117,6 +117,22 @@ pub enum CheckpointError {
         supported: u32,
     },
 
+    /// Another run writes in a folder of checkpoints.
+    #[error("another run writes in {}: {owner}; wait for its end, or name another folder", root.display())]
+    InUse {
+        /// The folder.
+        root: PathBuf,
+        /// Whose run it is.
+        owner: String,
+    },
+
+    /// In the folder of a checkpoint that is to be deleted is something else.
+    #[error("{} is in the folder of a checkpoint and none of its files; move it away", path.display())]
+    Foreign {
+        /// What is there.
+        path: PathBuf,
+    },
+
     /// Not one checkpoint of a folder can be used.
     #[error("no usable checkpoint in {}{}", root.display(), display_refused(refused))]
     NoUsableCheckpoint {

@@ -29,6 +29,7 @@
 mod durable;
 mod error;
 mod index;
+mod lock;
 mod manifest;
 mod names;
 mod overlap;
@@ -42,6 +43,7 @@ mod store;
 mod writer;
 
 pub use error::{CheckpointError, Result};
+pub use lock::Lock;
 pub use manifest::{FORMAT_VERSION, Meta};
 pub use piece::Piece;
 pub use reader::Checkpoint;

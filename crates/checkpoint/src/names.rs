@@ -10,6 +10,16 @@ pub(crate) const REPLACED: &str = ".replaced-";
 /// A checkpoint being deleted.
 pub(crate) const DELETING: &str = ".deleting-";
 
+/// Which run has the folder of checkpoints.
+pub(crate) const LOCK: &str = ".lock";
+
+/// Whether a file of this name in a checkpoint's folder is the checkpoint's.
+pub(crate) fn is_of_checkpoint(name: &str) -> bool {
+    let rank = name.strip_prefix("shard-").and_then(|name| name.strip_suffix(".safetensors"));
+    let is_shard = rank.and_then(|rank| rank.parse().ok()).is_some_and(|it| shard_file(it) == name);
+    name == MANIFEST || name == MANIFEST_DIGEST || is_shard
+}
+
 pub(crate) fn step_folder(step: u64) -> String {
     format!("step-{step:08}")
 }
@@ -27,6 +37,17 @@ pub(crate) fn shard_file(rank: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_of_a_checkpoint_are_known_by_their_names() {
+        for name in ["manifest.json", "manifest.blake3", "shard-00000.safetensors"] {
+            assert!(is_of_checkpoint(name), "{name}");
+        }
+        for name in ["shard-0.safetensors", "shard-00000.safetensors.gz", "notes.txt", "manifest"] {
+            assert!(!is_of_checkpoint(name), "{name}");
+        }
+        assert!(is_of_checkpoint(&shard_file(u32::MAX)));
+    }
 
     #[test]
     fn only_the_canonical_name_of_a_step_is_its_folder() {

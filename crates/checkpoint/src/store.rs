@@ -5,7 +5,8 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::names::{REPLACED, step_of};
+use crate::durable::{remove_folder, rename};
+use crate::names::{DELETING, REPLACED, is_of_checkpoint, step_folder, step_of};
 use crate::reader::Checkpoint;
 use crate::{CheckpointError, Result};
 
@@ -67,6 +68,33 @@ impl Store {
             whole.entry(step).or_insert(path);
         }
         Ok(whole.into_iter().collect())
+    }
+
+    /// Deletes all checkpoints, and nothing else.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError::Foreign`] if something else is in the folder of one, before anything is deleted,
+    /// [`CheckpointError::Io`].
+    pub fn delete_all(&self) -> Result<()> {
+        let all = self.list()?;
+        for (_, folder) in &all {
+            let entries = fs::read_dir(folder).map_err(CheckpointError::io("list", folder))?;
+            for entry in entries {
+                let entry = entry.map_err(CheckpointError::io("list", folder))?;
+                if !entry.file_name().to_str().is_some_and(is_of_checkpoint) {
+                    return Err(CheckpointError::Foreign { path: entry.path() });
+                }
+            }
+        }
+        all.iter().try_for_each(|(step, folder)| self.delete(*step, folder))
+    }
+
+    /// Deletes a checkpoint. Under a hidden name, a half deleted one is not taken for damaged.
+    pub(crate) fn delete(&self, step: u64, folder: &Path) -> Result<()> {
+        let deleting = self.root.join(format!("{DELETING}{}", step_folder(step)));
+        rename(folder, &deleting)?;
+        remove_folder(&deleting)
     }
 
     /// Opens the newest sound checkpoint, and says which newer ones were

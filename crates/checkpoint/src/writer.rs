@@ -165,14 +165,12 @@ impl Writer {
     }
 
     fn delete_earlier_than_last(&self, keep: NonZeroUsize) -> Result<()> {
-        let mut checkpoints = Store::open(&self.root)?.list()?;
+        let store = Store::open(&self.root)?;
+        let mut checkpoints = store.list()?;
         checkpoints.retain(|&(step, _)| step <= self.step);
         let excess = checkpoints.len().saturating_sub(keep.get());
         for (step, path) in checkpoints.into_iter().take(excess) {
-            // Under a hidden name, a half deleted one is not taken for damaged.
-            let deleting = self.root.join(format!("{DELETING}{}", step_folder(step)));
-            rename(&path, &deleting)?;
-            remove_folder(&deleting)?;
+            store.delete(step, &path)?;
         }
         Ok(())
     }

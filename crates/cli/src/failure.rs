@@ -13,8 +13,8 @@ pub enum Failure {
     Message(Message),
     /// Whoever read standard output has seen enough.
     OutputClosed,
-    /// The user asked to stop; everything has been said.
-    Interrupted,
+    /// The user asked to stop, by this signal; everything has been said.
+    Interrupted(i32),
     /// Another process says why.
     SaidElsewhere,
     /// It has been said; this is the exit status.
@@ -41,8 +41,10 @@ struct Line<'a> {
 const INPUT: u8 = 2;
 /// Exit status for a run that began and failed.
 const RUN: u8 = 1;
-/// Exit status after an interrupt: 128 and the number of the signal, as shells have it.
-pub const INTERRUPTED: u8 = 130;
+/// Exit status after a signal: 128 and its number, as shells have it.
+pub fn after_signal(signal: i32) -> u8 {
+    128 + signal as u8
+}
 
 impl Failure {
     /// Arguments that do not fit together; `place` is the one to change.
@@ -77,12 +79,22 @@ impl Failure {
         })
     }
 
+    /// A file that could not be written in the end, as on a full disk.
+    pub fn unwritten(path: &Path, error: &io::Error) -> Failure {
+        Failure::Message(Message {
+            kind: "file",
+            message: format!("cannot write {}: {error}", path.display()),
+            place: Some(path.display().to_string()),
+            status: RUN,
+        })
+    }
+
     /// Why, in a sentence.
     pub fn text(&self) -> &str {
         match self {
             Failure::Message(message) => message.message.trim_end(),
             Failure::OutputClosed => "its output was closed",
-            Failure::Interrupted => "it was interrupted",
+            Failure::Interrupted(_) => "it was interrupted",
             Failure::SaidElsewhere | Failure::Said(_) => "another process failed",
         }
     }
@@ -123,7 +135,7 @@ impl Failure {
     pub fn report(&self, json: bool) -> ExitCode {
         match self {
             Failure::OutputClosed => ExitCode::SUCCESS,
-            Failure::Interrupted => ExitCode::from(INTERRUPTED),
+            Failure::Interrupted(signal) => ExitCode::from(after_signal(*signal)),
             Failure::SaidElsewhere => ExitCode::from(RUN),
             Failure::Said(status) => ExitCode::from(*status),
             Failure::Message(message) => {

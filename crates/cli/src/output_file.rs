@@ -1,13 +1,15 @@
 //! Files that commands write.
 
-use std::fs::{self, OpenOptions};
-use std::io::Write;
+use std::fs::{self, OpenOptions, Permissions};
+use std::io::{self, Write};
 use std::path::{self, Path, PathBuf};
+
+use tempfile::{Builder, NamedTempFile};
 
 use crate::failure::Failure;
 
 /// A file to be written at the end of a command, looked at before its work begins, so that nothing is
-/// computed in vain.
+/// computed in vain. It is there whole or not at all.
 #[derive(Clone, Debug)]
 pub struct OutputFile {
     path: PathBuf,
@@ -18,7 +20,7 @@ impl OutputFile {
     /// A file at `path`, which must not exist unless `force` is given.
     ///
     /// # Errors
-    /// If it exists, is a folder, or its folder does not exist.
+    /// If it exists, is a folder, its folder does not exist, or nothing can be written there.
     pub fn new(path: &Path, force: bool) -> Result<OutputFile, Failure> {
         let at = path.display();
         if path.is_dir() {
@@ -33,7 +35,31 @@ impl OutputFile {
             let message = format!("cannot write {at}: there is no folder {}", folder.display());
             return Err(Failure::file(path, message));
         }
-        Ok(OutputFile { path: path.to_path_buf(), force })
+        let file = OutputFile { path: path.to_path_buf(), force };
+        file.probe().map_err(|error| Failure::file(path, format!("cannot write {at}: {error}")))?;
+        Ok(file)
+    }
+
+    /// Sees that it can be written; what there is stays as it is.
+    fn probe(&self) -> io::Result<()> {
+        match self.is_special() {
+            true => OpenOptions::new().write(true).open(&self.path).map(drop),
+            false => self.beside().and_then(NamedTempFile::close),
+        }
+    }
+
+    /// Whether it is there and no plain file, as a device or a pipe, which takes what is written to it.
+    fn is_special(&self) -> bool {
+        fs::metadata(&self.path).is_ok_and(|it| !it.is_file())
+    }
+
+    /// A file in the same folder, gone unless it gets this one's name.
+    fn beside(&self) -> io::Result<NamedTempFile> {
+        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let mut builder = Builder::new();
+        #[cfg(unix)]
+        builder.permissions(<Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666));
+        builder.prefix(".shardloom-").tempfile_in(folder.unwrap_or(Path::new(".")))
     }
 
     /// The same for a file that need not be asked for.
@@ -71,16 +97,20 @@ impl OutputFile {
     /// # Errors
     /// If it came to exist meanwhile, or cannot be written.
     pub fn write(&self, bytes: impl AsRef<[u8]>) -> Result<(), Failure> {
-        let written = match self.force {
-            true => fs::write(&self.path, bytes),
-            false => OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .open(&self.path)
-                .and_then(|mut file| file.write_all(bytes.as_ref())),
+        self.replace(bytes.as_ref()).map_err(|error| Failure::unwritten(&self.path, &error))
+    }
+
+    fn replace(&self, bytes: &[u8]) -> io::Result<()> {
+        if self.is_special() {
+            return OpenOptions::new().write(true).open(&self.path)?.write_all(bytes);
+        }
+        let mut beside = self.beside()?;
+        beside.write_all(bytes)?;
+        beside.as_file().sync_all()?;
+        let named = match self.force {
+            true => beside.persist(fs::canonicalize(&self.path).as_ref().unwrap_or(&self.path)),
+            false => beside.persist_noclobber(&self.path),
         };
-        written.map_err(|error| {
-            Failure::file(&self.path, format!("cannot write {}: {error}", self.path.display()))
-        })
+        named.map(drop).map_err(|error| error.error)
     }
 }

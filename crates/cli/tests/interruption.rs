@@ -138,6 +138,7 @@ fn checkpoints_of_another_run_are_not_mixed_up() {
     let steps: Vec<_> = fs::read_dir(place.path("run"))
         .expect("a folder")
         .map(|entry| entry.expect("an entry").file_name())
+        .filter(|name| name != ".lock")
         .collect();
     assert_eq!(steps, ["step-00000002"], "those of the first run are gone");
 }

@@ -601,6 +601,8 @@ fn checkpoint_place(error: &CheckpointError) -> Option<String> {
         | CheckpointError::Damaged { path, .. }
         | CheckpointError::FormatVersion { path, .. }
         | CheckpointError::NoUsableCheckpoint { root: path, .. }
+        | CheckpointError::InUse { root: path, .. }
+        | CheckpointError::Foreign { path }
         | CheckpointError::Safetensors { path, .. }
         | CheckpointError::UnsupportedDtype { path, .. } => Some(path.display().to_string()),
         CheckpointError::Piece { name, .. }

@@ -24,6 +24,7 @@
 
 mod arithmetic;
 mod buffers;
+mod checkpoint_folder;
 mod elsewhere;
 mod error;
 mod generator;
@@ -42,6 +43,7 @@ mod session;
 mod training_data;
 
 pub use buffers::{Buffers, RankBuffers};
+pub use checkpoint_folder::CheckpointFolder;
 pub use elsewhere::{export_plan, import_plan};
 pub use error::{Error, Result};
 pub use generator::{Drawing, Generator};
@@ -63,7 +65,7 @@ pub use prediction::{Prediction, predict_here, predict_in_processes, simulate, s
 pub use processes::{Launched, is_first_of_launched, launched};
 pub use program_text::{RankText, program_text};
 pub use saved::{Exported, export_weights};
-pub use session::{Resumed, Session, clear_checkpoints, guarded};
+pub use session::{Resumed, Session, guarded};
 pub use training_data::{Data, Sampling, TextTokenizer};
 
 pub use shardloom_plan::Plan;

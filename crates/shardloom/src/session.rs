@@ -15,6 +15,7 @@ use shardloom_program::timeline::Timeline;
 use shardloom_train::learning_rate::LearningRate;
 use shardloom_train::{Blueprint, OnNonFinite, Processes, Settings, Step, Trainer};
 
+use crate::checkpoint_folder::latest_step;
 use crate::huggingface_folder::read_weights;
 use crate::lowering::require_sizes;
 use crate::processes::Order;
@@ -422,30 +423,6 @@ pub fn guarded(plan: &Plan, on_non_finite: OnNonFinite) -> Plan {
         OnNonFinite::Continue => false,
     };
     Plan { skip_non_finite: plan.skip_non_finite || guards, ..plan.clone() }
-}
-
-/// Makes sure that `folder` holds no checkpoint of an earlier run, which a new one would be mixed up
-/// with. With `delete`, checkpoints that it holds are deleted.
-///
-/// # Errors
-/// If it holds checkpoints that are not to be deleted, or cannot be listed.
-pub fn clear_checkpoints(folder: &Path, delete: bool) -> Result<()> {
-    let Some(step) = latest_step(folder)? else { return Ok(()) };
-    if !delete {
-        return Err(Error::CheckpointsExist { folder: folder.to_path_buf(), step });
-    }
-    for (_, path) in Store::open(folder)?.list()? {
-        fs::remove_dir_all(&path).map_err(Error::io("delete", &path))?;
-    }
-    Ok(())
-}
-
-/// The step of the newest checkpoint in `folder`, sound or not; none if there is none or no folder.
-fn latest_step(folder: &Path) -> Result<Option<u64>> {
-    if !folder.try_exists().map_err(Error::io("look at", folder))? {
-        return Ok(None);
-    }
-    Ok(Store::open(folder)?.list()?.last().map(|&(step, _)| step))
 }
 
 /// Errors if a share of all ranks together needs more memory than this machine has left, where it says so.

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::process::Command;
 
 use clap::Args;
+use shardloom::CheckpointFolder;
 
 use crate::failure::Failure;
 use crate::number::whole;
@@ -124,7 +125,7 @@ fn require_checkpoints(command: &[String]) -> Result<(), Failure> {
         return Ok(());
     }
     // What is there now is another run's, which must not be gone on from after a loss.
-    Ok(shardloom::clear_checkpoints(Path::new(folder), is_given("--force"))?)
+    Ok(CheckpointFolder::claim(Path::new(folder))?.clear(is_given("--force"))?)
 }
 
 /// What an option of a command is given as.

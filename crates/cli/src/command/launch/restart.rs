@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::hosts::Hosts;
-use crate::failure::Failure;
+use crate::failure::{Failure, after_signal};
 use crate::interrupt;
 use crate::terminal::Terminal;
 
@@ -59,7 +59,7 @@ pub fn run(
         if status.success() {
             return Ok(());
         }
-        let Some(lost) = lost.filter(|_| left > 0 && !interrupt::asked()) else {
+        let Some(lost) = lost.filter(|_| left > 0 && interrupt::asked().is_none()) else {
             return Err(Failure::Said(exit_status(status)));
         };
         hosts = match without(&hosts, &lost) {
@@ -112,7 +112,7 @@ fn once(line: &[String]) -> Result<(ExitStatus, Option<Lost>), Failure> {
 
 /// Passes a request to stop on to a process, until that has ended.
 fn pass_on(process: u32, ended: &AtomicBool) {
-    while !interrupt::asked() {
+    while interrupt::asked().is_none() {
         if ended.load(Ordering::Acquire) {
             return;
         }
@@ -176,7 +176,7 @@ fn place(hosts: &Hosts, name: &str) -> Option<usize> {
 fn exit_status(status: ExitStatus) -> u8 {
     #[cfg(unix)]
     if let Some(signal) = std::os::unix::process::ExitStatusExt::signal(&status) {
-        return 128 + signal as u8;
+        return after_signal(signal);
     }
     status.code().map_or(1, |code| code as u8)
 }

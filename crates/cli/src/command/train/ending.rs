@@ -51,38 +51,10 @@ pub fn conclude(
     terminal: Terminal,
 ) -> Result<(), Failure> {
     let predicted = job.prediction.as_ref().map(|prediction| &prediction.timeline);
-    if let Some(file) = &job.trace {
-        let timelines: Vec<&Timeline> = predicted.into_iter().chain(&history.measured).collect();
-        file.write(perfetto_trace(&timelines))?;
-    }
     let summary = summary(job, session, history)?;
     let memory = memory_rows(job, session);
-    if let Some(file) = &job.html {
-        let report = Report {
-            title: format!("Training of {}", job.model.spec().name()),
-            model: job.model.text(),
-            cluster: job.plan.cluster.clone(),
-            plan_toml: job.plan.to_toml(),
-            summary: figures(&summary),
-            losses: history.losses.clone(),
-            predicted: predicted.cloned(),
-            measured: history.measured.clone(),
-            notes: history.stragglers.iter().map(straggling).collect(),
-            tables: vec![
-                Table {
-                    title: "Memory and bytes sent".into(),
-                    columns: COLUMNS.map(str::to_owned).into(),
-                    rows: memory.clone(),
-                },
-                Table {
-                    title: "What it left".into(),
-                    columns: ["what", "which"].map(str::to_owned).into(),
-                    rows: remains(&summary).map(|(name, value)| vec![name, value]).collect(),
-                },
-            ],
-        };
-        file.write(report.html())?;
-    }
+    // What cannot be written is said when all else is: that is lost only here.
+    let written = write_files(job, history, &summary, &memory);
     if terminal.json() {
         terminal.object(&Line { summary })?;
     } else {
@@ -99,7 +71,7 @@ pub fn conclude(
         for (name, value) in figures(&summary).into_iter().chain(remains(&summary)) {
             terminal.line(format_args!("{name}: {value}"))?;
         }
-        if let Some(file) = &job.html {
+        if let Some(file) = job.html.as_ref().filter(|_| written.is_ok()) {
             terminal.line(format_args!("Report: {}", file.path().display()))?;
         }
         if job.prediction.is_none() {
@@ -117,7 +89,7 @@ pub fn conclude(
             })?;
         }
     }
-    if history.interrupted {
+    if history.interrupted.is_some() {
         let outlook = match (&history.checkpoint, &job.checkpoints) {
             (Some(path), Some(checkpoints)) if checkpoints.resumable => {
                 format!("the same command with --resume goes on from {}", path.display())
@@ -128,7 +100,48 @@ pub fn conclude(
         let done = session.next_step();
         terminal.note(format_args!("interrupted after {done} of {} steps; {outlook}", job.steps));
     }
-    Ok(())
+    written
+}
+
+/// Writes the report and the trace.
+fn write_files(
+    job: &Job,
+    history: &History,
+    summary: &Summary,
+    memory: &[Vec<String>],
+) -> Result<(), Failure> {
+    let predicted = job.prediction.as_ref().map(|prediction| &prediction.timeline);
+    let trace = job.trace.as_ref().map_or(Ok(()), |file| {
+        let timelines: Vec<&Timeline> = predicted.into_iter().chain(&history.measured).collect();
+        file.write(perfetto_trace(&timelines))
+    });
+    if let Some(file) = &job.html {
+        let report = Report {
+            title: format!("Training of {}", job.model.spec().name()),
+            model: job.model.text(),
+            cluster: job.plan.cluster.clone(),
+            plan_toml: job.plan.to_toml(),
+            summary: figures(summary),
+            losses: history.losses.clone(),
+            predicted: predicted.cloned(),
+            measured: history.measured.clone(),
+            notes: history.stragglers.iter().map(straggling).collect(),
+            tables: vec![
+                Table {
+                    title: "Memory and bytes sent".into(),
+                    columns: COLUMNS.map(str::to_owned).into(),
+                    rows: memory.to_vec(),
+                },
+                Table {
+                    title: "What it left".into(),
+                    columns: ["what", "which"].map(str::to_owned).into(),
+                    rows: remains(summary).map(|(name, value)| vec![name, value]).collect(),
+                },
+            ],
+        };
+        file.write(report.html())?;
+    }
+    trace
 }
 
 impl From<&Straggler> for Slow {
@@ -151,7 +164,7 @@ fn summary(job: &Job, session: &mut Session, history: &History) -> Result<Summar
         weights_digest: trainer.weights_digest().map_err(shardloom::Error::from)?,
         tokens_per_second: median_step_seconds.map(|median| history.tokens as f64 / median),
         final_validation_loss: history.losses.iter().rev().find_map(|point| point.validation),
-        interrupted: history.interrupted,
+        interrupted: history.interrupted.is_some(),
         checkpoint: history.checkpoint.as_ref().map(|path| path.display().to_string()),
         stragglers: history.stragglers.iter().map(Slow::from).collect(),
     })

@@ -1,6 +1,5 @@
 //! A training run, from its first step to its last.
 
-use std::fs;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
@@ -10,7 +9,7 @@ use shardloom::plan::Plan;
 use shardloom::program::quantity::{digits, seconds};
 use shardloom::program::timeline::Timeline;
 use shardloom::train::{Settings, Step, Straggler};
-use shardloom::{Data, Launched, Model, Prediction, Resumed, Session, clear_checkpoints};
+use shardloom::{CheckpointFolder, Data, Launched, Model, Prediction, Resumed, Session};
 use shardloom_report::LossPoint;
 
 use super::ending;
@@ -86,8 +85,10 @@ pub struct History {
     pub checkpoint: Option<PathBuf>,
     /// Ranks that are slow, as far as was said.
     pub stragglers: Vec<Straggler>,
-    /// Whether the user stopped it.
-    pub interrupted: bool,
+    /// The signal by which the user stopped it.
+    pub interrupted: Option<i32>,
+    /// Why nothing more is printed, if so.
+    unprinted: Option<Failure>,
 }
 
 /// One step, for programs.
@@ -117,17 +118,15 @@ impl Job {
         launched: Option<&Launched>,
         terminal: Terminal,
     ) -> Result<(), Failure> {
-        if let Some(Checkpoints { folder, .. }) = &mut self.checkpoints {
-            // Better now than when there is something to lose.
-            fs::create_dir_all(&folder).map_err(|error| {
-                Failure::file(folder, format!("cannot create {}: {error}", folder.display()))
+        // Better now than when there is something to lose. It is this run's to its end.
+        let claimed = self.checkpoints.as_mut().map(|it| it.claim(terminal)).transpose()?;
+        if let Some(Checkpoints { folder, .. }) = &mut self.checkpoints
+            && launched.is_some()
+        {
+            // The others may be in other folders.
+            *folder = folder.canonicalize().map_err(|error| {
+                Failure::file(folder, format!("cannot look at {}: {error}", folder.display()))
             })?;
-            if launched.is_some() {
-                // The others may be in other folders.
-                *folder = folder.canonicalize().map_err(|error| {
-                    Failure::file(folder, format!("cannot look at {}: {error}", folder.display()))
-                })?;
-            }
         }
         let (model, plan) = (&self.model, &self.plan);
         let folder = self.checkpoints.as_ref().map(|checkpoints| checkpoints.folder.as_path());
@@ -136,7 +135,7 @@ impl Job {
             Some(launched) => Session::lead(model, plan, data, settings, launched, folder),
         }?;
         let mut history = History::default();
-        self.begin(&mut session, terminal)?;
+        self.begin(&mut session, claimed.as_ref(), terminal)?;
         interrupt::listen()?;
         let first = session.next_step();
         let bar = terminal.progress(self.steps);
@@ -145,17 +144,25 @@ impl Job {
         bar.finish_and_clear();
         outcome?;
         ending::conclude(&self, &mut session, &history, terminal)?;
-        match history.interrupted {
-            true => Err(Failure::Interrupted),
-            false => Ok(()),
+        match (history.unprinted, history.interrupted) {
+            (Some(failure), _) => Err(failure),
+            (None, Some(signal)) => Err(Failure::Interrupted(signal)),
+            (None, None) => Ok(()),
         }
     }
 
     /// Weights and checkpoints, before the first step.
-    fn begin(&self, session: &mut Session, terminal: Terminal) -> Result<(), Failure> {
-        if let Some(Checkpoints { folder, resume, force, .. }) = &self.checkpoints {
+    fn begin(
+        &self,
+        session: &mut Session,
+        claimed: Option<&CheckpointFolder>,
+        terminal: Terminal,
+    ) -> Result<(), Failure> {
+        if let Some((Checkpoints { folder, resume, force, .. }, claimed)) =
+            self.checkpoints.as_ref().zip(claimed)
+        {
             match resume {
-                false => clear_checkpoints(folder, *force).map_err(|error| match error {
+                false => claimed.clear(*force).map_err(|error| match error {
                     shardloom::Error::CheckpointsExist { .. } => {
                         let message = format!("{error} (--resume goes on, --force deletes them)");
                         Failure::usage("--checkpoint", message)
@@ -246,7 +253,7 @@ impl Job {
             let stragglers = session.trainer().stragglers();
             bar.suspend(|| history.note_stragglers(stragglers, terminal));
             for step in trained {
-                self.note(&step, None, history, terminal)?;
+                self.note(&step, None, history, terminal);
             }
             let due = |every: Option<NonZeroU64>| {
                 every.is_some_and(|every| done.is_multiple_of(every.get()))
@@ -257,20 +264,20 @@ impl Job {
                 }
                 _ => None,
             };
-            self.note(&step, validation, history, terminal)?;
+            self.note(&step, validation, history, terminal);
             bar.set_position(done);
             bar.set_message(format!("loss {:.4}", step.loss));
             let due_line = row > 1 || (done - first - 1).is_multiple_of(lines_every);
             if !terminal.json() && (last || validation.is_some() || due_line) {
-                unless_closed(bar.suspend(|| terminal.line(for_people(&step, validation))))?;
+                bar.suspend(|| history.print(|| terminal.line(for_people(&step, validation))));
             }
-            history.interrupted = !last && interrupt::asked();
+            history.interrupted = interrupt::asked().filter(|_| !last);
             if let Some(Checkpoints { folder, every, keep, .. }) = &self.checkpoints
-                && (last || history.interrupted || due(*every))
+                && (last || history.interrupted.is_some() || due(*every))
             {
                 history.checkpoint = Some(session.save(folder, *keep)?);
             }
-            if history.interrupted {
+            if history.interrupted.is_some() {
                 break;
             }
         }
@@ -298,16 +305,36 @@ impl Job {
         validation: Option<f64>,
         history: &mut History,
         terminal: Terminal,
-    ) -> Result<(), Failure> {
+    ) {
         history.note(step, validation);
-        match terminal.json() {
-            true => unless_closed(terminal.object(&StepLine::of(step, validation))),
-            false => Ok(()),
+        if terminal.json() {
+            history.print(|| terminal.object(&StepLine::of(step, validation)));
         }
     }
 }
 
+impl Checkpoints {
+    /// Takes the folder for this process.
+    fn claim(&self, terminal: Terminal) -> Result<CheckpointFolder, Failure> {
+        let claimed = CheckpointFolder::claim(&self.folder)?;
+        if !claimed.is_locked() {
+            terminal.note(format_args!(
+                "the file system of {} has no locks: see that no other run writes there",
+                self.folder.display()
+            ));
+        }
+        Ok(claimed)
+    }
+}
+
 impl History {
+    /// Prints, as long as that works: whatever becomes of standard output, the run goes on to its checkpoint.
+    fn print(&mut self, print: impl FnOnce() -> Result<(), Failure>) {
+        if self.unprinted.is_none() {
+            self.unprinted = print().err();
+        }
+    }
+
     fn note(&mut self, step: &Step, validation: Option<f64>) {
         self.losses.push(LossPoint { step: step.step, train: step.loss, validation });
         self.step_seconds.push(step.seconds);
@@ -345,14 +372,6 @@ pub fn straggling(Straggler { rank, since_step, times }: &Straggler) -> String {
         "rank {rank} takes {times:.2} times as long for its own part as ranks that have as much to do, since \
          step {since_step}"
     )
-}
-
-/// Whoever reads the losses may stop reading: the run goes on to its checkpoint.
-fn unless_closed(printed: Result<(), Failure>) -> Result<(), Failure> {
-    match printed {
-        Err(Failure::OutputClosed) => Ok(()),
-        other => other,
-    }
 }
 
 impl StepLine {

@@ -1,0 +1,74 @@
+//! One run at a time writes in a folder of checkpoints.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{ErrorKind, Read, Seek, Write};
+use std::path::Path;
+
+use crate::names::LOCK;
+use crate::{CheckpointError, Result};
+
+/// A folder of checkpoints in which no other run writes as long as this is there. The system lets go of it when the
+/// process ends, however it ends.
+#[derive(Debug)]
+pub struct Lock {
+    /// Holds the lock while it is open.
+    _file: File,
+}
+
+impl Lock {
+    /// Takes a folder of checkpoints, which is made if it does not exist, for `owner`, of which others are told. That it
+    /// can be written is known then, too. None where the file system has no locks.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError::InUse`] if another run has it, [`CheckpointError::Io`].
+    pub fn take(root: &Path, owner: &str) -> Result<Option<Lock>> {
+        fs::create_dir_all(root).map_err(CheckpointError::io("create", root))?;
+        let path = root.join(LOCK);
+        // What it says is of its last owner until it is known that this one has gone.
+        let opened =
+            File::options().read(true).write(true).create(true).truncate(false).open(&path);
+        let mut file = opened.map_err(CheckpointError::io("create", &path))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let mut owner = String::new();
+                // What it is called is of help, no more.
+                let _ = file.read_to_string(&mut owner);
+                return Err(CheckpointError::InUse { root: root.to_path_buf(), owner });
+            }
+            Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {
+                return Ok(None);
+            }
+            Err(TryLockError::Error(error)) => {
+                return Err(CheckpointError::io("lock", &path)(error));
+            }
+        }
+        let said = file.set_len(0).and_then(|()| file.rewind());
+        said.and_then(|()| file.write_all(owner.as_bytes()))
+            .map_err(CheckpointError::io("write", &path))?;
+        Ok(Some(Lock { _file: file }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_one_run_s_until_that_lets_go_of_it() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let root = folder.path().join("run");
+        let first = Lock::take(&root, "a process with a long name").expect("free");
+        let refused = |owner: &str| match Lock::take(&root, "another") {
+            Err(CheckpointError::InUse { owner: found, .. }) => assert_eq!(found, owner),
+            other => panic!("{other:?}"),
+        };
+        refused("a process with a long name");
+        refused("a process with a long name");
+        drop(first);
+        let second = Lock::take(&root, "the next").expect("free again");
+        refused("the next");
+        drop(second);
+    }
+}
