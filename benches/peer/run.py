@@ -31,10 +31,21 @@ OURS = {
     "ddp": "--dp 2",
     "fsdp2": "--dp 2 --zero 3",
     "pipeline": "--pp 2 --schedule 1f1b --microbatches 4",
+    "ddp_link": "--dp 2",
+    "fsdp2_link": "--dp 2 --zero 3",
 }
 
 # Highest ratio of our time to theirs.
-BARS = {"eager": 0.90, "ddp": 0.75, "fsdp2": 0.65, "pipeline": 0.75, "gloo_allreduce": 0.25}
+BARS = {
+    "eager": 0.90,
+    "ddp": 0.75,
+    "fsdp2": 0.65,
+    "pipeline": 0.75,
+    "gloo_allreduce": 0.25,
+    "mpi_allreduce": 0.25,
+    "ddp_link": 1.0,
+    "fsdp2_link": 1.0,
+}
 
 TITLES = {
     "eager": "one rank: PyTorch eager",
@@ -42,7 +53,16 @@ TITLES = {
     "fsdp2": "2 ranks, ZeRO-3: FSDP2",
     "pipeline": "2 stages, 1F1B, 4 micro-batches",
     "gloo_allreduce": "all-reduce of 64 MiB: Gloo",
+    "mpi_allreduce": "all-reduce of 64 MiB: the MPI library",
+    "ddp_link": "2 hosts: DDP over Gloo",
+    "fsdp2_link": "2 hosts, ZeRO-3: FSDP2 over Gloo",
 }
+
+# Comparisons of one collective, which have no model.
+ALL_REDUCES = ("gloo_allreduce", "mpi_allreduce")
+# Comparisons between two hosts, which `two_hosts.sh` makes.
+OVER_LINK = ("ddp_link", "fsdp2_link")
+HOSTS = ("slpeera", "slpeerb")
 
 SIZES = {
     "d256": {"layers": 4, "hidden": 256, "heads": 4, "seq": 128, "vocab": 8192, "global_batch": 8},
@@ -102,11 +122,12 @@ def busy_seconds():
 
 def commands(comparison, size, options):
     """Our command (None where our side is not measured) and theirs."""
-    theirs = [options.torch_python, str(HERE / "torch_peer.py"), comparison]
+    mode = comparison.removesuffix("_link")
+    theirs = [options.torch_python, str(HERE / "torch_peer.py"), mode]
     theirs += ["--steps", str(options.steps), "--warmup", str(options.warmup)]
-    if comparison == "gloo_allreduce":
+    if comparison in ALL_REDUCES:
         ours = options.allreduce_bench and shlex.split(options.allreduce_bench)
-        return ours, theirs
+        return ours, theirs if comparison == "gloo_allreduce" else shlex.split(options.mpi_allreduce)
     for name, value in SIZES[size].items():
         theirs += [f"--{name.replace('_', '-')}", str(value)]
     if options.peers_only:
@@ -118,7 +139,33 @@ def commands(comparison, size, options):
         "total_steps": options.warmup + options.steps,
         "layout": OURS[comparison],
     }
-    return shlex.split(OURS["train"].format(**values)), theirs
+    ours = shlex.split(OURS["train"].format(**values))
+    return (ours, theirs) if comparison not in OVER_LINK else (ours_on_hosts(ours), on_hosts(theirs))
+
+
+def ours_on_hosts(command):
+    """Our command as one process on each of the two hosts."""
+    agent = str(HERE / "two_hosts.sh")
+    settings = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_plm_rsh_agent": agent,
+    }
+    launch = [command[0], "launch", "--hosts", ",".join(f"{host}:1" for host in HOSTS), "--"]
+    words = [f"{name}={value}" for name, value in settings.items()] + launch + command[1:]
+    return [agent, "on", HOSTS[0], "env", *words]
+
+
+def on_hosts(command):
+    """PyTorch's command as one process on each of the two hosts."""
+    agent = shlex.quote(str(HERE / "two_hosts.sh"))
+    lines = [
+        f"{agent} on {host} env GLOO_SOCKET_IFNAME=wire {shlex.join(command)} --rank {rank}"
+        ' --rendezvous "$folder/rendezvous"'
+        for rank, host in enumerate(HOSTS)
+    ]
+    script = f"folder=$(mktemp -d); {lines[1]} & {lines[0]}; status=$?; wait; rm -r $folder; exit $status"
+    return ["sh", "-c", script]
 
 
 def compare(comparison, size, options):
@@ -237,9 +284,11 @@ def parsed_options():
     add("--shardloom", default=str(REPOSITORY / "target/release/shardloom"), help="our binary")
     environment = pathlib.Path.home() / ".cache/shardloom-peer/bin/python"
     add("--torch-python", default=str(environment), help="a Python that has PyTorch (see setup.sh)")
-    add("--allreduce-bench", help="our command for gloo_allreduce; prints a step_seconds per line")
+    add("--allreduce-bench", help="our command for all-reduces; prints a step_seconds per line")
+    add("--mpi-allreduce", help="the MPI library's command for mpi_allreduce, which prints the same")
     add("--data", default=str(REPOSITORY / "crates"), help="text our side trains on")
-    add("--only", type=lambda text: chosen(text, BARS, "comparison"), default=list(BARS))
+    on_one = [name for name in BARS if name not in (*OVER_LINK, "mpi_allreduce")]
+    add("--only", type=lambda text: chosen(text, BARS, "comparison"), default=on_one)
     add("--sizes", type=lambda text: chosen(text, SIZES, "size"), default=list(SIZES))
     add("--repeats", type=int, default=5, help="runs of each side")
     add("--steps", type=int, default=10, help="measured steps of a run")
@@ -251,11 +300,15 @@ def parsed_options():
         parser.error("--repeats and --steps must be at least 1, --warmup at least 0")
     if options.peers_only:
         options.allreduce_bench = None
-    elif options.only != ["gloo_allreduce"] and not os.access(options.shardloom, os.X_OK):
+    elif set(options.only) - set(ALL_REDUCES) and not os.access(options.shardloom, os.X_OK):
         parser.error(
             f"{options.shardloom} is no program: build it with `cargo build --release`,"
             " name it with --shardloom, or measure PyTorch alone with --peers-only"
         )
+    if "mpi_allreduce" in options.only and not options.mpi_allreduce:
+        parser.error("mpi_allreduce takes --mpi-allreduce COMMAND")
+    if set(options.only) & set(OVER_LINK) and not pathlib.Path("/etc/netns", HOSTS[0]).exists():
+        parser.error(f"there are no two hosts: make them with {HERE / 'two_hosts.sh'} up")
     return options
 
 
@@ -264,7 +317,7 @@ def main():
     where = machine(options.torch_python)
     jobs = []
     for comparison in options.only:
-        sizes = ["64 MiB"] if comparison == "gloo_allreduce" else options.sizes
+        sizes = ["64 MiB"] if comparison in ALL_REDUCES else options.sizes
         jobs += [(comparison, size) for size in sizes]
     results = []
     for number, (comparison, size) in enumerate(jobs, 1):

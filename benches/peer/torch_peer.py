@@ -213,6 +213,8 @@ def parsed_arguments():
     parser.add_argument("--steps", type=int, default=10, help="measured steps")
     parser.add_argument("--warmup", type=int, default=2, help="steps before the measured ones")
     parser.add_argument("--mebibytes", type=int, default=64, help="of gloo_allreduce")
+    parser.add_argument("--rank", type=int, choices=range(PROCESSES), help="be this process only")
+    parser.add_argument("--rendezvous", help="file where processes of --rank find each other")
     arguments = parser.parse_args()
     if arguments.hidden % arguments.heads != 0:
         parser.error(f"--heads {arguments.heads} must divide --hidden {arguments.hidden}")
@@ -220,6 +222,8 @@ def parsed_arguments():
     if arguments.global_batch % parts.get(arguments.mode, 1) != 0:
         wanted = f"a multiple of {parts[arguments.mode]}"
         parser.error(f"--global-batch {arguments.global_batch} must be {wanted}")
+    if (arguments.rank is None) != (arguments.rendezvous is None):
+        parser.error("--rank and --rendezvous go together")
     if arguments.steps < 1 or arguments.warmup < 0:
         parser.error("--steps must be at least 1 and --warmup at least 0")
     cut = 1 if arguments.cut is None else arguments.cut
@@ -237,6 +241,9 @@ def main():
         return
     # Gloo otherwise looks the host's name up, which need not resolve.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if arguments.rank is not None:
+        run_process(arguments.rank, arguments, arguments.rendezvous)
+        return
     with tempfile.TemporaryDirectory() as folder:
         rendezvous = os.path.join(folder, "rendezvous")
         torch.multiprocessing.spawn(run_process, (arguments, rendezvous), nprocs=PROCESSES)
