@@ -93,6 +93,10 @@ struct Ready<'m> {
     buffers: usize,
     clocks: Vec<f64>,
     passes: Vec<Vec<(f64, Pass)>>,
+    /// By device when it could start the first of its passes, if any, as long as that is known.
+    starts: Vec<Option<f64>>,
+    /// Devices of which it is not.
+    changed: Vec<usize>,
     /// By stage messages on the way to it, of activations and of gradients, and when last one was taken.
     waiting: Vec<[Option<(usize, f64)>; 2]>,
 }
@@ -115,6 +119,8 @@ impl<'m> Ready<'m> {
             buffers,
             clocks: vec![0.0; map.devices()],
             passes: vec![vec![]; map.devices()],
+            starts: vec![None; map.devices()],
+            changed: vec![],
             waiting: vec![[None; 2]; map.chains()[0].stages()],
         };
         ready.add(0.0, Pass { kind: PassKind::Forward, instance: first, microbatch: 0 });
@@ -122,7 +128,9 @@ impl<'m> Ready<'m> {
     }
 
     fn add(&mut self, since: f64, pass: Pass) {
-        self.passes[self.map.device(pass.instance)].push((since, pass));
+        let device = self.map.device(pass.instance);
+        self.passes[device].push((since, pass));
+        self.changed.push(device);
     }
 
     /// What waits for `pass`, and whether a message takes it there.
@@ -155,11 +163,13 @@ impl<'m> Ready<'m> {
     /// Runs what can start first, of the passes of its device the most urgent; what waits for it can run
     /// from then on.
     fn run_next(&mut self) -> Option<(usize, Pass)> {
-        let this = &*self;
-        let starts = this.passes.iter().enumerate().flat_map(|(device, passes)| {
-            let start = move |it: &(f64, Pass)| Some((this.start(device, it.0, it.1)?, device));
-            passes.iter().filter_map(start)
-        });
+        for device in std::mem::take(&mut self.changed) {
+            let starts = self.passes[device].iter();
+            let starts = starts.filter_map(|&(since, pass)| self.start(device, since, pass));
+            self.starts[device] = starts.min_by(f64::total_cmp);
+        }
+        let starts = self.starts.iter().enumerate();
+        let starts = starts.filter_map(|(device, start)| Some(((*start)?, device)));
         let (start, device) = starts.min_by(|one, other| one.0.total_cmp(&other.0))?;
         let can = |&(since, pass): &(f64, Pass)| self.start(device, since, pass) == Some(start);
         let passes = self.passes[device].iter().enumerate().filter(|(_, it)| can(it));
@@ -175,6 +185,13 @@ impl<'m> Ready<'m> {
         }
         let end = start + if forward { self.forward } else { self.backward };
         self.clocks[device] = end;
+        // Besides devices that get passes: this one has another clock and has filled its way, and the one that sends
+        // to it may send again. Where micro-batches enter and leave is one device.
+        let sender = match forward {
+            true => self.map.before(pass.instance),
+            false => self.map.after(pass.instance),
+        };
+        self.changed.extend(sender.map(|it| self.map.device(it)).into_iter().chain([device]));
         if let Some(waiting) = &mut self.waiting[usize::from(pass.instance.stage)][way(pass.kind)] {
             *waiting = (waiting.0 - 1, start);
         }
