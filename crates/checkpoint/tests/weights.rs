@@ -1,5 +1,6 @@
 //! Initial weights from safetensors files of others.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -8,8 +9,7 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, serialize};
-use shardloom_checkpoint::CheckpointError;
-use shardloom_checkpoint::read_safetensors;
+use shardloom_checkpoint::{CheckpointError, Stored, read_safetensors, write_safetensors};
 
 fn write(folder: &Path, tensors: &[(&str, Dtype, Vec<usize>, Vec<u8>)]) -> PathBuf {
     let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
@@ -50,6 +50,68 @@ fn half_precision_weights_are_converted_exactly() {
     );
     assert_eq!((&tensors["half"].shape[..], &tensors["half"].values[..]), (&[4][..], &values[..]));
     assert_eq!((&tensors["brain"].shape[..], &tensors["brain"].values[..]), (&[][..], &[-3.0][..]));
+}
+
+/// Numbers as a file of ours stores them, in one tensor.
+fn stored(stored: Stored, values: &[f32]) -> Vec<f32> {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let path = folder.path().join("weights.safetensors");
+    let tensors = vec![("w".to_owned(), vec![values.len()])];
+    let metadata = Some(HashMap::from([("format".to_owned(), "pt".to_owned())]));
+    let written = write_safetensors(&path, stored, tensors, metadata, |name| {
+        assert_eq!(name, "w");
+        Ok::<_, CheckpointError>(values.to_vec())
+    });
+    written.expect("written");
+    let header =
+        fs::metadata(&path).expect("a file").len() - (values.len() * stored.bytes()) as u64;
+    assert_eq!(header % 8, 0, "values are aligned");
+    read_safetensors(&path).expect("read").remove("w").expect("the tensor").values
+}
+
+/// The nearest number of so few bits of mantissa, of two as near the one whose last bit is 0; `value` is far
+/// from the ends of the format's range.
+fn nearest(value: f32, mantissa: i32) -> f32 {
+    let exact = f64::from(value);
+    let unit = 2f64.powi(exact.abs().log2().floor() as i32 - mantissa);
+    let below = (exact / unit).floor();
+    let rest = exact / unit - below;
+    let up = rest > 0.5 || (rest == 0.5 && below.rem_euclid(2.0) == 1.0);
+    ((if up { below + 1.0 } else { below }) * unit) as f32
+}
+
+#[test]
+fn weights_in_16_bits_are_rounded_to_the_nearest_and_halves_to_even() {
+    for (format, mantissa) in [(Stored::Bf16, 7), (Stored::F16, 10)] {
+        let mut values = vec![];
+        let last_place = 2f32.powi(-mantissa);
+        for step in 0..300 {
+            // A number of the format, halfway to the next one, and a little to both sides of that.
+            let whole = (1.0 + step as f32 % 100.0 * last_place) * 2f32.powi(step / 100 - 1);
+            let half = whole + last_place * 2f32.powi(step / 100 - 2);
+            let sides = [
+                whole,
+                half,
+                f32::from_bits(half.to_bits() + 1),
+                f32::from_bits(half.to_bits() - 1),
+            ];
+            values.extend(sides.into_iter().flat_map(|it| [it, -it]));
+        }
+        let expected: Vec<f32> = values.iter().map(|&value| nearest(value, mantissa)).collect();
+        assert_eq!(stored(format, &values), expected, "{format:?}");
+        assert_eq!(stored(format, &[0.0, 1.0, -3.5]), [0.0, 1.0, -3.5]);
+    }
+    let beyond = stored(Stored::F16, &[65519.0, 65520.0, -1e9]);
+    assert_eq!(beyond, [65504.0, f32::INFINITY, f32::NEG_INFINITY]);
+    assert!(stored(Stored::Bf16, &[f32::NAN, f32::INFINITY])[0].is_nan());
+}
+
+#[test]
+fn a_tensor_of_many_values_is_written_whole() {
+    // More than are turned into bytes at a time, and no multiple of that.
+    let values: Vec<f32> = (0..150_001).map(|index| (index % 2048) as f32).collect();
+    assert_eq!(stored(Stored::F32, &values), values);
+    assert_eq!(stored(Stored::F16, &values), values);
 }
 
 #[test]

@@ -5,7 +5,8 @@ mod invocation;
 use std::fs;
 use std::path::Path;
 
-use invocation::Place;
+use invocation::{Outcome, Place};
+use serde_json::Value;
 
 const LENGTH: &str = "--seq 8 --data text.txt --global-batch 4";
 
@@ -52,6 +53,50 @@ fn a_folder_is_trained_from_its_weights_and_says_so_and_its_configuration_is_not
     there.check(there.losses() == here.losses(), "other weights than those of one file");
     let again = place.run("export run --huggingface out --json");
     again.refuses("file", "--force");
+}
+
+/// The bytes of each tensor of each file of weights that `export` wrote into `out`, in order.
+fn tensors(place: &Place, exported: &Outcome) -> Vec<Vec<u64>> {
+    let files = exported.object()["files"].clone();
+    let names = files.as_array().into_iter().flatten().filter_map(|it| it.as_str());
+    let of_file = |name: &str| {
+        let bytes = fs::read(place.path("out").join(Path::new(name).file_name()?)).ok()?;
+        let length = u64::from_le_bytes(*bytes.first_chunk()?) as usize;
+        let header: Value = serde_json::from_slice(bytes.get(8..8 + length)?).ok()?;
+        let tensors = header.as_object()?.values().filter_map(|it| it.get("data_offsets"));
+        let mut ranges: Vec<_> = tensors.map(|it| (it[0].as_u64(), it[1].as_u64())).collect();
+        ranges.sort_unstable();
+        ranges.into_iter().map(|(begin, end)| Some(end? - begin?)).collect()
+    };
+    names.filter(|it| it.ends_with(".safetensors")).filter_map(of_file).collect()
+}
+
+/// A gigabyte is 10^9 bytes, as in the library whose files these are.
+#[test]
+fn a_file_of_weights_is_as_large_as_said_and_no_larger() {
+    let place = place();
+    place
+        .run(&format!("train model {LENGTH} --tokenizer bytes --steps 1 --checkpoint run"))
+        .succeeds();
+    let export = |bytes: u64| {
+        let gigabytes = bytes as f64 / 1e9;
+        let command = "export run --huggingface out --force --json --shard-gigabytes";
+        let exported = place.run(&format!("{command} {gigabytes:.12}")).succeeds();
+        let tensors = tensors(&place, &exported);
+        (exported, tensors)
+    };
+    let (exported, one) = export(1_000_000_000);
+    exported.check(one.len() == 1, "not one file");
+    let all: u64 = one[0].iter().sum();
+    for bytes in [all + 1, all - 1, all / 2, all / 3, all / 5] {
+        let (exported, files) = export(bytes);
+        exported.check(files.concat().len() == one[0].len(), "tensors are lost");
+        let sizes: Vec<u64> = files.iter().map(|it| it.iter().sum()).collect();
+        let fits = files.iter().zip(&sizes).all(|(file, &size)| size <= bytes || file.len() == 1);
+        let is_full =
+            sizes.iter().zip(files.iter().skip(1)).all(|(size, next)| size + next[0] > bytes);
+        exported.check(fits && is_full, &format!("at most {bytes}: {files:?}"));
+    }
 }
 
 #[test]

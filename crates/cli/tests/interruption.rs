@@ -207,3 +207,40 @@ fn a_run_that_is_done_has_nothing_left_to_go_on_with_and_says_what_it_came_to() 
     let digest = |outcome: &invocation::Outcome| outcome.summary()["weights_digest"].clone();
     again.check(digest(&again) == digest(&first), "other weights");
 }
+
+/// A pipeline without flush trains otherwise where it is drained: that it is at multiples of each number of steps,
+/// whatever the others are and wherever a run goes on from.
+#[test]
+fn a_pipeline_without_flush_is_drained_at_the_same_steps_wherever_it_goes_on_from() {
+    let place = Place::new();
+    let numbers = "--pp 2 --microbatches 2 --schedule pipedream --drain-every 5 --validate-every 4";
+    let options = format!("{TINY} {numbers} --checkpoint run --checkpoint-every 3 --keep 9");
+    let train = |steps: u64, more: &str| {
+        place.run(&format!("train {options} --steps {steps} {more} --json")).succeeds()
+    };
+    let whole = train(13, "");
+    let validated: Vec<u64> = whole
+        .objects()
+        .iter()
+        .filter(|it| it.get("validation_loss").is_some_and(|it| it.is_number()))
+        .filter_map(|it| it.get("step")?.as_u64())
+        .collect();
+    // Steps are counted from 0.
+    whole.check(validated == [3, 7, 11, 12], &format!("validated after {validated:?}"));
+    let saved = |step: u64| place.path(&format!("run/step-{step:08}"));
+    for from in [9, 6, 3] {
+        for step in from + 1..=13 {
+            let of_multiple = step % 3 == 0 || step == 13;
+            whole.check(saved(step).is_dir() == of_multiple, &format!("checkpoints at {step}"));
+            if of_multiple {
+                fs::remove_dir_all(saved(step)).expect("removed");
+            }
+        }
+        let rest = train(13, "--resume");
+        rest.check(rest.losses() == whole.losses()[from as usize..], &format!("after {from}"));
+        rest.check(
+            rest.summary()["weights_digest"] == whole.summary()["weights_digest"],
+            &format!("other weights from {from} on"),
+        );
+    }
+}

@@ -1,6 +1,8 @@
 //! Tables as training data.
 
-use shardloom_data::Table;
+use std::fmt::Write;
+
+use shardloom_data::{Field, Part, Records, Source, Table};
 
 #[test]
 fn the_digest_changes_with_any_feature_and_any_class() {
@@ -12,4 +14,44 @@ fn the_digest_changes_with_any_feature_and_any_class() {
     assert_eq!(digest([1.0, 2.0, 3.0, 4.0], [0, 1]), known);
     assert_ne!(digest([1.0, 2.0, 3.0, 5.0], [0, 1]), known);
     assert_ne!(digest([1.0, 2.0, 3.0, 4.0], [1, 0]), known);
+}
+
+/// The rows at so many positions, of which each has its number as its first feature.
+fn order(source: &dyn Source, positions: std::ops::Range<u64>) -> Vec<u32> {
+    let row = |position| match source.field(Part::Training, position, "features") {
+        Some(Field::Reals(features)) => features[0] as u32,
+        other => panic!("{other:?} at {position}"),
+    };
+    positions.map(row).collect()
+}
+
+/// A table of so many rows and the same as records, both shuffled by a seed.
+fn both(rows: u32, seed: u64) -> (Table, Records) {
+    let features = (0..rows).map(|row| row as f32).collect();
+    let table = Table::from_rows(features, vec![0; rows as usize], 0.0, seed).expect("rows");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("records.csv");
+    let mut text = String::new();
+    for row in 0..rows {
+        writeln!(text, "{row},0,1").expect("a string takes everything");
+    }
+    std::fs::write(&path, text).expect("a temporary file");
+    (table, Records::open(&path, 1, &[1], 0.0, seed).expect("records"))
+}
+
+#[test]
+fn every_epoch_of_every_seed_has_an_order_of_its_own_which_tables_and_records_share() {
+    const ROWS: u64 = 20;
+    let mut known: Vec<Vec<u32>> = vec![];
+    for seed in 0..4 {
+        let (table, records) = both(ROWS as u32, seed);
+        for epoch in 0..4 {
+            let positions = epoch * ROWS..(epoch + 1) * ROWS;
+            let found = order(&table, positions.clone());
+            assert_eq!(found, order(&records, positions), "seed {seed}, epoch {epoch}");
+            // 16 of the 20! orders are different ones.
+            assert!(!known.contains(&found), "seed {seed}, epoch {epoch} is as one before");
+            known.push(found);
+        }
+    }
 }

@@ -5,6 +5,7 @@ mod plans;
 
 use plans::Case;
 use shardloom_exchange::{Project, export};
+use shardloom_plan::{Mesh, Sync, Uniform};
 
 /// Files and what is not said, as one text.
 fn written(case: &Case, project: Project) -> String {
@@ -83,4 +84,27 @@ fn sharded_states() {
 #[test]
 fn replicated_gpt() {
     check("replicated-gpt");
+}
+
+/// Megatron-LM's arguments.py, before Blackwell: with tensor or context parallelism kernels have to be launched in
+/// one queue, and with sharded parameters (torch's or its own FSDP) they must not be.
+#[test]
+fn megatron_is_given_the_queue_that_it_asks_for() {
+    const ONE_QUEUE: &str = "\nexport CUDA_DEVICE_MAX_CONNECTIONS=1\n";
+    for (dp, cp, tp) in [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (2, 1, 2), (2, 2, 2)] {
+        for zero in 0..=3 {
+            let (mesh, sync) = (Mesh::of(dp, cp, tp), Sync { zero, ..Sync::default() });
+            let usual = plans::numbers();
+            let plan = plans::plan(plans::LLAMA, &Uniform { mesh, sync, ..usual }, 1);
+            let case = Case::of("one queue", plan);
+            let text = written(&case, Project::Megatron);
+            let is_sharded = text.contains("fsdp");
+            let asked = (tp > 1 || cp > 1) && !is_sharded;
+            assert_eq!(
+                text.contains(ONE_QUEUE),
+                asked,
+                "ZeRO {zero}, {dp} by {cp} by {tp}: {text}"
+            );
+        }
+    }
 }

@@ -291,3 +291,54 @@ fn networks_written_as_data_have_the_operators_too() {
     let message = ModelSpec::from_toml(&wrong, "own.toml").unwrap_err().to_string();
     assert!(message.contains("the kind dot-interaction needs it"), "{message}");
 }
+
+/// How parameters of a name begin.
+fn init(graph: &Graph, name: &str) -> Init {
+    let mut named = graph.parameters().filter(|(_, value)| value.name == name);
+    named.next().and_then(|(_, value)| value.parameter()).unwrap().init
+}
+
+#[test]
+fn a_dlrm_begins_with_the_weights_of_its_authors_code() {
+    let graph = graph("dlrm:dense=13,rows=1000-27,embed=8,bottom=32,top=20");
+    let deviation = |name: &str| match init(&graph, name) {
+        Init::Normal { std } => f64::from(std),
+        other => panic!("{name} begins with {other:?}"),
+    };
+    // Numbers evenly between -a and a have the deviation a / sqrt(3); tables have a = sqrt(1 / rows)
+    // (`create_emb` of `dlrm_s_pytorch.py`). Of layers weights have the variance 2 / (inputs + outputs) and biases
+    // 1 / outputs (`create_mlp`).
+    let evenly = |a: f64| a / 3f64.sqrt();
+    let features = 3.0;
+    let joined = 8.0 + features * (features - 1.0) / 2.0;
+    for (name, expected) in [
+        ("table.0", evenly((1.0f64 / 1000.0).sqrt())),
+        ("table.1", evenly((1.0f64 / 27.0).sqrt())),
+        ("bottom.0.weight", (2.0f64 / (13.0 + 32.0)).sqrt()),
+        ("bottom.0.bias", (1.0f64 / 32.0).sqrt()),
+        ("bottom.1.weight", (2.0f64 / (32.0 + 8.0)).sqrt()),
+        ("bottom.1.bias", (1.0f64 / 8.0).sqrt()),
+        ("top.0.weight", (2.0f64 / (joined + 20.0)).sqrt()),
+        ("top.0.bias", (1.0f64 / 20.0).sqrt()),
+        ("head.weight", (2.0f64 / (20.0 + 1.0)).sqrt()),
+        ("head.bias", 1.0),
+    ] {
+        let found = deviation(name);
+        assert!((found / expected - 1.0).abs() < 1e-6, "{name}: {found}, not {expected}");
+    }
+}
+
+#[test]
+fn an_lstm_begins_with_one_deviation_of_all_weights_and_biases_of_zero() {
+    for (text, expected) in [("", 0.06), (",init_std=0.25", 0.25)] {
+        let graph =
+            graph(&format!("lstm:layers=2,hidden=6,embed=4,seq=5,vocab=7,projection=3{text}"));
+        for (_, value) in graph.parameters() {
+            let expected = match value.name.ends_with("bias") {
+                true => Init::Constant(0.0),
+                false => Init::Normal { std: expected },
+            };
+            assert_eq!(init(&graph, &value.name), expected, "{}", value.name);
+        }
+    }
+}

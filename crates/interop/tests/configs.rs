@@ -256,6 +256,30 @@ fn what_a_qwen_leaves_out_is_as_its_authors_code_has_it() {
     refused(&short, &format!("{key}false"), &format!("{key}true"), &["window"]);
 }
 
+/// The classes differ in what an absent number of key and value heads means; a null one is as many as there are heads
+/// in all of them (`__post_init__` of transformers' configurations).
+#[test]
+fn an_absent_and_a_null_number_of_key_and_value_heads_are_as_in_the_authors_code() {
+    let given = "\"num_key_value_heads\": ";
+    let mistral = MISTRAL.replace("\"sliding_window\": 4096", "\"sliding_window\": null");
+    let qwen_2_5 = QWEN_2_5.replace("\"num_attention_heads\": 14", "\"num_attention_heads\": 64");
+    let qwen_3 = QWEN_3.replace("\"num_attention_heads\": 16", "\"num_attention_heads\": 64");
+    for (text, heads, absent) in
+        [(LLAMA_3_1, 32, 32), (&mistral, 32, 8), (&qwen_2_5, 64, 32), (&qwen_3, 64, 32)]
+    {
+        let start = text.find(given).expect("it is given");
+        let end = start + text[start..].find(',').expect("another key follows") + 1;
+        let with = |value: &str| format!("{}{value}{}", &text[..start], &text[end..]);
+        let kv_heads = |text: &str| match read(text).network() {
+            Network::Llama(llama) => (llama.heads, llama.kv_heads()),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(kv_heads(&with(&format!("{given}null,"))), (heads, heads), "{text}");
+        assert_eq!(kv_heads(&with("")), (heads, absent), "{text}");
+        assert_eq!(kv_heads(&with(&format!("{given}4,"))), (heads, 4), "{text}");
+    }
+}
+
 #[test]
 fn what_is_written_is_read_as_the_same_network() {
     let llama = "llama:layers=2,heads=3,kv_heads=3,ffn=32,seq=8,vocab=64";

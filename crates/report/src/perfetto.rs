@@ -349,5 +349,63 @@ mod tests {
             prop_assert!(open.values().all(|(is_open, _)| !is_open));
             prop_assert_eq!(begun, tracks().map(|track| track.intervals.len()).sum::<usize>());
         }
+
+        /// A slice for each interval, from when to when that is, counted from where its own timeline begins.
+        #[test]
+        fn intervals_keep_their_times_from_the_begin_of_their_own_timeline_on(
+            one in any_timeline(), other in any_timeline()
+        ) {
+            // In whole nanoseconds.
+            let whole = |timeline: &Timeline| {
+                let mut timeline = timeline.clone();
+                for interval in timeline.tracks.iter_mut().flat_map(|it| &mut it.intervals) {
+                    interval.start = Picos(interval.start.0 * 1000);
+                    interval.end = Picos(interval.end.0 * 1000);
+                }
+                timeline
+            };
+            let timelines = [whole(&one), whole(&other)];
+            let bytes = perfetto_trace(&[&timelines[0], &timelines[1]]);
+            let trace = Trace::decode(&*bytes).expect("our own bytes decode");
+            // The process of each track, and the slices of each process.
+            let (mut processes, mut begun) = (BTreeMap::new(), BTreeMap::new());
+            let mut found: Vec<Vec<(String, u64, u64)>> = vec![];
+            for packet in &trace.packet {
+                match packet.data.as_ref().expect("every packet has data") {
+                    Data::TrackDescriptor(track) if track.process.is_some() => {
+                        processes.insert(track.uuid(), found.len());
+                        found.push(vec![]);
+                    }
+                    Data::TrackDescriptor(track) => {
+                        processes.insert(track.uuid(), processes[&track.parent_uuid()]);
+                    }
+                    Data::TrackEvent(event) => {
+                        let (track, at) = (event.track_uuid(), packet.timestamp());
+                        match event.r#type() {
+                            EventType::SliceBegin => {
+                                begun.insert(track, (event.name().to_owned(), at));
+                            }
+                            EventType::SliceEnd => {
+                                let (name, from) = begun.remove(&track).expect("it has begun");
+                                found[processes[&track]].push((name, from, at));
+                            }
+                            _ => {}
+                        }
+                    }
+                }
+            }
+            let mut expected: Vec<Vec<(String, u64, u64)>> = vec![];
+            for timeline in &timelines {
+                let all = timeline.tracks.iter().flat_map(|it| &it.intervals);
+                let begin = all.map(|it| it.start.0 / 1000).min().unwrap_or(0);
+                let slice = |it: &Interval| {
+                    (it.label.clone(), it.start.0 / 1000 - begin, it.end.0 / 1000 - begin)
+                };
+                let slices = |track: &Track| track.intervals.iter().map(slice).collect();
+                expected.extend(timeline.tracks.iter().map(slices));
+            }
+            found.iter_mut().chain(&mut expected).for_each(|it| it.sort());
+            prop_assert_eq!(found, expected);
+        }
     }
 }

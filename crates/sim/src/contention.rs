@@ -105,12 +105,17 @@ pub(crate) fn concurrent_messages(
 mod tests {
     use shardloom_collectives::Algorithm;
     use shardloom_graph::families::GptConfig;
-    use shardloom_plan::{Axis, Compression, Mesh, ScheduleKind, Sync, Uniform};
+    use shardloom_plan::{Axis, Compression, DeviceList, Mesh, ScheduleKind, Sync, Uniform};
 
     use super::*;
 
-    /// Two stages of dp 2 x tp 4 on the first 16 of `cluster`'s devices.
+    /// Two stages of dp 2 x tp 4 on the first 16 of a cluster's devices.
     fn program() -> Program {
+        program_on([0..8, 8..16].map(|it| it.collect()))
+    }
+
+    /// Two stages of dp 2 x tp 4 on these devices.
+    fn program_on(devices: [Vec<u32>; 2]) -> Program {
         let config = GptConfig {
             layers: 2,
             hidden: 16,
@@ -145,7 +150,11 @@ mod tests {
             },
             ..Uniform::default()
         };
-        shardloom_program::lower(&graph, &plan.plan(&graph, "gpt", "c"), 16).unwrap()
+        let mut plan = plan.plan(&graph, "gpt", "c");
+        for (stage, devices) in plan.pipeline[0].stage.iter_mut().zip(devices) {
+            stage.devices = DeviceList(devices);
+        }
+        shardloom_program::lower(&graph, &plan, 64).unwrap()
     }
 
     fn concurrent(cluster: &str, group: &Group) -> Vec<u32> {
@@ -179,6 +188,30 @@ mod tests {
             let cluster = Cluster::parse(cluster).unwrap();
             let found = concurrent_messages(&program, &cluster, route).unwrap();
             assert_eq!(found, [expected; 8]);
+        }
+    }
+
+    #[test]
+    fn messages_share_the_way_out_of_one_node_or_into_the_other_whichever_has_more() {
+        let of = |ranges: &[std::ops::Range<u32>]| ranges.iter().cloned().flatten().collect();
+        let one: Vec<u32> = of(&[32..40]);
+        let halves = of(&[0..4, 8..12]);
+        let pairs: Vec<u32> = of(&[0..2, 8..10, 16..18, 24..26]);
+        let others = of(&[2..6, 10..14]);
+        let uneven = of(&[16..22, 24..26]);
+        let near = of(&[4..6, 16..22]);
+        for (from, to, expected) in [
+            (&pairs, &one, [8; 8]),
+            (&one, &pairs, [8; 8]),
+            (&pairs, &others, [1, 1, 2, 2, 4, 4, 4, 4]),
+            (&halves, &uneven, [6, 6, 6, 6, 6, 6, 4, 4]),
+            // Two messages stay in a node. The others that leave it are fewer than those that enter the next.
+            (&halves, &near, [1, 1, 6, 6, 6, 6, 6, 6]),
+        ] {
+            let program = program_on([from.clone(), to.clone()]);
+            let cluster = Cluster::parse("h100-80g:5x8").unwrap();
+            let found = concurrent_messages(&program, &cluster, &program.routes[0]).unwrap();
+            assert_eq!(found, expected, "{from:?} to {to:?}");
         }
     }
 }

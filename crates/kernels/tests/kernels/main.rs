@@ -8,6 +8,7 @@ mod compression;
 mod concat;
 mod cross_entropy;
 mod delayed_gradients;
+mod dispatch;
 mod dropout;
 mod elementwise;
 mod embedding;

@@ -95,6 +95,31 @@ fn a_group_that_is_left_out_is_predicted_by_what_the_others_say() {
     assert!((right.error_after - right.error_before).abs() < 1e-9, "{right:?}");
 }
 
+/// Every row is left out once: what is said of all of them are means over rows, however large their groups are.
+#[test]
+fn rows_of_uneven_groups_count_alike() {
+    let mut rows = rows(&internevo());
+    rows.truncate(3);
+    // A prediction is off by its difference from what was measured, over that.
+    for (row, (source, ratio)) in rows.iter_mut().zip([("a", 1.0), ("a", 1.25), ("b", 2.0)]) {
+        row.source = source.into();
+        row.measured.step_seconds = row.measured.step_seconds.map(|seconds| seconds * ratio);
+    }
+    let found = fitted(&rows, &internevo(), &["memory_time"]).expect("a fit");
+    let sources = found.held_out.iter().find(|it| it.by == "source").expect("two sources");
+    let of_groups: Vec<_> = sources.groups.iter().map(|it| (it.rows, it.error_before)).collect();
+    let close = |one: f64, other: f64| assert!((one - other).abs() < 1e-9, "{one} {found:?}");
+    assert_eq!(of_groups.iter().map(|it| it.0).collect::<Vec<_>>(), [2, 1]);
+    close(of_groups[0].1, (0.0 + 0.2) / 2.0);
+    close(of_groups[1].1, 0.5);
+    for before in [sources.error_before, found.error_before] {
+        close(before, (0.0 + 0.2 + 0.5) / 3.0);
+    }
+    let [a, b] = &sources.groups[..] else { panic!("{sources:?}") };
+    assert!((a.error_after - b.error_after).abs() > 0.01, "the groups are alike: {sources:?}");
+    close(sources.error_after, (2.0 * a.error_after + b.error_after) / 3.0);
+}
+
 #[test]
 fn fits_are_the_same_every_time() {
     let right = internevo().with_constants([("memory_time", 3.0)]).expect("it is in range");

@@ -334,6 +334,39 @@ fn with_more_trials_the_same_come_first_and_none_twice() {
 }
 
 #[test]
+fn what_is_known_of_a_problem_is_not_tried_again() {
+    with(|task, problem| {
+        let (_, first) = searched(task, problem, &[], 14);
+        let sampler = Sampler::new(problem, true);
+        for known in [0, 5, first.len()].map(|count| &first[..count]) {
+            let mut made: Vec<Strategy> = vec![];
+            let run = &mut |strategy: &Strategy| {
+                made.push(strategy.clone());
+                Ok(Some(made.len() as f64))
+            };
+            let mut kept = vec![];
+            let keep = &mut |trials: &Trials| {
+                kept = trials.done.clone();
+                Ok(())
+            };
+            let trials = Trials { problem: problem.clone(), done: known.to_vec() };
+            let trying = search::Trying { run, keep };
+            let found = search::search(&sampler, begin(problem), trials, &[], (10, 9), trying);
+            assert_eq!((found.expect("it can run").tried, made.len()), (10, 10));
+            // What is not known of the strategies to begin with comes first.
+            let is_known = |it: &Strategy| known.iter().any(|known| known.strategy == *it);
+            let unknown: Vec<_> = begin(problem).into_iter().filter(|it| !is_known(it)).collect();
+            assert_eq!(made[..unknown.len()], unknown);
+            assert!(!made.iter().any(is_known), "{} were known", known.len());
+            // All that is kept is what was known and then what was tried.
+            assert_eq!(kept[..known.len()], *known);
+            let tried: Vec<_> = kept[known.len()..].iter().map(|it| it.strategy.clone()).collect();
+            assert_eq!(tried, made);
+        }
+    });
+}
+
+#[test]
 fn trials_of_another_model_change_what_is_proposed_first() {
     with(|task, problem| {
         let mut other = trials(task, problem, 6, 60);
