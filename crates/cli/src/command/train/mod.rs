@@ -62,6 +62,10 @@ pub struct Train {
     #[arg(long, value_name = "TOKENIZER")]
     tokenizer: Option<String>,
 
+    /// Folder in which encoded text is kept for further runs [default: .shardloom-cache beside the text]
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
+
     /// Sequence length [default: the model's]
     #[arg(long, value_name = "TOKENS", value_parser = whole::<usize>)]
     seq: Option<usize>,
@@ -209,7 +213,7 @@ impl Train {
         let (validation_fraction, _) = self.validation()?;
         let tokenizer = self.tokenizer()?;
         let (model, _) = self.model_and_plan_file(&tokenizer)?;
-        let data = self.data(&model, &tokenizer, validation_fraction)?;
+        let data = self.data(&model, &tokenizer, validation_fraction, None)?;
         let settings = self.settings(RunClock::Wall)?;
         // A request to stop goes to all processes; the one that leads heeds it.
         interrupt::listen()?;
@@ -225,7 +229,7 @@ impl Train {
         let local = self.profile.local()?;
         let (model, plan_file) = self.model_and_plan_file(&tokenizer)?;
         // What is wrong with the data is said before a search, which may measure this machine first.
-        let data = self.data(&model, &tokenizer, validation_fraction)?;
+        let data = self.data(&model, &tokenizer, validation_fraction, Some(terminal))?;
         let plan = match launched {
             None => self.plan(&model, plan_file, &local, terminal)?,
             Some(launched) => {
@@ -324,9 +328,11 @@ impl Train {
         model: &Model,
         tokenizer: &TextTokenizer,
         validation_fraction: f64,
+        terminal: Option<Terminal>,
     ) -> Result<Data, Failure> {
         let sampling = Sampling { seed: self.seed, validation_fraction };
-        super::open_data(model, &self.data, tokenizer, sampling)
+        let reading = (self.cache.as_deref(), terminal);
+        super::open_data(model, &self.data, tokenizer, sampling, reading)
     }
 
     fn settings(&self, clock: RunClock) -> Result<Settings, Failure> {
