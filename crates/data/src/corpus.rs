@@ -35,6 +35,11 @@ impl Corpus {
     /// are skipped. A file named itself must be text, unless `tokenizer` is
     /// [`Tokenizer::bytes`].
     ///
+    /// Files called `.jsonl` or `.ndjson` have a document in each line, the text in one of its fields. Documents are
+    /// strung together, behind each the tokenizer's end of text, if it has one. A `.bin` with its `.idx` as
+    /// Megatron-LM writes them (also by their name without an ending) and a `.ds` as datatrove does are tokens
+    /// of this tokenizer already; they are read as they lie.
+    ///
     /// Text is encoded by all cores and its tokens are kept in a cache, a file for each path, unless it is 1 MiB
     /// or less. Bytes of more than 16 MiB in all are read where they lie: the files must stay as they are.
     ///
@@ -46,7 +51,8 @@ impl Corpus {
     /// [`DataError::Io`] for anything unreadable, [`DataError::NotText`] and
     /// [`DataError::NotAFile`] for a named path, [`DataError::Tokenize`] if the
     /// tokenizer fails, [`DataError::NoCut`] for text without lines, [`DataError::Cache`] if its tokens cannot be
-    /// kept, [`DataError::EmptyCorpus`] if there is no token,
+    /// kept, [`DataError::Document`] for a line that is no document, [`DataError::TokenFile`] for tokens that are none
+    /// of this tokenizer, [`DataError::EmptyCorpus`] if there is no token,
     /// [`DataError::ValidationFraction`] for a fraction outside `0..1`.
     pub fn open(
         paths: &[PathBuf],
@@ -214,8 +220,24 @@ fn digest(
         (reading.heard)(Progress { stage: Stage::Checking, done, total });
     };
     for stretch in stretches {
-        add(stretch, &mut digest, (before, vocabulary_size), &mut heard)?;
+        add(stretch, &mut digest, (before, vocabulary_size), &mut heard)
+            .map_err(|error| of_file(error, stretch, before))?;
         before += stretch.tokens();
     }
     Ok(digest.finish())
+}
+
+/// What a token that the vocabulary does not have means in a file that was made elsewhere.
+fn of_file(error: DataError, stretch: &Stretch, before: u64) -> DataError {
+    match (error, stretch.path()) {
+        (DataError::TokenOutOfVocabulary { token, position, vocabulary_size }, Some(path)) => {
+            let reason = format!(
+                "token {token} at position {} is outside the vocabulary of {vocabulary_size}; name the \
+                 tokenizer that it was made by with --tokenizer",
+                position - before
+            );
+            DataError::TokenFile { path: path.to_path_buf(), reason }
+        }
+        (error, _) => error,
+    }
 }

@@ -6,24 +6,48 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
-use crate::tokenizer::InParts;
+use crate::tokenizer::Tokenizer;
 use crate::{DataError, Result};
 
-/// Parts that are read ahead for each thread.
+/// Pieces that are read ahead for each thread.
 const AHEAD: usize = 2;
 
-/// A part, and where its tokens are waited for.
-type Job = (String, SyncSender<Result<Vec<u32>>>);
+/// What is encoded at once.
+pub(crate) struct Piece {
+    /// Texts, one after the other.
+    pub texts: Vec<String>,
+    /// The token behind each, if any.
+    pub end: Option<u32>,
+}
 
-/// Encodes parts by `threads` threads and hands their tokens on in the order of the parts. As many parts are in memory as
+impl Piece {
+    /// Bytes of all texts.
+    pub fn bytes(&self) -> u64 {
+        self.texts.iter().map(|text| text.len() as u64).sum()
+    }
+
+    fn encode(&self, by: &Tokenizer) -> Result<Vec<u32>> {
+        let mut tokens = vec![];
+        for text in &self.texts {
+            tokens.append(&mut by.encode(text)?);
+            tokens.extend(self.end);
+        }
+        Ok(tokens)
+    }
+}
+
+/// A piece, and where its tokens are waited for.
+type Job = (Piece, SyncSender<Result<Vec<u32>>>);
+
+/// Encodes pieces by `threads` threads and hands their tokens on in the order of the pieces. As many pieces are in memory as
 /// threads are busy with and a few that are ready for them.
 ///
 /// # Errors
 /// The first of what reading, encoding or `accept` answers; nothing more is then read.
 pub(crate) fn encode_in_order(
-    by: &InParts<'_>,
+    by: &Tokenizer,
     threads: usize,
-    mut next: impl FnMut() -> Result<Option<String>>,
+    mut next: impl FnMut() -> Result<Option<Piece>>,
     mut accept: impl FnMut(&[u32]) -> Result<()>,
 ) -> Result<()> {
     let (jobs, waiting) = sync_channel::<Job>(threads);
@@ -41,9 +65,9 @@ pub(crate) fn encode_in_order(
             Ok(tokens) => accept(&tokens?),
             Err(_) => Err(panicked()),
         };
-        while let Some(part) = next()? {
+        while let Some(piece) = next()? {
             let (answer, waited_for) = sync_channel(1);
-            if jobs.send((part, answer)).is_err() {
+            if jobs.send((piece, answer)).is_err() {
                 return Err(panicked());
             }
             under_way.push_back(waited_for);
@@ -57,16 +81,16 @@ pub(crate) fn encode_in_order(
     })
 }
 
-fn work(by: &InParts<'_>, waiting: &Mutex<Receiver<Job>>) {
+fn work(by: &Tokenizer, waiting: &Mutex<Receiver<Job>>) {
     loop {
         // The lock is held while waiting: the next thread waits for the lock instead.
         let job = match waiting.lock() {
             Ok(jobs) => jobs.recv(),
             Err(_) => return,
         };
-        let Ok((part, answer)) = job else { return };
+        let Ok((piece, answer)) = job else { return };
         // Nobody waits any more once something has failed.
-        let encode = AssertUnwindSafe(|| by.encode(part));
+        let encode = AssertUnwindSafe(|| piece.encode(by));
         let _ = answer.send(catch_unwind(encode).unwrap_or_else(|_| Err(panicked())));
     }
 }

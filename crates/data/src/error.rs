@@ -81,6 +81,17 @@ pub enum DataError {
         error: io::Error,
     },
 
+    /// A line that is no document.
+    #[error("{}, line {line}: {reason}", path.display())]
+    Document {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: u64,
+        /// What is wrong with it.
+        reason: String,
+    },
+
     /// A file of tokens that is none.
     #[error("cannot use the tokens in {}: {reason}", path.display())]
     TokenFile {

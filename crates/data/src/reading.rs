@@ -6,6 +6,8 @@ use std::path::PathBuf;
 pub struct Reading<'a> {
     /// The folder for encoded text; none for one beside the text.
     pub cache: Option<PathBuf>,
+    /// Which field of documents in JSON is their text.
+    pub text_field: String,
     /// Told now and then what is done.
     pub heard: &'a dyn Fn(Progress),
 }
@@ -13,9 +15,12 @@ pub struct Reading<'a> {
 impl Default for Reading<'_> {
     /// Encoded text is kept beside the text, and nobody hears of it.
     fn default() -> Self {
-        Reading { cache: None, heard: &|_| {} }
+        Reading { cache: None, text_field: TEXT_FIELD.into(), heard: &|_| {} }
     }
 }
+
+/// The field of a document that is its text, where nothing else is said.
+pub const TEXT_FIELD: &str = "text";
 
 /// How far reading is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -124,6 +124,14 @@ impl Stretch {
         self.tokens
     }
 
+    /// The file that has them, if one has.
+    pub fn path(&self) -> Option<&Path> {
+        match &self.lies {
+            Lies::Held(_) => None,
+            Lies::In(file) => Some(&file.path),
+        }
+    }
+
     /// Bytes of memory that they take.
     pub fn held_in_memory(&self) -> u64 {
         match &self.lies {

@@ -1,22 +1,27 @@
-//! Texts to tokens.
+//! Named data to tokens.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
 
 use crate::cache::{Cache, Key, folder_for};
-use crate::encode::encode_in_order;
+use crate::documents::Documents;
+use crate::encode::{Piece, encode_in_order};
 use crate::parts::Parts;
 use crate::reading::{Progress, Reading, Stage};
 use crate::stretch::{MOST_OPEN, Stretch, Width};
 use crate::text_files::{examine, files_below, is_folder};
-use crate::tokenizer::{InParts, PART_BYTES, Tokenizer};
+use crate::token_files::{Kind, datatrove, megatron, megatron_data};
+use crate::tokenizer::{PART_BYTES, Tokenizer};
 use crate::{DataError, Result};
 
 /// Bytes of text that are held in memory, and so may change while they are trained on.
 const MOST_HELD: u64 = 1 << 24;
 
-/// Text that was opened.
+/// The most documents that are encoded at once.
+const DOCUMENTS: usize = 1 << 12;
+
+/// Data that was opened.
 pub(crate) struct Opened {
     pub stretches: Vec<Stretch>,
     /// Files of folders that are not text.
@@ -27,13 +32,42 @@ pub(crate) struct Opened {
 struct Named<'a> {
     path: &'a Path,
     is_folder: bool,
-    /// With their bytes.
-    files: Vec<(PathBuf, u64)>,
+    files: Vec<Item>,
+}
+
+/// A file.
+struct Item {
+    path: PathBuf,
+    kind: Kind,
+    bytes: u64,
+}
+
+impl Item {
+    /// Whether its bytes are characters.
+    fn is_read(&self) -> bool {
+        matches!(self.kind, Kind::Text | Kind::Documents)
+    }
 }
 
 impl Named<'_> {
-    fn bytes(&self) -> u64 {
-        self.files.iter().map(|(_, bytes)| bytes).sum()
+    fn of(path: &Path) -> Result<Named<'_>> {
+        let data = megatron_data(path);
+        let is_folder = data.is_none() && is_folder(path)?;
+        let paths = match (data, is_folder) {
+            (Some(data), _) => vec![data],
+            (None, true) => files_below(path)?,
+            (None, false) => vec![path.to_path_buf()],
+        };
+        let mut files = vec![];
+        for path in paths {
+            let bytes = fs::metadata(&path).map_err(DataError::io("read", &path))?.len();
+            match Kind::of(&path) {
+                Kind::Companion if is_folder => {}
+                Kind::Companion => files.push(Item { path, kind: Kind::Text, bytes }),
+                kind => files.push(Item { path, kind, bytes }),
+            }
+        }
+        Ok(Named { path, is_folder, files })
     }
 }
 
@@ -43,39 +77,32 @@ pub(crate) fn open(
     tokenizer: &Tokenizer,
     reading: &Reading<'_>,
 ) -> Result<Opened> {
-    let with_bytes = |path: PathBuf| {
-        let bytes = fs::metadata(&path).map_err(DataError::io("read", &path))?.len();
-        Ok((path, bytes))
-    };
-    let mut named = vec![];
-    for path in paths {
-        let is_folder = is_folder(path)?;
-        let files = match is_folder {
-            true => files_below(path)?,
-            false => vec![path.clone()],
-        };
-        let files = files.into_iter().map(with_bytes).collect::<Result<_>>()?;
-        named.push(Named { path, is_folder, files });
-    }
+    let named = paths.iter().map(|path| Named::of(path)).collect::<Result<Vec<_>>>()?;
+    let read = named.iter().flat_map(|named| &named.files).filter(|item| item.is_read());
+    let total = read.map(|item| item.bytes).sum();
     let mut texts = Texts {
+        tokenizer,
         reading,
         // What is small is held, all of it or nothing.
-        held: named.iter().map(Named::bytes).sum::<u64>() <= MOST_HELD,
+        held: total <= MOST_HELD,
         opened: Opened { stretches: vec![], skipped: vec![] },
         done: 0,
-        total: named.iter().map(Named::bytes).sum(),
+        total,
     };
-    for path in &named {
-        match tokenizer.in_parts() {
-            None => texts.add_bytes(path)?,
-            Some(by) => texts.add_encoded(path, &by, tokenizer.vocabulary_size())?,
+    for named in &named {
+        // Text in a row is encoded together.
+        let together =
+            |one: &Item, next: &Item| !tokenizer.is_bytes() && one.is_read() && next.is_read();
+        for items in named.files.chunk_by(together) {
+            texts.add(named, items)?;
         }
     }
     Ok(texts.opened)
 }
 
-/// Texts as they are opened.
+/// Data as it is opened.
 struct Texts<'a> {
+    tokenizer: &'a Tokenizer,
     reading: &'a Reading<'a>,
     held: bool,
     opened: Opened,
@@ -85,84 +112,129 @@ struct Texts<'a> {
 }
 
 impl Texts<'_> {
-    /// Adds texts whose bytes are tokens.
-    fn add_bytes(&mut self, named: &Named<'_>) -> Result<()> {
-        for (file, _) in &named.files {
-            let stretch = match self.held {
-                true => {
-                    let bytes = fs::read(file).map_err(DataError::io("read", file))?;
-                    let is_text =
-                        !named.is_folder || !bytes.contains(&0) && str::from_utf8(&bytes).is_ok();
-                    is_text.then(|| Stretch::held_bytes(bytes))
+    fn add(&mut self, named: &Named<'_>, items: &[Item]) -> Result<()> {
+        let open = self.opened.stretches.len() < MOST_OPEN;
+        let vocabulary_size = self.tokenizer.vocabulary_size();
+        let stretch = match items {
+            [Item { path, kind: Kind::Megatron, .. }] => megatron(path, open)?,
+            [Item { path, kind: Kind::Datatrove, .. }] => datatrove(path, vocabulary_size, open)?,
+            [item @ Item { kind: Kind::Text, .. }] if self.tokenizer.is_bytes() => {
+                match self.bytes(named, &item.path, open)? {
+                    Some(stretch) => stretch,
+                    None => {
+                        self.opened.skipped.push(item.path.clone());
+                        return Ok(());
+                    }
                 }
-                false => {
-                    // A file that is named itself need not be text.
-                    let is_text = !named.is_folder || self.examine(file, true)?.is_ok();
-                    let open = self.opened.stretches.len() < MOST_OPEN;
-                    let stretch = || Stretch::of_file(file, 0, Width::One, open);
-                    is_text.then(stretch).transpose()?
-                }
-            };
-            match stretch {
-                Some(stretch) => self.opened.stretches.push(stretch),
-                None => self.opened.skipped.push(file.clone()),
             }
-        }
+            items => self.encoded(named, items)?,
+        };
+        self.opened.stretches.push(stretch);
         Ok(())
     }
 
-    /// Adds the tokens of all texts of a path.
-    fn add_encoded(
-        &mut self,
-        named: &Named<'_>,
-        by: &InParts<'_>,
-        vocabulary_size: usize,
-    ) -> Result<()> {
-        let (mut files, mut digests) = (vec![], vec![]);
-        for (file, bytes) in &named.files {
-            match self.examine(file, named.is_folder)? {
+    /// A text whose bytes are tokens; none if it is in a folder and no text.
+    fn bytes(&mut self, named: &Named<'_>, path: &Path, open: bool) -> Result<Option<Stretch>> {
+        if self.held {
+            let bytes = fs::read(path).map_err(DataError::io("read", path))?;
+            let is_text = !named.is_folder || !bytes.contains(&0) && str::from_utf8(&bytes).is_ok();
+            return Ok(is_text.then(|| Stretch::held_bytes(bytes)));
+        }
+        // A file that is named itself need not be text.
+        if named.is_folder && self.examine(path, true)?.is_err() {
+            return Ok(None);
+        }
+        Stretch::of_file(path, 0, Width::One, open).map(Some)
+    }
+
+    /// The tokens of all texts in a row.
+    fn encoded(&mut self, named: &Named<'_>, items: &[Item]) -> Result<Stretch> {
+        let (mut texts, mut digests) = (vec![], vec![]);
+        for item in items {
+            match self.examine(&item.path, named.is_folder)? {
                 Ok(digest) => {
-                    files.push((file, *bytes));
+                    texts.push(item);
                     digests.push(digest);
                 }
-                Err(_) if named.is_folder => self.opened.skipped.push(file.clone()),
-                Err(offset) => return Err(DataError::NotText { path: file.clone(), offset }),
+                Err(_) if named.is_folder => self.opened.skipped.push(item.path.clone()),
+                Err(offset) => {
+                    return Err(DataError::NotText { path: item.path.clone(), offset });
+                }
             }
         }
-        let total = files.iter().map(|(_, bytes)| bytes).sum();
-        let heard = self.reading.heard;
-        let make = |accept: &mut dyn FnMut(&[u32]) -> Result<()>| {
-            let threads = thread::available_parallelism().map_or(1, |threads| threads.get());
-            let (mut files, mut parts, mut done) = (files.iter(), None, 0);
-            let next = || {
-                loop {
-                    if let Some(open) = &mut parts
-                        && let Some(part) = Parts::next(open)?
-                    {
-                        done += part.len() as u64;
-                        heard(Progress { stage: Stage::Encoding, done, total });
-                        return Ok(Some(part));
-                    }
-                    let Some((file, _)) = files.next() else { return Ok(None) };
-                    parts = Some(Parts::open(file, by.cuts, PART_BYTES)?);
-                }
-            };
-            encode_in_order(by, threads, next, accept)
-        };
-        let stretch = if total <= PART_BYTES as u64 {
+        let (total, vocabulary_size) =
+            (texts.iter().map(|text| text.bytes).sum(), self.tokenizer.vocabulary_size());
+        let make =
+            |accept: &mut dyn FnMut(&[u32]) -> Result<()>| self.encode(&texts, total, accept);
+        if total <= PART_BYTES as u64 {
             let mut tokens = vec![];
             make(&mut |more| {
                 tokens.extend(more);
                 Ok(())
             })?;
-            Stretch::held(&tokens, vocabulary_size)
-        } else {
-            let folder = folder_for(named.path, named.is_folder, self.reading.cache.as_deref());
-            let key = Key::new(by.digest, "text", digests.into_iter());
-            Cache::new(folder, key, vocabulary_size).tokens(heard, make)?
+            return Ok(Stretch::held(&tokens, vocabulary_size));
+        }
+        let folder = folder_for(named.path, named.is_folder, self.reading.cache.as_deref());
+        // What else than the texts decides on the tokens.
+        let rules = texts.iter().map(|text| match text.kind {
+            Kind::Documents => {
+                let end = self.tokenizer.end_of_text();
+                format!("documents {:?} {end:?}\n", self.reading.text_field)
+            }
+            _ => "text\n".to_owned(),
+        });
+        let rules: String = rules.collect();
+        let key = Key::new(&self.tokenizer.digest(), &rules, digests.into_iter());
+        Cache::new(folder, key, vocabulary_size).tokens(self.reading.heard, make)
+    }
+
+    /// Encodes texts in a row.
+    fn encode(
+        &self,
+        texts: &[&Item],
+        total: u64,
+        accept: &mut dyn FnMut(&[u32]) -> Result<()>,
+    ) -> Result<()> {
+        let threads = thread::available_parallelism().map_or(1, |threads| threads.get());
+        let (mut texts, mut open, mut done) = (texts.iter(), None, 0_u64);
+        let next = || {
+            loop {
+                if let Some(text) = &mut open
+                    && let Some(piece) = self.next_piece(text)?
+                {
+                    // The marks of JSON count for nothing, so that this may end before all is done.
+                    done = (done + piece.bytes()).min(total);
+                    (self.reading.heard)(Progress { stage: Stage::Encoding, done, total });
+                    return Ok(Some(piece));
+                }
+                let Some(text) = texts.next() else { return Ok(None) };
+                open = Some(match text.kind {
+                    Kind::Documents => {
+                        Open::Documents(Documents::open(&text.path, &self.reading.text_field)?)
+                    }
+                    _ => Open::Text(Parts::open(&text.path, self.tokenizer.cuts(), PART_BYTES)?),
+                });
+            }
         };
-        self.opened.stretches.push(stretch);
-        Ok(())
+        encode_in_order(self.tokenizer, threads, next, accept)
+    }
+
+    fn next_piece(&self, text: &mut Open<'_>) -> Result<Option<Piece>> {
+        match text {
+            Open::Text(parts) => {
+                Ok(parts.next()?.map(|part| Piece { texts: vec![part], end: None }))
+            }
+            Open::Documents(documents) => {
+                let mut piece = Piece { texts: vec![], end: self.tokenizer.end_of_text() };
+                while piece.bytes() < PART_BYTES as u64
+                    && piece.texts.len() < DOCUMENTS
+                    && let Some(document) = documents.next()?
+                {
+                    piece.texts.push(document);
+                }
+                Ok((!piece.texts.is_empty()).then_some(piece))
+            }
+        }
     }
 
     /// Looks at a file, and says how far that is.
@@ -177,4 +249,10 @@ impl Texts<'_> {
             (self.reading.heard)(Progress { stage: Stage::Checking, done, total });
         })
     }
+}
+
+/// A text that is being read.
+enum Open<'a> {
+    Text(Parts<'a>),
+    Documents(Documents<'a>),
 }

@@ -15,16 +15,19 @@ pub(crate) const PART_BYTES: usize = 1 << 20;
 pub struct Tokenizer {
     kind: Kind,
     vocabulary_size: usize,
+    /// Where a text may be cut.
+    cuts: Cuts,
+    /// Of the file that it was read from.
+    digest: blake3::Hash,
+    end_of_text: Option<u32>,
 }
+
+/// What stands for the end of a text in tokenizers of published models, the first that there is.
+const ENDS_OF_TEXT: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>"];
 
 enum Kind {
     Bytes,
-    HuggingFace {
-        tokenizer: Box<tokenizers::Tokenizer>,
-        cuts: Cuts,
-        /// Of the file that it was read from.
-        digest: blake3::Hash,
-    },
+    HuggingFace(Box<tokenizers::Tokenizer>),
 }
 
 impl Tokenizer {
@@ -32,7 +35,13 @@ impl Tokenizer {
     /// bytes at all can be encoded.
     #[must_use]
     pub fn bytes() -> Self {
-        Self { kind: Kind::Bytes, vocabulary_size: 256 }
+        Self {
+            kind: Kind::Bytes,
+            vocabulary_size: 256,
+            cuts: Cuts::default(),
+            digest: blake3::hash(b"bytes"),
+            end_of_text: None,
+        }
     }
 
     /// A Hugging Face `tokenizer.json`.
@@ -63,10 +72,11 @@ impl Tokenizer {
         let highest = highest.ok_or_else(|| unusable("its vocabulary is empty".to_owned()))?;
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|error| unusable(error.to_string()))?;
-        let digest = blake3::hash(&json);
-        let cuts = Cuts::of(&tokenizer);
         Ok(Self {
-            kind: Kind::HuggingFace { tokenizer: Box::new(tokenizer), cuts, digest },
+            end_of_text: ENDS_OF_TEXT.iter().find_map(|end| tokenizer.token_to_id(end)),
+            cuts: Cuts::of(&tokenizer),
+            digest: blake3::hash(&json),
+            kind: Kind::HuggingFace(Box::new(tokenizer)),
             vocabulary_size: highest as usize + 1,
         })
     }
@@ -93,22 +103,33 @@ impl Tokenizer {
         let text = text.as_ref();
         match &self.kind {
             Kind::Bytes => Ok(text.iter().copied().map(u32::from).collect()),
-            Kind::HuggingFace { tokenizer, cuts, .. } => {
+            Kind::HuggingFace(tokenizer) => {
                 let text = str::from_utf8(text)
                     .map_err(|error| DataError::NotUtf8 { offset: error.valid_up_to() })?;
-                encode_in_parts(tokenizer, cuts, text, PART_BYTES)
+                encode_in_parts(tokenizer, &self.cuts, text, PART_BYTES)
             }
         }
     }
 
-    /// What encodes long texts; none if bytes are the tokens, and nothing is to be done.
-    pub(crate) fn in_parts(&self) -> Option<InParts<'_>> {
-        match &self.kind {
-            Kind::Bytes => None,
-            Kind::HuggingFace { tokenizer, cuts, digest } => {
-                Some(InParts { tokenizer, cuts, digest })
-            }
-        }
+    /// The token between documents; none if the vocabulary has none that is known for it.
+    #[must_use]
+    pub fn end_of_text(&self) -> Option<u32> {
+        self.end_of_text
+    }
+
+    /// Whether bytes are the tokens.
+    pub(crate) fn is_bytes(&self) -> bool {
+        matches!(self.kind, Kind::Bytes)
+    }
+
+    /// Where a long text may be cut.
+    pub(crate) fn cuts(&self) -> &Cuts {
+        &self.cuts
+    }
+
+    /// The digest of its file.
+    pub(crate) fn digest(&self) -> blake3::Hash {
+        self.digest
     }
 
     /// The text of token ids, special tokens included. Bytes that are not UTF-8
@@ -127,24 +148,8 @@ impl Tokenizer {
                 let bytes: Vec<u8> = tokens.iter().map(|&token| token as u8).collect();
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }
-            Kind::HuggingFace { tokenizer, .. } => tokenizer.decode(tokens, false).map_err(failed),
+            Kind::HuggingFace(tokenizer) => tokenizer.decode(tokens, false).map_err(failed),
         }
-    }
-}
-
-/// What encodes a long text part by part.
-pub(crate) struct InParts<'a> {
-    tokenizer: &'a tokenizers::Tokenizer,
-    /// Where it may be cut.
-    pub cuts: &'a Cuts,
-    /// Of the tokenizer's file.
-    pub digest: &'a blake3::Hash,
-}
-
-impl InParts<'_> {
-    /// The tokens of a part.
-    pub fn encode(&self, part: String) -> Result<Vec<u32>> {
-        Ok(self.tokenizer.encode_fast(part, false).map_err(failed)?.get_ids().to_vec())
     }
 }
 
@@ -387,8 +392,8 @@ mod tests {
         #[test]
         fn encoding_in_parts_changes_nothing(text in "(hello|he|é|\n|\n\n|\r\n| |  |a|!){0,40}", part in 0_usize..20) {
             let tokenizer = gpt2();
-            let InParts { tokenizer: inner, cuts, .. } = tokenizer.in_parts().expect("opened from json");
-            let parts = encode_in_parts(inner, cuts, &text, part).expect("encodes");
+            let Kind::HuggingFace(inner) = &tokenizer.kind else { unreachable!("opened from json") };
+            let parts = encode_in_parts(inner, &tokenizer.cuts, &text, part).expect("encodes");
             prop_assert_eq!(&parts, &tokenizer.encode(&text).expect("encodes"));
             prop_assert_eq!(tokenizer.decode(&parts).expect("decodes"), text);
         }

@@ -93,7 +93,8 @@ fn open(
             stages.push(progress.stage);
         }
     };
-    let reading = Reading { cache: cache.map(Path::to_path_buf), heard: &heard };
+    let reading =
+        Reading { cache: cache.map(Path::to_path_buf), heard: &heard, ..Reading::default() };
     let corpus = Corpus::open(&[path.to_path_buf()], by, 0.1, &reading)?;
     Ok((corpus, stages.into_inner()))
 }
@@ -266,7 +267,7 @@ fn child() {
             }
         }
     };
-    let reading = Reading { cache: None, heard: &heard };
+    let reading = Reading { heard: &heard, ..Reading::default() };
     let corpus = Corpus::open(&[folder.join("text.txt")], &by, 0.0, &reading).expect("a corpus");
     let said = format!("{} {}", encoded.borrow(), corpus.digest());
     fs::write(folder.join(format!("said.{}", std::process::id())), said).expect("said");

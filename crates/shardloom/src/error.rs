@@ -472,6 +472,7 @@ impl Error {
                 | DataError::NoCut { path: at, .. }
                 | DataError::Cache { folder: at, .. }
                 | DataError::TokenFile { path: at, .. }
+                | DataError::Document { path: at, .. }
                 | DataError::Changed { path: at }
                 | DataError::NotAFile { path: at }
                 | DataError::Table { path: at, .. } => path(at),

@@ -234,14 +234,23 @@ fn is_plan(path: &Path) -> Result<bool, Failure> {
     Ok(!text.lines().any(|line| line.trim().starts_with("[model]")))
 }
 
-/// What `model` is trained on: text in the tokens of `tokenizer`, or a table. Encoded text is kept in `cache`, else beside
-/// the text, and who looks at the terminal sees how far that is.
+/// How data is read.
+struct DataOptions<'a> {
+    /// Where encoded text is kept; none for beside the text.
+    cache: Option<&'a Path>,
+    /// The field of documents that is their text.
+    text_field: &'a str,
+    /// Where to show how far reading is.
+    terminal: Option<Terminal>,
+}
+
+/// What `model` is trained on: text in the tokens of `tokenizer`, or a table.
 fn open_data(
     model: &Model,
     paths: &[PathBuf],
     tokenizer: &TextTokenizer,
     sampling: Sampling,
-    (cache, terminal): (Option<&Path>, Option<Terminal>),
+    options: DataOptions<'_>,
 ) -> Result<Data, Failure> {
     let table = model.graph().inputs().any(|(_, input)| input.name == "features");
     if table && tokenizer.name() != "bytes" {
@@ -249,6 +258,7 @@ fn open_data(
         let message = format!("--tokenizer {name}: {model} learns from a table, which has no text");
         return Err(Failure::usage("--tokenizer", message));
     }
+    let DataOptions { cache, text_field, terminal } = options;
     let bar = terminal.map_or_else(ProgressBar::hidden, Terminal::share);
     let heard = |Progress { stage, done, total }| {
         bar.set_message(match stage {
@@ -258,7 +268,8 @@ fn open_data(
         });
         bar.set_position((done as f64 / total.max(1) as f64 * 1000.0) as u64);
     };
-    let reading = Reading { cache: cache.map(Path::to_path_buf), heard: &heard };
+    let cache = cache.map(Path::to_path_buf);
+    let reading = Reading { cache, text_field: text_field.into(), heard: &heard };
     let data = Data::open_with(model, paths, tokenizer, sampling, &reading);
     bar.finish_and_clear();
     Ok(data?)

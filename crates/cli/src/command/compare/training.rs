@@ -6,15 +6,16 @@ use std::path::PathBuf;
 use clap::Args;
 use indicatif::ProgressBar;
 use shardloom::cluster::Cluster;
+use shardloom::data::TEXT_FIELD;
 use shardloom::plan::Plan;
 use shardloom::train::learning_rate::{Curve, LearningRate};
 use shardloom::train::{OnNonFinite, RunClock, Settings};
 use shardloom::{Data, Model, Sampling, Session, TextTokenizer};
 
 use super::row::{Numbers, waiting};
-use crate::command::open_data;
 use crate::command::train::run::History;
 use crate::command::train::{DRAIN_EVERY, TIMEOUT};
+use crate::command::{DataOptions, open_data};
 use crate::failure::Failure;
 use crate::number::{decimal, whole};
 use crate::terminal::Terminal;
@@ -45,6 +46,10 @@ pub struct Training {
     /// Folder in which encoded text is kept for further runs [default: .shardloom-cache beside the text]
     #[arg(long, value_name = "DIR", requires = "run")]
     cache: Option<PathBuf>,
+
+    /// The field that is the text of a document, in files of JSON lines
+    #[arg(long, value_name = "FIELD", default_value = TEXT_FIELD, requires = "run")]
+    text_field: String,
 
     /// The learning rate
     #[arg(
@@ -101,8 +106,10 @@ impl Training {
 impl Trial<'_> {
     fn data(&self, terminal: Option<Terminal>) -> Result<Data, Failure> {
         let sampling = Sampling { seed: self.training.seed, validation_fraction: 0.0 };
-        let reading = (self.training.cache.as_deref(), terminal);
-        open_data(self.model, &self.training.data, self.tokenizer, sampling, reading)
+        let (cache, text_field) =
+            (self.training.cache.as_deref(), self.training.text_field.as_str());
+        let options = DataOptions { cache, text_field, terminal };
+        open_data(self.model, &self.training.data, self.tokenizer, sampling, options)
     }
 
     /// Trains `plan`, in real time or in the virtual time of a cluster, and records the last step.

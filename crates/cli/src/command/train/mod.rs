@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use shardloom::cluster::Cluster;
+use shardloom::data::TEXT_FIELD;
 use shardloom::plan::Plan;
 use shardloom::train::{OnNonFinite, RunClock, Settings};
 use shardloom::{
@@ -19,7 +20,7 @@ use shardloom::{
     tokenizer_of,
 };
 
-use super::{ProfileFile, in_processes, is_plan, require_no_option};
+use super::{DataOptions, ProfileFile, in_processes, is_plan, require_no_option};
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::number::{decimal, whole};
@@ -48,7 +49,8 @@ pub struct Train {
     #[arg(value_name = "PLAN|MODEL")]
     what: String,
 
-    /// Text to train on: a file, or a folder with all text below it; of a classifier a table of
+    /// Text to train on: a file, or a folder with all text below it; documents in JSON lines (.jsonl); tokens as
+    /// Megatron-LM (.bin with .idx) and datatrove (.ds) write them, of --tokenizer; of a classifier a table of
     /// comma-separated values with the class last, of a DLRM one of numbers, categories and a label of 0 or
     /// 1. May be given several times
     #[arg(long, value_name = "PATH", required = true)]
@@ -65,6 +67,10 @@ pub struct Train {
     /// Folder in which encoded text is kept for further runs [default: .shardloom-cache beside the text]
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
+
+    /// The field that is the text of a document, in files of JSON lines
+    #[arg(long, value_name = "FIELD", default_value = TEXT_FIELD)]
+    text_field: String,
 
     /// Sequence length [default: the model's]
     #[arg(long, value_name = "TOKENS", value_parser = whole::<usize>)]
@@ -331,8 +337,9 @@ impl Train {
         terminal: Option<Terminal>,
     ) -> Result<Data, Failure> {
         let sampling = Sampling { seed: self.seed, validation_fraction };
-        let reading = (self.cache.as_deref(), terminal);
-        super::open_data(model, &self.data, tokenizer, sampling, reading)
+        let (cache, text_field) = (self.cache.as_deref(), self.text_field.as_str());
+        let options = DataOptions { cache, text_field, terminal };
+        super::open_data(model, &self.data, tokenizer, sampling, options)
     }
 
     fn settings(&self, clock: RunClock) -> Result<Settings, Failure> {
