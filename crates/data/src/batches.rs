@@ -1,5 +1,7 @@
 //! Which tokens each sample has.
 
+use std::ops::Range;
+
 use crate::corpus::Corpus;
 use crate::permutation::Permutation;
 use crate::source::{Field, Part, Source};
@@ -43,19 +45,18 @@ impl Batches {
         if sequence_length == 0 {
             return Err(DataError::SequenceLength);
         }
-        let windows = |part, tokens: &[u32]| match tokens.len().saturating_sub(1) / sequence_length
-        {
+        let windows = |part, tokens: u64| match tokens.saturating_sub(1) / sequence_length as u64 {
             0 => Err(DataError::CorpusTooShort {
                 part,
-                tokens: tokens.len(),
-                needed: sequence_length.saturating_add(1),
+                tokens,
+                needed: (sequence_length as u64).saturating_add(1),
                 sequence_length,
             }),
-            windows => Ok(windows as u64),
+            windows => Ok(windows),
         };
-        let training_windows = windows("training", corpus.training())?;
-        let validation_windows = match corpus.validation() {
-            [] => 0,
+        let training_windows = windows("training", corpus.training_len())?;
+        let validation_windows = match corpus.validation_len() {
+            0 => 0,
             tokens => windows("validation", tokens)?,
         };
         Ok(Self { corpus, sequence_length, seed, windows: training_windows, validation_windows })
@@ -79,14 +80,16 @@ impl Batches {
         self.windows
     }
 
-    /// The sample at a position of the run. Positions count from 0 over all
+    /// The sample at a position of the run, which is written into `room`. Positions count from 0 over all
     /// epochs, so that epoch `position / epoch_len` is at its sample
     /// `position % epoch_len`.
-    #[must_use]
-    pub fn sample(&self, position: u64) -> Sample<'_> {
-        let order = Permutation::new(self.windows, self.seed, position / self.windows);
-        let window = order.image(position % self.windows);
-        self.window(self.corpus.training(), window)
+    ///
+    /// # Errors
+    ///
+    /// If the corpus cannot be read.
+    pub fn sample<'a>(&self, position: u64, room: &'a mut Vec<u32>) -> Result<Sample<'a>> {
+        self.corpus.read(self.whole(self.training_start(position)), room)?;
+        Ok(self.cut(room))
     }
 
     /// Samples of the validation part; 0 if there is none.
@@ -95,31 +98,63 @@ impl Batches {
         self.validation_windows
     }
 
-    /// Sample `index` of the validation part, in the order of the corpus;
+    /// Sample `index` of the validation part, in the order of the corpus, which is written into `room`;
     /// nothing at or past [`validation_len`](Self::validation_len).
-    #[must_use]
-    pub fn validation_sample(&self, index: u64) -> Option<Sample<'_>> {
-        (index < self.validation_windows).then(|| self.window(self.corpus.validation(), index))
+    ///
+    /// # Errors
+    ///
+    /// If the corpus cannot be read.
+    pub fn validation_sample<'a>(
+        &self,
+        index: u64,
+        room: &'a mut Vec<u32>,
+    ) -> Result<Option<Sample<'a>>> {
+        let Some(start) = self.validation_start(index) else { return Ok(None) };
+        self.corpus.read(self.whole(start), room)?;
+        Ok(Some(self.cut(room)))
     }
 
-    fn window<'a>(&self, tokens: &'a [u32], window: u64) -> Sample<'a> {
-        let start = window as usize * self.sequence_length;
-        let end = start + self.sequence_length;
-        Sample { inputs: &tokens[start..end], targets: &tokens[start + 1..=end] }
+    /// Where the window of a position begins.
+    fn training_start(&self, position: u64) -> u64 {
+        let order = Permutation::new(self.windows, self.seed, position / self.windows);
+        order.image(position % self.windows) * self.sequence_length as u64
+    }
+
+    fn validation_start(&self, index: u64) -> Option<u64> {
+        (index < self.validation_windows)
+            .then(|| self.corpus.training_len() + index * self.sequence_length as u64)
+    }
+
+    /// The tokens of a window: a sequence and one more.
+    fn whole(&self, start: u64) -> Range<u64> {
+        start..start + self.sequence_length as u64 + 1
+    }
+
+    fn cut<'a>(&self, window: &'a [u32]) -> Sample<'a> {
+        Sample { inputs: &window[..self.sequence_length], targets: &window[1..] }
     }
 }
 
 impl Source for Batches {
-    fn field(&self, part: Part, position: u64, input: &str) -> Option<Field<'_>> {
-        let sample = match part {
-            Part::Training => self.sample(position),
-            Part::Validation => self.validation_sample(position)?,
+    fn field<'a>(
+        &'a self,
+        part: Part,
+        position: u64,
+        input: &str,
+        room: &'a mut Vec<u32>,
+    ) -> Result<Option<Field<'a>>> {
+        let start = match part {
+            Part::Training => Some(self.training_start(position)),
+            Part::Validation => self.validation_start(position),
         };
-        match input {
-            "tokens" => Some(Field::Indices(sample.inputs)),
-            "targets" => Some(Field::Indices(sample.targets)),
-            _ => None,
-        }
+        let shift = match input {
+            "tokens" => 0,
+            "targets" => 1,
+            _ => return Ok(None),
+        };
+        let Some(start) = start.map(|start| start + shift) else { return Ok(None) };
+        self.corpus.read(start..start + self.sequence_length as u64, room)?;
+        Ok(Some(Field::Indices(room)))
     }
 
     fn validation_len(&self) -> u64 {

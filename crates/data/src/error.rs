@@ -53,7 +53,69 @@ pub enum DataError {
         /// The file.
         path: PathBuf,
         /// The first byte that is not part of valid UTF-8.
-        offset: usize,
+        offset: u64,
+    },
+
+    /// A text in which no place to cut it at was found.
+    #[error(
+        "{} has {bytes} bytes in a row without a line end between two words, which is where text is cut \
+         to be encoded; break it into lines",
+        path.display()
+    )]
+    NoCut {
+        /// The file.
+        path: PathBuf,
+        /// Bytes without such a place.
+        bytes: usize,
+    },
+
+    /// The tokens of a text cannot be kept.
+    #[error(
+        "cannot keep encoded text in {}: {error}; name another folder with --cache DIR",
+        folder.display()
+    )]
+    Cache {
+        /// The folder.
+        folder: PathBuf,
+        /// What the operating system answered.
+        error: io::Error,
+    },
+
+    /// A line that is no document.
+    #[error("{}, line {line}: {reason}", path.display())]
+    Document {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: u64,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// A file of tokens that is none.
+    #[error("cannot use the tokens in {}: {reason}", path.display())]
+    TokenFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// Data that is no longer what it was when it was opened.
+    #[error(
+        "{} was changed while it was in use; start again, or resume from a checkpoint with the data as it was",
+        path.display()
+    )]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
+
+    /// The system has no room for a thread that encodes text.
+    #[error("cannot start a thread to encode text: {error}; raise the system's limit of threads")]
+    Threads {
+        /// What the system answered.
+        error: io::Error,
     },
 
     /// A path named as training data is neither a file nor a folder.
@@ -69,7 +131,7 @@ pub enum DataError {
         /// The token id.
         token: u32,
         /// Its index in the list of tokens.
-        position: usize,
+        position: u64,
         /// Ids must be below this.
         vocabulary_size: usize,
     },
@@ -98,9 +160,9 @@ pub enum DataError {
         /// `training` or `validation`.
         part: &'static str,
         /// Tokens in that part.
-        tokens: usize,
+        tokens: u64,
         /// Tokens of one window: the sequence and one more to predict.
-        needed: usize,
+        needed: u64,
         /// Input tokens of one window.
         sequence_length: usize,
     },

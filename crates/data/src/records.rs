@@ -111,7 +111,23 @@ impl Records {
 }
 
 impl Source for Records {
-    fn field(&self, part: Part, position: u64, input: &str) -> Option<Field<'_>> {
+    fn field<'a>(
+        &'a self,
+        part: Part,
+        position: u64,
+        input: &str,
+        _: &'a mut Vec<u32>,
+    ) -> Result<Option<Field<'a>>> {
+        Ok(self.row_field(part, position, input))
+    }
+
+    fn validation_len(&self) -> u64 {
+        self.order.validation_len()
+    }
+}
+
+impl Records {
+    fn row_field(&self, part: Part, position: u64, input: &str) -> Option<Field<'_>> {
         let row = self.order.row(part, position)?;
         match input {
             "features" => {
@@ -125,10 +141,6 @@ impl Source for Records {
                 self.categories.get(at..=at).filter(|_| known).map(Field::Indices)
             }
         }
-    }
-
-    fn validation_len(&self) -> u64 {
-        self.order.validation_len()
     }
 }
 
@@ -152,7 +164,7 @@ mod tests {
         for epoch in 0..3 {
             let mut seen = vec![];
             for position in epoch * 6..(epoch + 1) * 6 {
-                let field = |input: &str| records.field(Part::Training, position, input);
+                let field = |input: &str| records.row_field(Part::Training, position, input);
                 let Some(Field::Reals(&[first, second])) = field("features") else {
                     panic!("two numbers for every position")
                 };
@@ -167,9 +179,9 @@ mod tests {
             seen.sort();
             assert_eq!(seen, (0..6).collect::<Vec<_>>());
         }
-        let last = records.field(Part::Validation, 1, "features");
+        let last = records.row_field(Part::Validation, 1, "features");
         assert_eq!(last, Some(Field::Reals(&[7.0, 7.5])));
-        assert_eq!(records.field(Part::Validation, 2, "features"), None);
+        assert_eq!(records.row_field(Part::Validation, 2, "features"), None);
     }
 
     #[test]

@@ -164,7 +164,23 @@ impl Table {
 }
 
 impl Source for Table {
-    fn field(&self, part: Part, position: u64, input: &str) -> Option<Field<'_>> {
+    fn field<'a>(
+        &'a self,
+        part: Part,
+        position: u64,
+        input: &str,
+        _: &'a mut Vec<u32>,
+    ) -> Result<Option<Field<'a>>> {
+        Ok(self.row_field(part, position, input))
+    }
+
+    fn validation_len(&self) -> u64 {
+        self.order.validation_len()
+    }
+}
+
+impl Table {
+    fn row_field(&self, part: Part, position: u64, input: &str) -> Option<Field<'_>> {
         let row = self.order.row(part, position)?;
         let class = self.classes.get(row..=row)?;
         match input {
@@ -175,10 +191,6 @@ impl Source for Table {
             "targets" => Some(Field::Indices(class)),
             _ => None,
         }
-    }
-
-    fn validation_len(&self) -> u64 {
-        self.order.validation_len()
     }
 }
 
@@ -200,13 +212,13 @@ mod tests {
             let mut seen = vec![];
             for position in epoch * 7..(epoch + 1) * 7 {
                 let Some(Field::Indices(&[class])) =
-                    table.field(Part::Training, position, "targets")
+                    table.row_field(Part::Training, position, "targets")
                 else {
                     panic!("a class for every position")
                 };
                 let first = class as f32 * 2.0;
                 assert_eq!(
-                    table.field(Part::Training, position, "features"),
+                    table.row_field(Part::Training, position, "features"),
                     Some(Field::Reals(&[first, first + 1.0]))
                 );
                 seen.push(class);

@@ -1,14 +1,10 @@
 //! Which files of a folder are training text.
 
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::blocks::Blocks;
 use crate::{DataError, Result};
-
-/// Text files hold no zero byte; that many bytes are searched for one before
-/// the rest of a file is read.
-const PROBED_BYTES: u64 = 8192;
 
 /// Whether a path is a folder, and not a file.
 ///
@@ -48,14 +44,25 @@ pub(crate) fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The text of a file, or nothing if it is not UTF-8 or holds a zero byte.
-pub(crate) fn read_if_text(path: &Path) -> Result<Option<String>> {
-    let mut file = File::open(path).map_err(DataError::io("open", path))?;
-    let mut bytes = Vec::new();
-    (&mut file).take(PROBED_BYTES).read_to_end(&mut bytes).map_err(DataError::io("read", path))?;
-    if bytes.contains(&0) {
-        return Ok(None);
+/// Reads a file to know it again: gives its digest, or where it is found not to be text. If `strict`, text has no zero byte.
+/// `heard` is told of bytes that are done.
+pub(crate) fn examine(
+    path: &Path,
+    strict: bool,
+    heard: &mut dyn FnMut(u64),
+) -> Result<std::result::Result<blake3::Hash, u64>> {
+    let mut blocks = Blocks::open(path)?;
+    let (mut hasher, mut offset) = (blake3::Hasher::new(), 0);
+    while let Some(block) = blocks.next()? {
+        if let Err(offset) = block.text {
+            return Ok(Err(offset));
+        }
+        if strict && let Some(zero) = block.bytes.iter().position(|&byte| byte == 0) {
+            return Ok(Err(offset + zero as u64));
+        }
+        hasher.update(block.bytes);
+        offset += block.bytes.len() as u64;
+        heard(block.bytes.len() as u64);
     }
-    file.read_to_end(&mut bytes).map_err(DataError::io("read", path))?;
-    Ok(String::from_utf8(bytes).ok().filter(|text| !text.contains('\0')))
+    Ok(Ok(hasher.finalize()))
 }

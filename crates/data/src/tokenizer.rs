@@ -9,13 +9,21 @@ use crate::{DataError, Result};
 
 /// Longer texts are encoded in parts of at least this many bytes, because the
 /// offsets a tokenizer keeps take many times the memory of its text.
-const PART_BYTES: usize = 1 << 20;
+pub(crate) const PART_BYTES: usize = 1 << 20;
 
 /// Turns text into token ids and back.
 pub struct Tokenizer {
     kind: Kind,
     vocabulary_size: usize,
+    /// Where a text may be cut.
+    cuts: Cuts,
+    /// Of the file that it was read from.
+    digest: blake3::Hash,
+    end_of_text: Option<u32>,
 }
+
+/// What stands for the end of a text in tokenizers of published models, the first that there is.
+const ENDS_OF_TEXT: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>"];
 
 enum Kind {
     Bytes,
@@ -27,7 +35,13 @@ impl Tokenizer {
     /// bytes at all can be encoded.
     #[must_use]
     pub fn bytes() -> Self {
-        Self { kind: Kind::Bytes, vocabulary_size: 256 }
+        Self {
+            kind: Kind::Bytes,
+            vocabulary_size: 256,
+            cuts: Cuts::default(),
+            digest: blake3::hash(b"bytes"),
+            end_of_text: None,
+        }
     }
 
     /// A Hugging Face `tokenizer.json`.
@@ -59,6 +73,9 @@ impl Tokenizer {
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|error| unusable(error.to_string()))?;
         Ok(Self {
+            end_of_text: ENDS_OF_TEXT.iter().find_map(|end| tokenizer.token_to_id(end)),
+            cuts: Cuts::of(&tokenizer),
+            digest: blake3::hash(&json),
             kind: Kind::HuggingFace(Box::new(tokenizer)),
             vocabulary_size: highest as usize + 1,
         })
@@ -74,7 +91,7 @@ impl Tokenizer {
     ///
     /// A text of more than 1 MiB is encoded in parts, cut at the first line end
     /// after that much that stands between two characters other than
-    /// whitespace. The pre-tokenizers of GPT-2 and Llama 3 and later cut there
+    /// whitespace, the second of which is no slash, and that belongs to no added token. The pre-tokenizers of GPT-2 and Llama 3 and later cut there
     /// anyway; one that marks the start of a text marks that of each part.
     ///
     /// # Errors
@@ -89,9 +106,30 @@ impl Tokenizer {
             Kind::HuggingFace(tokenizer) => {
                 let text = str::from_utf8(text)
                     .map_err(|error| DataError::NotUtf8 { offset: error.valid_up_to() })?;
-                encode_in_parts(tokenizer, text, PART_BYTES)
+                encode_in_parts(tokenizer, &self.cuts, text, PART_BYTES)
             }
         }
+    }
+
+    /// The token between documents; none if the vocabulary has none that is known for it.
+    #[must_use]
+    pub fn end_of_text(&self) -> Option<u32> {
+        self.end_of_text
+    }
+
+    /// Whether bytes are the tokens.
+    pub(crate) fn is_bytes(&self) -> bool {
+        matches!(self.kind, Kind::Bytes)
+    }
+
+    /// Where a long text may be cut.
+    pub(crate) fn cuts(&self) -> &Cuts {
+        &self.cuts
+    }
+
+    /// The digest of its file.
+    pub(crate) fn digest(&self) -> blake3::Hash {
+        self.digest
     }
 
     /// The text of token ids, special tokens included. Bytes that are not UTF-8
@@ -104,7 +142,7 @@ impl Tokenizer {
     /// [`vocabulary_size`](Self::vocabulary_size); [`DataError::Tokenize`] if the
     /// tokenizer fails.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
-        check_vocabulary(tokens, self.vocabulary_size)?;
+        check_vocabulary(tokens, 0, self.vocabulary_size)?;
         match &self.kind {
             Kind::Bytes => {
                 let bytes: Vec<u8> = tokens.iter().map(|&token| token as u8).collect();
@@ -115,13 +153,13 @@ impl Tokenizer {
     }
 }
 
-/// Errors unless every token is below `vocabulary_size`.
-pub(crate) fn check_vocabulary(tokens: &[u32], vocabulary_size: usize) -> Result<()> {
+/// Errors unless every token, the first of which is behind `before` others, is below `vocabulary_size`.
+pub(crate) fn check_vocabulary(tokens: &[u32], before: u64, vocabulary_size: usize) -> Result<()> {
     match tokens.iter().position(|&token| token as usize >= vocabulary_size) {
         None => Ok(()),
         Some(position) => Err(DataError::TokenOutOfVocabulary {
             token: tokens[position],
-            position,
+            position: before + position as u64,
             vocabulary_size,
         }),
     }
@@ -129,31 +167,96 @@ pub(crate) fn check_vocabulary(tokens: &[u32], vocabulary_size: usize) -> Result
 
 fn encode_in_parts(
     tokenizer: &tokenizers::Tokenizer,
-    mut text: &str,
+    cuts: &Cuts,
+    text: &str,
     part_bytes: usize,
 ) -> Result<Vec<u32>> {
     let mut tokens = Vec::new();
-    while !text.is_empty() {
-        let (part, rest) = text.split_at(end_of_part(text, part_bytes));
+    for part in cuts.parts(text, part_bytes) {
         tokens.extend_from_slice(tokenizer.encode_fast(part, false).map_err(failed)?.get_ids());
-        text = rest;
     }
     Ok(tokens)
 }
 
-/// Just after the first single line end between two words that has at least
-/// `part_bytes` before it, or the end of the text.
-fn end_of_part(text: &str, part_bytes: usize) -> usize {
-    let mut searched = text.floor_char_boundary(part_bytes);
-    while let Some(found) = text[searched..].find('\n') {
-        let (line, rest) = text.split_at(searched + found);
-        searched += found + 1;
-        let blank = |character: Option<char>| character.is_none_or(char::is_whitespace);
-        if !blank(line.chars().next_back()) && !blank(rest[1..].chars().next()) {
-            return searched;
+/// Where a text may be cut, so that the tokens of its parts are those of the whole: after a single line end
+/// between two words, as long as no token of its own reaches over it.
+#[derive(Default)]
+pub(crate) struct Cuts {
+    /// What added tokens have before a cut and behind it.
+    forbidden: Vec<(String, String)>,
+    /// The most bytes of these behind it.
+    ahead: usize,
+}
+
+impl Cuts {
+    /// Those of a tokenizer. An added token may take the white space before it for its own, or have a line end within.
+    fn of(tokenizer: &tokenizers::Tokenizer) -> Cuts {
+        let mut cuts = Cuts::default();
+        for token in tokenizer.get_added_tokens_decoder().values() {
+            let content = &token.content;
+            let within = content.match_indices('\n').map(|(at, _)| content.split_at(at + 1));
+            let before = token.lstrip.then_some(("", content.as_str()));
+            for (left, right) in within.chain(before).filter(|(_, right)| !right.is_empty()) {
+                cuts.ahead = cuts.ahead.max(right.len());
+                cuts.forbidden.push((left.to_owned(), right.to_owned()));
+            }
         }
+        cuts
     }
-    text.len()
+
+    /// The parts of a text, each of at least so many bytes but for the last.
+    pub fn parts<'a>(
+        &'a self,
+        mut text: &'a str,
+        part_bytes: usize,
+    ) -> impl Iterator<Item = &'a str> {
+        std::iter::from_fn(move || {
+            let end = self.find(text, part_bytes, &mut 0, true)?;
+            let (part, rest) = text.split_at(end);
+            text = rest;
+            Some(part)
+        })
+    }
+
+    /// The end of the first part of a text of which more may follow, unless it is `whole`; none if that is not known yet, or
+    /// there is no text. No cut is before `searched`, which is brought up to date.
+    pub fn find(
+        &self,
+        text: &str,
+        part_bytes: usize,
+        searched: &mut usize,
+        whole: bool,
+    ) -> Option<usize> {
+        if text.len() < part_bytes && !whole {
+            return None;
+        }
+        *searched = (*searched).max(text.floor_char_boundary(part_bytes));
+        while let Some(found) = text[*searched..].find('\n') {
+            let end = *searched + found + 1;
+            let (left, right) = text.split_at(end);
+            if right.len() < self.ahead.max(1) && !whole {
+                *searched = end - 1;
+                return None;
+            }
+            *searched = end;
+            if self.may_part(left, right) {
+                return Some(end);
+            }
+        }
+        *searched = text.len();
+        (whole && !text.is_empty()).then_some(text.len())
+    }
+
+    fn may_part(&self, left: &str, right: &str) -> bool {
+        let blank = |character: Option<char>| character.is_none_or(char::is_whitespace);
+        !blank(left[..left.len() - 1].chars().next_back())
+            && !blank(right.chars().next())
+            // The pre-tokenizer of GPT-4o keeps slashes with the line ends before them.
+            && !right.starts_with('/')
+            && !self.forbidden.iter().any(|(before, behind)| {
+                left.ends_with(before.as_str()) && right.starts_with(behind.as_str())
+            })
+    }
 }
 
 fn failed(error: tokenizers::Error) -> DataError {
@@ -270,10 +373,17 @@ mod tests {
 
     #[test]
     fn parts_end_between_two_lines_of_words() {
+        let end_of_part =
+            |text: &str, part| Cuts::default().find(text, part, &mut 0, true).expect("some text");
         assert_eq!(end_of_part("ab\ncd\nef", 0), 3);
         assert_eq!(end_of_part("ab\ncd\nef", 3), 6);
         assert_eq!(end_of_part("ab\n\ncd\n ef\r\ngh", 0), 14, "blank lines and indents hold");
         assert_eq!(end_of_part("éa\nb", 1), 4, "within a character");
+        assert_eq!(
+            end_of_part("ab!\n/cd\nef", 0),
+            8,
+            "slashes stay with the line ends before them"
+        );
     }
 
     proptest! {
@@ -283,7 +393,7 @@ mod tests {
         fn encoding_in_parts_changes_nothing(text in "(hello|he|é|\n|\n\n|\r\n| |  |a|!){0,40}", part in 0_usize..20) {
             let tokenizer = gpt2();
             let Kind::HuggingFace(inner) = &tokenizer.kind else { unreachable!("opened from json") };
-            let parts = encode_in_parts(inner, &text, part).expect("encodes");
+            let parts = encode_in_parts(inner, &tokenizer.cuts, &text, part).expect("encodes");
             prop_assert_eq!(&parts, &tokenizer.encode(&text).expect("encodes"));
             prop_assert_eq!(tokenizer.decode(&parts).expect("decodes"), text);
         }

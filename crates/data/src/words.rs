@@ -1,12 +1,12 @@
 //! A word-level vocabulary, as a Hugging Face tokenizer.
 
 use std::collections::HashMap;
-use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use crate::text_files::{files_below, is_folder, read_if_text};
+use crate::blocks::Blocks;
+use crate::text_files::{examine, files_below, is_folder};
 use crate::{DataError, Result};
 
 /// What stands for words that are not in the vocabulary.
@@ -43,19 +43,15 @@ impl WordVocabulary {
         let mut counts = HashMap::new();
         let mut ends = 0;
         for path in paths {
-            if is_folder(path)? {
-                for file in files_below(path)? {
-                    if let Some(text) = read_if_text(&file)? {
-                        ends += count(&text, &mut counts);
-                    }
+            if !is_folder(path)? {
+                let ends_of_file = count_file(path, &mut counts)?;
+                ends += ends_of_file.map_err(not_text(path))?;
+                continue;
+            }
+            for file in files_below(path)? {
+                if examine(&file, true, &mut |_| {})?.is_ok() {
+                    ends += count_file(&file, &mut counts)?.map_err(not_text(&file))?;
                 }
-            } else {
-                let bytes = fs::read(path).map_err(DataError::io("read", path))?;
-                let text = String::from_utf8(bytes).map_err(|error| {
-                    let offset = error.utf8_error().valid_up_to();
-                    DataError::NotText { path: path.clone(), offset }
-                })?;
-                ends += count(&text, &mut counts);
             }
         }
         // They are there whatever the text has.
@@ -98,6 +94,32 @@ impl WordVocabulary {
     }
 }
 
+fn not_text(path: &Path) -> impl FnOnce(u64) -> DataError {
+    move |offset| DataError::NotText { path: path.to_path_buf(), offset }
+}
+
+/// Counts the words of a file, and gives its ends of lines, or where it is found not to be text.
+fn count_file(
+    path: &Path,
+    counts: &mut HashMap<String, u64>,
+) -> Result<std::result::Result<u64, u64>> {
+    let mut blocks = Blocks::open(path)?;
+    let (mut text, mut ends) = (String::new(), 0);
+    while let Some(block) = blocks.next()? {
+        match block.text {
+            Ok(more) => text.push_str(more),
+            Err(offset) => return Ok(Err(offset)),
+        }
+        // The last word may go on in the next block.
+        if let Some((last, character)) = text.char_indices().rfind(|(_, it)| it.is_whitespace()) {
+            let rest = text.split_off(last + character.len_utf8());
+            ends += count(&text, counts);
+            text = rest;
+        }
+    }
+    Ok(Ok(ends + count(&text, counts)))
+}
+
 /// Counts the words of a text, and gives its ends of lines.
 fn count(text: &str, counts: &mut HashMap<String, u64>) -> u64 {
     // Character by character, as tokenizers do it; the letter sigma has another form at the end of a word otherwise.
@@ -115,6 +137,8 @@ fn count(text: &str, counts: &mut HashMap<String, u64>) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::Tokenizer;
 
@@ -146,6 +170,14 @@ mod tests {
         let tokens = tokenizer.encode(TEXT).expect("encodes");
         assert_eq!(tokens, [2, 3, 4, 2, 0, 1, 5, 0, 4, 2, 3, 1]);
         assert_eq!(tokenizer.decode(&tokens[..3]).expect("decodes"), "the cat saw");
+    }
+
+    #[test]
+    fn words_across_the_blocks_of_a_file_are_counted_whole() {
+        let text = "Wörter und mehr\n".repeat(60_000) + "END";
+        let vocabulary = of(&text, 10).expect("a vocabulary");
+        assert_eq!(vocabulary.words, ["<unk>", "<eos>", "mehr", "und", "wörter", "end"]);
+        assert_eq!((vocabulary.total, vocabulary.unknown), (4 * 60_000 + 1, 0));
     }
 
     #[test]

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use shardloom_data::DataError;
-use shardloom_data::{Batches, Corpus, Tokenizer};
+use shardloom_data::{Batches, Corpus, Reading, Tokenizer};
 
 fn write(root: &Path, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
     let path = root.join(name);
@@ -17,11 +18,31 @@ fn write(root: &Path, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
 }
 
 fn open(paths: &[PathBuf]) -> Result<Corpus, DataError> {
-    Corpus::open(paths, &Tokenizer::bytes(), 0.0)
+    Corpus::open(paths, &Tokenizer::bytes(), 0.0, &Reading::default())
 }
 
 fn text(corpus: &Corpus) -> String {
-    Tokenizer::bytes().decode(corpus.training()).expect("bytes")
+    Tokenizer::bytes().decode(&training(corpus)).expect("bytes")
+}
+
+fn training(corpus: &Corpus) -> Vec<u32> {
+    tokens(corpus, 0..corpus.training_len())
+}
+
+fn validation(corpus: &Corpus) -> Vec<u32> {
+    let start = corpus.training_len();
+    tokens(corpus, start..start + corpus.validation_len())
+}
+
+fn tokens(corpus: &Corpus, range: Range<u64>) -> Vec<u32> {
+    let mut tokens = vec![7; 3];
+    corpus.read(range, &mut tokens).expect("tokens");
+    tokens
+}
+
+/// The first input token of a sample, by which it is known.
+fn first(batches: &Batches, position: u64) -> u32 {
+    batches.sample(position, &mut vec![]).expect("a sample").inputs[0]
 }
 
 /// Windows can be told apart by their first token.
@@ -67,7 +88,7 @@ fn a_named_file_that_is_not_text_needs_the_byte_tokenizer() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let binary = write(folder.path(), "data.bin", b"ab\xff\0");
     let corpus = open(std::slice::from_ref(&binary)).expect("a corpus");
-    assert_eq!(corpus.training(), [97, 98, 255, 0]);
+    assert_eq!(training(&corpus), [97, 98, 255, 0]);
 
     let words = write(
         folder.path(),
@@ -78,7 +99,9 @@ fn a_named_file_that_is_not_text_needs_the_byte_tokenizer() {
             "model": {"type": "WordLevel", "vocab": {"ab": 0, "?": 1}, "unk_token": "?"}}"#,
     );
     let words = Tokenizer::open(&words).expect("a tokenizer");
-    let error = Corpus::open(&[binary], &words, 0.0).expect_err("not text").to_string();
+    let error = Corpus::open(&[binary], &words, 0.0, &Reading::default())
+        .expect_err("not text")
+        .to_string();
     assert!(error.contains("data.bin is not UTF-8 text at byte 2"), "{error}");
 }
 
@@ -127,8 +150,8 @@ fn fractions_and_tokens_out_of_range_are_refused() {
 #[test]
 fn validation_is_the_last_part_rounded_up() {
     let corpus = counting(11, 0.25);
-    assert_eq!(corpus.training(), [0, 1, 2, 3, 4, 5, 6, 7]);
-    assert_eq!(corpus.validation(), [8, 9, 10]);
+    assert_eq!(training(&corpus), [0, 1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!(validation(&corpus), [8, 9, 10]);
 }
 
 #[test]
@@ -152,12 +175,15 @@ fn too_short_parts_say_how_many_tokens_they_have_and_need() {
 fn validation_samples_are_in_order_and_end() {
     let batches = Batches::new(counting(30, 0.3), 4, 5).expect("batches");
     assert_eq!(batches.validation_len(), 2);
-    let first = batches.validation_sample(0).expect("first");
+    let mut room = vec![];
+    let first = batches.validation_sample(0, &mut room).expect("reads").expect("first");
     assert_eq!((first.inputs, first.targets), (&[21, 22, 23, 24][..], &[22, 23, 24, 25][..]));
-    assert_eq!(batches.validation_sample(1).expect("second").inputs, [25, 26, 27, 28]);
-    assert_eq!(batches.validation_sample(2), None);
+    let second = batches.validation_sample(1, &mut room).expect("reads").expect("second");
+    assert_eq!(second.inputs, [25, 26, 27, 28]);
+    assert_eq!(batches.validation_sample(2, &mut room).expect("reads"), None);
     let all_training = Batches::new(counting(30, 0.0), 4, 5).expect("batches");
-    assert_eq!((all_training.validation_len(), all_training.validation_sample(0)), (0, None));
+    assert_eq!(all_training.validation_len(), 0);
+    assert_eq!(all_training.validation_sample(0, &mut room).expect("reads"), None);
 }
 
 #[test]
@@ -165,7 +191,7 @@ fn the_order_of_samples_stays_the_same_across_versions() {
     // A resumed run relies on this order: changing it needs a new checkpoint
     // format version.
     let batches = Batches::new(counting(9, 0.0), 1, 42).expect("batches");
-    let starts: Vec<u32> = (0..16).map(|position| batches.sample(position).inputs[0]).collect();
+    let starts: Vec<u32> = (0..16).map(|position| first(&batches, position)).collect();
     assert_eq!(starts, [2, 3, 7, 4, 6, 0, 1, 5, 6, 7, 5, 4, 1, 2, 0, 3]);
 }
 
@@ -189,7 +215,7 @@ fn every_epoch_has_an_order_of_its_own() {
     assert_eq!(batches.epoch_len(), u64::from(windows));
     let order = |epoch: u64| -> Vec<u32> {
         let positions = epoch * u64::from(windows)..(epoch + 1) * u64::from(windows);
-        positions.map(|position| batches.sample(position).inputs[0]).collect()
+        positions.map(|position| first(&batches, position)).collect()
     };
     let epochs = (0..32).chain([1000, 1001, 1 << 32, (1 << 32) + 1]);
     let orders: BTreeSet<Vec<u32>> = epochs.clone().map(order).collect();
@@ -213,7 +239,8 @@ proptest! {
         prop_assert_eq!(batches.epoch_len(), windows as u64);
         let mut starts = BTreeSet::new();
         for index in 0..windows as u64 {
-            let sample = batches.sample(epoch * windows as u64 + index);
+            let mut room = vec![];
+            let sample = batches.sample(epoch * windows as u64 + index, &mut room).expect("reads");
             let start = sample.inputs[0];
             let inputs: Vec<u32> = (start..start + sequence_length as u32).collect();
             let targets: Vec<u32> = inputs.iter().map(|token| token + 1).collect();

@@ -392,7 +392,7 @@ impl Error {
                 _ => "training",
             },
             Error::Data(error) => match error {
-                DataError::Io { .. } => "file",
+                DataError::Io { .. } | DataError::Cache { .. } => "file",
                 DataError::CorpusChanged { .. } => "checkpoint",
                 _ => "data",
             },
@@ -469,6 +469,11 @@ impl Error {
                 DataError::Io { path: at, .. }
                 | DataError::Tokenizer { path: at, .. }
                 | DataError::NotText { path: at, .. }
+                | DataError::NoCut { path: at, .. }
+                | DataError::Cache { folder: at, .. }
+                | DataError::TokenFile { path: at, .. }
+                | DataError::Document { path: at, .. }
+                | DataError::Changed { path: at }
                 | DataError::NotAFile { path: at }
                 | DataError::Table { path: at, .. } => path(at),
                 DataError::EmptyCorpus { paths } => paths.first().and_then(|first| path(first)),
@@ -570,6 +575,7 @@ impl From<shardloom_train::Error> for Error {
         match error {
             shardloom_train::Error::Program(error) => error.into(),
             shardloom_train::Error::Checkpoint(error) => Error::Checkpoint(error),
+            shardloom_train::Error::Data(error) => Error::Data(error),
             other => Error::Train(other),
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use shardloom_data::{Batches, Corpus, Records, Source, Table, Tokenizer};
+use shardloom_data::{Batches, Corpus, Reading, Records, Source, Table, Tokenizer};
 use shardloom_graph::{Extents, Value};
 
 use crate::{Error, Model, Result};
@@ -74,6 +74,20 @@ impl Data {
         tokenizer: &TextTokenizer,
         sampling: Sampling,
     ) -> Result<Data> {
+        Data::open_with(model, paths, tokenizer, sampling, &Reading::default())
+    }
+
+    /// The same, with a place for encoded text and somebody who hears how far reading is.
+    ///
+    /// # Errors
+    /// As [`Data::open`]; if encoded text cannot be kept.
+    pub fn open_with(
+        model: &Model,
+        paths: &[PathBuf],
+        tokenizer: &TextTokenizer,
+        sampling: Sampling,
+        reading: &Reading<'_>,
+    ) -> Result<Data> {
         let inputs: Vec<&Value> = model.graph().inputs().map(|(_, value)| value).collect();
         let reads = |name: &str| inputs.iter().find(|input| input.name == name);
         match reads("features") {
@@ -81,7 +95,7 @@ impl Data {
                 Data::records(model, features, paths, sampling)
             }
             Some(features) => Data::table(model, features, paths, sampling),
-            None => Data::text(model, &inputs, paths, tokenizer, sampling),
+            None => Data::text(model, &inputs, paths, tokenizer, (sampling, reading)),
         }
     }
 
@@ -95,7 +109,7 @@ impl Data {
         inputs: &[&Value],
         paths: &[PathBuf],
         tokenizer: &TextTokenizer,
-        sampling: Sampling,
+        (sampling, reading): (Sampling, &Reading<'_>),
     ) -> Result<Data> {
         let graph = model.graph();
         let sequence = graph.dim_named("seq");
@@ -113,7 +127,8 @@ impl Data {
         require_vocabulary(model, tokenizer.tokenizer.vocabulary_size(), || {
             format!("tokens of the tokenizer {}", tokenizer.name)
         })?;
-        let corpus = Corpus::open(paths, &tokenizer.tokenizer, sampling.validation_fraction)?;
+        let corpus =
+            Corpus::open(paths, &tokenizer.tokenizer, sampling.validation_fraction, reading)?;
         let digest = corpus.digest().to_owned();
         let batches = Batches::new(corpus, model.spec().seq(), sampling.seed)?;
         let tokenizer = Some(tokenizer.name.clone());

@@ -145,6 +145,10 @@ pub enum Error {
         bound: u64,
     },
 
+    /// The data cannot be read.
+    #[error(transparent)]
+    Data(#[from] shardloom_data::DataError),
+
     /// The data has no such input, or not of the model's shape.
     #[error("sample {position} has no input `{input}` of the shape and kind that the model reads")]
     Input {

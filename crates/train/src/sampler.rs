@@ -175,8 +175,14 @@ fn require_positions(graph: &Graph, value: ValueId, what: &str) -> std::result::
 struct Nothing;
 
 impl Source for Nothing {
-    fn field(&self, _: Part, _: u64, _: &str) -> Option<Field<'_>> {
-        None
+    fn field<'a>(
+        &'a self,
+        _: Part,
+        _: u64,
+        _: &str,
+        _: &'a mut Vec<u32>,
+    ) -> shardloom_data::Result<Option<Field<'a>>> {
+        Ok(None)
     }
 
     fn validation_len(&self) -> u64 {

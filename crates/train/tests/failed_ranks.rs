@@ -4,7 +4,7 @@ mod support;
 
 use std::collections::BTreeMap;
 
-use shardloom_data::{Field, Part, Source};
+use shardloom_data::{DataError, Field, Part, Source};
 use shardloom_train::{Error, Trainer};
 use support::{Samples, gpt, serial, trainer};
 
@@ -33,8 +33,15 @@ fn the_rank_and_its_reason_are_named() {
 struct Targets(Samples);
 
 impl Source for Targets {
-    fn field(&self, part: Part, position: u64, input: &str) -> Option<Field<'_>> {
-        self.0.field(part, position, input).filter(|_| input.contains("target"))
+    fn field<'a>(
+        &'a self,
+        part: Part,
+        position: u64,
+        input: &str,
+        room: &'a mut Vec<u32>,
+    ) -> Result<Option<Field<'a>>, DataError> {
+        let field = self.0.field(part, position, input, room)?;
+        Ok(field.filter(|_| input.contains("target")))
     }
 
     fn validation_len(&self) -> u64 {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use shardloom_collectives::Algorithm;
-use shardloom_data::{Field, Part, Source};
+use shardloom_data::{DataError, Field, Part, Source};
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_kernels::Tier;
 use shardloom_plan::{
@@ -132,14 +132,20 @@ impl Watch {
 }
 
 impl Source for Watched {
-    fn field(&self, part: Part, position: u64, input: &str) -> Option<Field<'_>> {
+    fn field<'a>(
+        &'a self,
+        part: Part,
+        position: u64,
+        input: &str,
+        room: &'a mut Vec<u32>,
+    ) -> Result<Option<Field<'a>>, DataError> {
         let [first, end] = [&self.watch.first_sample, &self.watch.end_sample];
         if (first.load(Ordering::SeqCst)..end.load(Ordering::SeqCst)).contains(&position) {
             let calls = RANK_THREADS_CALLS.load(Ordering::SeqCst);
             self.watch.before.fetch_min(calls, Ordering::SeqCst);
             self.watch.after.fetch_max(calls, Ordering::SeqCst);
         }
-        self.samples.field(part, position, input)
+        self.samples.field(part, position, input, room)
     }
 
     fn validation_len(&self) -> u64 {

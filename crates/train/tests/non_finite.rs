@@ -3,7 +3,7 @@
 mod support;
 
 use shardloom_checkpoint::Meta;
-use shardloom_data::{Field, Part, Source};
+use shardloom_data::{DataError, Field, Part, Source};
 use shardloom_graph::Graph;
 use shardloom_plan::{Optimizer, Plan, ScheduleKind, Uniform};
 use shardloom_train::learning_rate::Curve;
@@ -34,13 +34,19 @@ fn blown_up(schedule: ScheduleKind) -> Trainer {
 struct Huge;
 
 impl Source for Huge {
-    fn field(&self, _: Part, position: u64, input: &str) -> Option<Field<'_>> {
+    fn field<'a>(
+        &'a self,
+        _: Part,
+        position: u64,
+        input: &str,
+        _: &'a mut Vec<u32>,
+    ) -> Result<Option<Field<'a>>, DataError> {
         const FEATURES: &[f32] = &[3e38; 16];
         const CLASSES: &[u32] = &[0, 1, 2, 3];
-        Some(match input {
+        Ok(Some(match input {
             "features" => Field::Reals(FEATURES),
             _ => Field::Indices(&CLASSES[position as usize % 4..][..1]),
-        })
+        }))
     }
 
     fn validation_len(&self) -> u64 {

@@ -3,7 +3,7 @@
 mod support;
 
 use shardloom_cluster::Cluster;
-use shardloom_data::{Field, Part, Source};
+use shardloom_data::{DataError, Field, Part, Source};
 use shardloom_graph::Graph;
 use shardloom_plan::{Mesh, Optimizer, Plan, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::Rank;
@@ -188,14 +188,20 @@ impl Broken {
 }
 
 impl Source for Broken {
-    fn field(&self, _: Part, position: u64, input: &str) -> Option<Field<'_>> {
+    fn field<'a>(
+        &'a self,
+        _: Part,
+        position: u64,
+        input: &str,
+        _: &'a mut Vec<u32>,
+    ) -> Result<Option<Field<'a>>, DataError> {
         const NONE: &[f32] = &[f32::NAN; 16];
         let at = position as usize % self.inputs.len();
-        match input {
-            "features" if position == self.broken => Some(Field::Reals(NONE)),
-            "features" => Some(Field::Reals(&self.inputs[at])),
-            _ => Some(Field::Indices(&self.targets[at])),
-        }
+        Ok(Some(match input {
+            "features" if position == self.broken => Field::Reals(NONE),
+            "features" => Field::Reals(&self.inputs[at]),
+            _ => Field::Indices(&self.targets[at]),
+        }))
     }
 
     fn validation_len(&self) -> u64 {

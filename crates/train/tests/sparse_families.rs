@@ -5,7 +5,7 @@ mod support;
 
 use std::collections::BTreeMap;
 
-use shardloom_data::{Field, Part, Source};
+use shardloom_data::{DataError, Field, Part, Source};
 use shardloom_graph::Graph;
 use shardloom_plan::{
     Arrangement, Axis, LayoutRule, Mesh, Optimizer, Plan, Recompute, ScheduleKind, Sync, Uniform,
@@ -55,16 +55,23 @@ impl Clicks {
 }
 
 impl Source for Clicks {
-    fn field(&self, _: Part, position: u64, input: &str) -> Option<Field<'_>> {
+    fn field<'a>(
+        &'a self,
+        _: Part,
+        position: u64,
+        input: &str,
+        _: &'a mut Vec<u32>,
+    ) -> Result<Option<Field<'a>>, DataError> {
         let (features, categories, label) = &self.rows[position as usize % self.rows.len()];
-        match input {
+        Ok(match input {
             "features" => Some(Field::Reals(features)),
             "targets" => Some(Field::Indices(std::slice::from_ref(label))),
             _ => {
-                let number: usize = input.strip_prefix("category.")?.parse().ok()?;
-                categories.get(number..=number).map(Field::Indices)
+                let number =
+                    input.strip_prefix("category.").and_then(|it| it.parse::<usize>().ok());
+                number.and_then(|at| categories.get(at..=at)).map(Field::Indices)
             }
-        }
+        })
     }
 
     fn validation_len(&self) -> u64 {

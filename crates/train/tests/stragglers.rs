@@ -5,7 +5,7 @@ mod support;
 use std::thread::sleep;
 use std::time::Duration;
 
-use shardloom_data::{Field, Part, Source};
+use shardloom_data::{DataError, Field, Part, Source};
 use shardloom_plan::Uniform;
 use support::{Samples, gpt, mesh, serial, trainer};
 
@@ -19,12 +19,18 @@ const BATCH: u64 = 8;
 const MICROBATCH: u64 = BATCH / 2;
 
 impl Source for Slow {
-    fn field(&self, part: Part, position: u64, input: &str) -> Option<Field<'_>> {
+    fn field<'a>(
+        &'a self,
+        part: Part,
+        position: u64,
+        input: &str,
+        room: &'a mut Vec<u32>,
+    ) -> Result<Option<Field<'a>>, DataError> {
         let of_microbatch = position % MICROBATCH;
         if position / BATCH >= self.from_step && of_microbatch >= MICROBATCH / 2 {
             sleep(Duration::from_millis(20));
         }
-        self.samples.field(part, position, input)
+        self.samples.field(part, position, input, room)
     }
 
     fn validation_len(&self) -> u64 {

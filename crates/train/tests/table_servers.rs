@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use shardloom_checkpoint::{Meta, Store};
 use shardloom_cluster::Cluster;
 use shardloom_collectives::Algorithm;
-use shardloom_data::{Field, Part, Source};
+use shardloom_data::{DataError, Field, Part, Source};
 use shardloom_graph::Graph;
 use shardloom_plan::{
     Number, Optimizer, ParameterGroup, Plan, Precision, Recompute, Summation, Sync, Uniform,
@@ -370,17 +370,24 @@ fn clipping_is_by_the_norm_of_all_gradients() {
 struct Clicks(Samples);
 
 impl Source for Clicks {
-    fn field(&self, _: Part, position: u64, input: &str) -> Option<Field<'_>> {
+    fn field<'a>(
+        &'a self,
+        _: Part,
+        position: u64,
+        input: &str,
+        _: &'a mut Vec<u32>,
+    ) -> Result<Option<Field<'a>>, DataError> {
         const FEATURES: [[f32; 4]; 2] = [[0.5, -0.25, 1.0, 0.0], [-1.0, 0.75, 0.25, 0.5]];
         let row = &self.0.inputs[position as usize % self.0.inputs.len()];
-        match input {
+        Ok(match input {
             "features" => Some(Field::Reals(&FEATURES[position as usize % 2])),
             "targets" => Some(Field::Indices(&self.0.targets[position as usize % 64][..1])),
             _ => {
-                let number: usize = input.strip_prefix("category.")?.parse().ok()?;
-                row.get(number..=number).map(Field::Indices)
+                let number =
+                    input.strip_prefix("category.").and_then(|it| it.parse::<usize>().ok());
+                number.and_then(|at| row.get(at..=at)).map(Field::Indices)
             }
-        }
+        })
     }
 
     fn validation_len(&self) -> u64 {

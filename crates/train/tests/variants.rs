@@ -7,7 +7,7 @@ mod support;
 use std::time::Duration;
 
 use shardloom_collectives::Algorithm;
-use shardloom_data::{Field, Part, Source};
+use shardloom_data::{DataError, Field, Part, Source};
 use shardloom_graph::op::Activation;
 use shardloom_graph::{Graph, GraphBuilder, GraphError, Init};
 use shardloom_plan::{
@@ -447,13 +447,19 @@ impl Vectors {
 }
 
 impl Source for Vectors {
-    fn field(&self, _: Part, position: u64, input: &str) -> Option<Field<'_>> {
+    fn field<'a>(
+        &'a self,
+        _: Part,
+        position: u64,
+        input: &str,
+        _: &'a mut Vec<u32>,
+    ) -> Result<Option<Field<'a>>, DataError> {
         let index = position as usize % self.features.len();
-        match input {
+        Ok(match input {
             "features" => Some(Field::Reals(&self.features[index])),
             "targets" => Some(Field::Indices(&self.classes[index])),
             _ => None,
-        }
+        })
     }
 
     fn validation_len(&self) -> u64 {

@@ -53,9 +53,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use indicatif::ProgressBar;
 use serde::Serialize;
 use shardloom::cluster::Stack;
 use shardloom::collectives::{Algorithm, CollectiveError};
+use shardloom::data::{Progress, Reading, Stage};
 use shardloom::exchange::Project;
 use shardloom::plan::Recompute;
 use shardloom::profile::Effort;
@@ -232,12 +234,23 @@ fn is_plan(path: &Path) -> Result<bool, Failure> {
     Ok(!text.lines().any(|line| line.trim().starts_with("[model]")))
 }
 
+/// How data is read.
+struct DataOptions<'a> {
+    /// Where encoded text is kept; none for beside the text.
+    cache: Option<&'a Path>,
+    /// The field of documents that is their text.
+    text_field: &'a str,
+    /// Where to show how far reading is.
+    terminal: Option<Terminal>,
+}
+
 /// What `model` is trained on: text in the tokens of `tokenizer`, or a table.
 fn open_data(
     model: &Model,
     paths: &[PathBuf],
     tokenizer: &TextTokenizer,
     sampling: Sampling,
+    options: DataOptions<'_>,
 ) -> Result<Data, Failure> {
     let table = model.graph().inputs().any(|(_, input)| input.name == "features");
     if table && tokenizer.name() != "bytes" {
@@ -245,7 +258,21 @@ fn open_data(
         let message = format!("--tokenizer {name}: {model} learns from a table, which has no text");
         return Err(Failure::usage("--tokenizer", message));
     }
-    Ok(Data::open(model, paths, tokenizer, sampling)?)
+    let DataOptions { cache, text_field, terminal } = options;
+    let bar = terminal.map_or_else(ProgressBar::hidden, Terminal::share);
+    let heard = |Progress { stage, done, total }| {
+        bar.set_message(match stage {
+            Stage::Checking => "looking at the data",
+            Stage::Waiting => "waiting for another process that encodes the same text",
+            Stage::Encoding => "encoding the text, once",
+        });
+        bar.set_position((done as f64 / total.max(1) as f64 * 1000.0) as u64);
+    };
+    let cache = cache.map(Path::to_path_buf);
+    let reading = Reading { cache, text_field: text_field.into(), heard: &heard };
+    let data = Data::open_with(model, paths, tokenizer, sampling, &reading);
+    bar.finish_and_clear();
+    Ok(data?)
 }
 
 /// Refuses options that a plan file says itself.

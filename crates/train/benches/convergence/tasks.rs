@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use shardloom_data::{Batches, Corpus, DataError, Field, Part, Source, Table, Tokenizer};
+use shardloom_data::{Batches, Corpus, DataError, Field, Part, Reading, Source, Table, Tokenizer};
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_train::Trainer;
 
@@ -39,8 +39,10 @@ pub fn text() -> Task {
     let graph = graph(model);
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a folder of crates");
     let tokenizer = Tokenizer::bytes();
-    let corpus = Corpus::open(&[crates.into()], &tokenizer, 0.0).expect("readable sources");
-    let tokens = corpus.training().to_vec();
+    let corpus = Corpus::open(&[crates.into()], &tokenizer, 0.0, &Reading::default());
+    let corpus = corpus.expect("readable sources");
+    let mut tokens = vec![];
+    corpus.read(0..corpus.training_len(), &mut tokens).expect("readable sources");
     Task {
         name: format!("GPT on {} bytes of source text", tokens.len()),
         model,
@@ -96,9 +98,11 @@ impl Task {
         let Data::Digits { table, .. } = &self.data else { return None };
         let weights = trainer.weights().expect("weights of a trained model");
         let right = |&row: &u64| {
-            let field = |input| table.field(Part::Validation, row, input);
-            let (Some(Field::Reals(features)), Some(Field::Indices(&[class]))) =
-                (field("features"), field("targets"))
+            let (mut room, mut other) = (vec![], vec![]);
+            let features = table.field(Part::Validation, row, "features", &mut room);
+            let class = table.field(Part::Validation, row, "targets", &mut other);
+            let (Ok(Some(Field::Reals(features))), Ok(Some(Field::Indices(&[class])))) =
+                (features, class)
             else {
                 panic!("a table has features and one class per row")
             };

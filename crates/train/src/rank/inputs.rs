@@ -45,6 +45,7 @@ impl Rank {
     pub(super) fn load(&mut self, load: &Load, at: At) -> Result<()> {
         let Load { name, global, placement, row, to } = load;
         let mut rounded = std::mem::take(&mut self.rounded);
+        let mut room = std::mem::take(&mut self.sample);
         let (start, extent) = (&placement.start[1..], &placement.extent[1..]);
         let mut buffer = self.arena.take(to, at);
         let first = match self.now.part {
@@ -56,7 +57,7 @@ impl Rank {
         for (index, sample) in placement.range(0).enumerate() {
             let position = self.now.first_sample + first + sample as u64;
             let missing = || Error::Input { input: name.to_string(), position };
-            let field = self.shared.source.field(self.now.part, position, name);
+            let field = self.shared.source.field(self.now.part, position, name, &mut room)?;
             let part = index * row..(index + 1) * row;
             let field = field.ok_or_else(missing)?;
             let mut copied = None;
@@ -78,7 +79,7 @@ impl Rank {
             });
             copied.ok_or_else(missing)?;
         }
-        self.rounded = rounded;
+        (self.rounded, self.sample) = (rounded, room);
         self.store.put(to.slot, at, buffer);
         Ok(())
     }

@@ -163,6 +163,7 @@ impl Rank {
         let LoadRows { inputs, microbatches, table_rows, to, log } = load;
         let mut rows = std::mem::take(&mut self.lists.rows);
         rows.clear();
+        let mut room = std::mem::take(&mut self.sample);
         let samples = self.shared.program.microbatch_samples as u64;
         let trains = self.now.part == Part::Training;
         let first = match trains {
@@ -179,12 +180,13 @@ impl Rank {
         {
             for sample in 0..samples {
                 let position = first + u64::from(microbatch) * samples + sample;
-                match self.shared.source.field(self.now.part, position, input) {
+                match self.shared.source.field(self.now.part, position, input, &mut room)? {
                     Some(Field::Indices(indices)) => rows.extend(indices),
                     _ => return Err(Error::Input { input: input.to_string(), position }),
                 }
             }
         }
+        self.sample = room;
         rows.sort_unstable();
         rows.dedup();
         // Others are none of the table's, as an embedding that reads all of it has it.

@@ -90,6 +90,8 @@ pub(crate) struct Rank {
     settings: Vec<Setting>,
     /// Room for a sample that is rounded.
     rounded: Vec<u16>,
+    /// Room for a sample that is read from a file.
+    sample: Vec<u32>,
     /// Room for lists of rows.
     lists: Lists,
     /// How often its class updates its weights in a step.
@@ -171,6 +173,7 @@ impl Rank {
             linked,
             settings,
             rounded: vec![],
+            sample: vec![],
             lists: Lists::default(),
             updates: node.updates(),
             memory,

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use shardloom_collectives::Algorithm;
-use shardloom_data::{Field, Part, Source};
+use shardloom_data::{DataError, Field, Part, Source};
 use shardloom_graph::{Graph, Op, OpKind};
 use shardloom_plan::{
     Arrangement, Averaging, Axis, AxisSet, Compression, Corrections, DeviceList, Mesh, Negotiation,
@@ -568,18 +568,27 @@ impl Data {
 const POISONED: usize = 1;
 
 impl Source for Data {
-    fn field(&self, part: Part, position: u64, input: &str) -> Option<Field<'_>> {
-        let Some(rows) = &self.classified else { return self.tokens.field(part, position, input) };
+    fn field<'a>(
+        &'a self,
+        part: Part,
+        position: u64,
+        input: &str,
+        room: &'a mut Vec<u32>,
+    ) -> Result<Option<Field<'a>>, DataError> {
+        let Some(rows) = &self.classified else {
+            return self.tokens.field(part, position, input, room);
+        };
         let (features, class) = &rows[position as usize % rows.len()];
-        match input {
+        Ok(match input {
             "features" => Some(Field::Reals(features)),
             "targets" => Some(Field::Indices(std::slice::from_ref(class))),
             _ => {
-                let number: usize = input.strip_prefix("category.")?.parse().ok()?;
+                let number =
+                    input.strip_prefix("category.").and_then(|it| it.parse::<usize>().ok());
                 let row = &self.tokens.inputs[position as usize % rows.len()];
-                row.get(number..=number).map(Field::Indices)
+                number.and_then(|at| row.get(at..=at)).map(Field::Indices)
             }
-        }
+        })
     }
 
     fn validation_len(&self) -> u64 {

@@ -8,7 +8,7 @@ pub mod two_nodes;
 
 use std::time::Duration;
 
-use shardloom_data::{Field, Part, Source};
+use shardloom_data::{DataError, Field, Part, Source};
 use shardloom_graph::{Extents, Graph, ModelSpec};
 use shardloom_plan::{Mesh, Plan, Stage, Uniform};
 use shardloom_train::learning_rate::{Curve, LearningRate};
@@ -84,13 +84,19 @@ impl Samples {
 }
 
 impl Source for Samples {
-    fn field(&self, _: Part, position: u64, input: &str) -> Option<Field<'_>> {
+    fn field<'a>(
+        &'a self,
+        _: Part,
+        position: u64,
+        input: &str,
+        _: &'a mut Vec<u32>,
+    ) -> Result<Option<Field<'a>>, DataError> {
         let rows = match input {
             "tokens" => &self.inputs,
             "targets" => &self.targets,
-            _ => return None,
+            _ => return Ok(None),
         };
-        Some(Field::Indices(&rows[position as usize % rows.len()]))
+        Ok(Some(Field::Indices(&rows[position as usize % rows.len()])))
     }
 
     fn validation_len(&self) -> u64 {

@@ -95,7 +95,7 @@ impl Compare {
         let model = Model::load_with(&self.model, defaults)?;
         // What is wrong with the data is said before this machine is measured for a plan.
         let trial = match self.training.run {
-            true => Some(self.training.trial(&model, &tokenizer)?),
+            true => Some(self.training.trial(&model, &tokenizer, terminal)?),
             false => None,
         };
         let given = match &self.cluster {

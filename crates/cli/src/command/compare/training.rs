@@ -6,17 +6,19 @@ use std::path::PathBuf;
 use clap::Args;
 use indicatif::ProgressBar;
 use shardloom::cluster::Cluster;
+use shardloom::data::TEXT_FIELD;
 use shardloom::plan::Plan;
 use shardloom::train::learning_rate::{Curve, LearningRate};
 use shardloom::train::{OnNonFinite, RunClock, Settings};
 use shardloom::{Data, Model, Sampling, Session, TextTokenizer};
 
 use super::row::{Numbers, waiting};
-use crate::command::open_data;
 use crate::command::train::run::History;
 use crate::command::train::{DRAIN_EVERY, TIMEOUT};
+use crate::command::{DataOptions, open_data};
 use crate::failure::Failure;
 use crate::number::{decimal, whole};
+use crate::terminal::Terminal;
 
 /// How each is really trained.
 #[derive(Debug, Args)]
@@ -40,6 +42,14 @@ pub struct Training {
     /// `bytes` or a tokenizer.json
     #[arg(long, value_name = "TOKENIZER", default_value = "bytes", requires = "run")]
     tokenizer: String,
+
+    /// Folder in which encoded text is kept for further runs [default: .shardloom-cache beside the text]
+    #[arg(long, value_name = "DIR", requires = "run")]
+    cache: Option<PathBuf>,
+
+    /// The field that is the text of a document, in files of JSON lines
+    #[arg(long, value_name = "FIELD", default_value = TEXT_FIELD, requires = "run")]
+    text_field: String,
 
     /// The learning rate
     #[arg(
@@ -83,19 +93,23 @@ impl Training {
         &'a self,
         model: &'a Model,
         tokenizer: &'a TextTokenizer,
+        terminal: Terminal,
     ) -> Result<Trial<'a>, Failure> {
         let curve = Curve::Constant { peak: self.learning_rate };
         let learning_rate = LearningRate::new(curve).map_err(shardloom::Error::from)?;
         let trial = Trial { model, tokenizer, training: self, learning_rate };
-        trial.data()?;
+        trial.data(Some(terminal))?;
         Ok(trial)
     }
 }
 
 impl Trial<'_> {
-    fn data(&self) -> Result<Data, Failure> {
+    fn data(&self, terminal: Option<Terminal>) -> Result<Data, Failure> {
         let sampling = Sampling { seed: self.training.seed, validation_fraction: 0.0 };
-        open_data(self.model, &self.training.data, self.tokenizer, sampling)
+        let (cache, text_field) =
+            (self.training.cache.as_deref(), self.training.text_field.as_str());
+        let options = DataOptions { cache, text_field, terminal };
+        open_data(self.model, &self.training.data, self.tokenizer, sampling, options)
     }
 
     /// Trains `plan`, in real time or in the virtual time of a cluster, and records the last step.
@@ -112,7 +126,7 @@ impl Trial<'_> {
             timeout: TIMEOUT,
             clock: virtual_time.map_or(RunClock::Wall, |it| RunClock::Virtual(it.clone())),
         };
-        let mut session = Session::start(self.model, plan, self.data()?, settings)?;
+        let mut session = Session::start(self.model, plan, self.data(None)?, settings)?;
         let steps = self.training.steps.get();
         let mut history = History::default();
         let mut final_loss = None;

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use shardloom::cluster::Cluster;
+use shardloom::data::TEXT_FIELD;
 use shardloom::plan::Plan;
 use shardloom::train::{OnNonFinite, RunClock, Settings};
 use shardloom::{
@@ -19,7 +20,7 @@ use shardloom::{
     tokenizer_of,
 };
 
-use super::{ProfileFile, in_processes, is_plan, require_no_option};
+use super::{DataOptions, ProfileFile, in_processes, is_plan, require_no_option};
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::number::{decimal, whole};
@@ -48,7 +49,8 @@ pub struct Train {
     #[arg(value_name = "PLAN|MODEL")]
     what: String,
 
-    /// Text to train on: a file, or a folder with all text below it; of a classifier a table of
+    /// Text to train on: a file, or a folder with all text below it; documents in JSON lines (.jsonl); tokens as
+    /// Megatron-LM (.bin with .idx) and datatrove (.ds) write them, of --tokenizer; of a classifier a table of
     /// comma-separated values with the class last, of a DLRM one of numbers, categories and a label of 0 or
     /// 1. May be given several times
     #[arg(long, value_name = "PATH", required = true)]
@@ -61,6 +63,14 @@ pub struct Train {
     /// `bytes` or a tokenizer.json [default: that of a MODEL that is a folder with one, else bytes]
     #[arg(long, value_name = "TOKENIZER")]
     tokenizer: Option<String>,
+
+    /// Folder in which encoded text is kept for further runs [default: .shardloom-cache beside the text]
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
+
+    /// The field that is the text of a document, in files of JSON lines
+    #[arg(long, value_name = "FIELD", default_value = TEXT_FIELD)]
+    text_field: String,
 
     /// Sequence length [default: the model's]
     #[arg(long, value_name = "TOKENS", value_parser = whole::<usize>)]
@@ -209,7 +219,7 @@ impl Train {
         let (validation_fraction, _) = self.validation()?;
         let tokenizer = self.tokenizer()?;
         let (model, _) = self.model_and_plan_file(&tokenizer)?;
-        let data = self.data(&model, &tokenizer, validation_fraction)?;
+        let data = self.data(&model, &tokenizer, validation_fraction, None)?;
         let settings = self.settings(RunClock::Wall)?;
         // A request to stop goes to all processes; the one that leads heeds it.
         interrupt::listen()?;
@@ -225,7 +235,7 @@ impl Train {
         let local = self.profile.local()?;
         let (model, plan_file) = self.model_and_plan_file(&tokenizer)?;
         // What is wrong with the data is said before a search, which may measure this machine first.
-        let data = self.data(&model, &tokenizer, validation_fraction)?;
+        let data = self.data(&model, &tokenizer, validation_fraction, Some(terminal))?;
         let plan = match launched {
             None => self.plan(&model, plan_file, &local, terminal)?,
             Some(launched) => {
@@ -324,9 +334,12 @@ impl Train {
         model: &Model,
         tokenizer: &TextTokenizer,
         validation_fraction: f64,
+        terminal: Option<Terminal>,
     ) -> Result<Data, Failure> {
         let sampling = Sampling { seed: self.seed, validation_fraction };
-        super::open_data(model, &self.data, tokenizer, sampling)
+        let (cache, text_field) = (self.cache.as_deref(), self.text_field.as_str());
+        let options = DataOptions { cache, text_field, terminal };
+        super::open_data(model, &self.data, tokenizer, sampling, options)
     }
 
     fn settings(&self, clock: RunClock) -> Result<Settings, Failure> {
