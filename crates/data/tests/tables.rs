@@ -18,9 +18,12 @@ fn the_digest_changes_with_any_feature_and_any_class() {
 
 /// The rows at so many positions, of which each has its number as its first feature.
 fn order(source: &dyn Source, positions: std::ops::Range<u64>) -> Vec<u32> {
-    let row = |position| match source.field(Part::Training, position, "features") {
-        Some(Field::Reals(features)) => features[0] as u32,
-        other => panic!("{other:?} at {position}"),
+    let row = |position| {
+        let mut room = vec![];
+        match source.field(Part::Training, position, "features", &mut room) {
+            Ok(Some(Field::Reals(features))) => features[0] as u32,
+            other => panic!("{other:?} at {position}"),
+        }
     };
     positions.map(row).collect()
 }
