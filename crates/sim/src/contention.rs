@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn messages_share_the_way_out_of_one_node_or_into_the_other_whichever_has_more() {
         let of = |ranges: &[std::ops::Range<u32>]| ranges.iter().cloned().flatten().collect();
-        let one: Vec<u32> = of(&[32..40]);
+        let one: Vec<u32> = (32..40).collect();
         let halves = of(&[0..4, 8..12]);
         let pairs: Vec<u32> = of(&[0..2, 8..10, 16..18, 24..26]);
         let others = of(&[2..6, 10..14]);
