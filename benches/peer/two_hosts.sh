@@ -2,7 +2,7 @@
 # Two hosts on this machine for measurements over a link: network namespaces with names and shared memory of
 # their own, a core each, joined by a link of a limited rate. Takes root.
 #
-#   two_hosts.sh up [RATE]         make them (RATE as tc has it, 1gbit unless told) and print the agent
+#   two_hosts.sh up [RATE]         make them (RATE as tc has it, 1gbit unless told)
 #   two_hosts.sh down              remove them
 #   two_hosts.sh on HOST WORD...   run a command on one of them (slpeera, slpeerb), as ssh would
 set -eu

@@ -1,6 +1,6 @@
 //! Files that commands write.
 
-use std::fs::{self, OpenOptions, Permissions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::path::{self, Path, PathBuf};
 
@@ -58,7 +58,7 @@ impl OutputFile {
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let mut builder = Builder::new();
         #[cfg(unix)]
-        builder.permissions(<Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666));
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         builder.prefix(".shardloom-").tempfile_in(folder.unwrap_or(Path::new(".")))
     }
 

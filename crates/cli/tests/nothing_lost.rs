@@ -43,15 +43,16 @@ fn running(place: &Place, options: &str) -> Running {
 }
 
 /// Runs the program where files cannot get longer than so many blocks of 512 bytes, as on a disk that is full then.
-fn with_little_room(place: &Place, blocks: u32, arguments: &str) -> Outcome {
+/// `output` is where the shell sends what it prints.
+fn with_little_room(place: &Place, blocks: u32, arguments: &str, output: &str) -> Outcome {
     let own = place.command(arguments);
     let mut command = Command::new("sh");
-    let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
+    let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\" {output}");
     command.args(["-c", &script]).arg(own.get_program()).args(own.get_args());
     command.envs(own.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    let output = command.current_dir(place.path("")).output().expect("a shell");
+    let run = command.current_dir(place.path("")).output().expect("a shell");
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
-    place.outcome(arguments, output.status.code(), text(output.stdout), text(output.stderr))
+    place.outcome(arguments, run.status.code(), text(run.stdout), text(run.stderr))
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -85,21 +86,27 @@ fn places_that_cannot_be_written_are_found_before_the_first_step() {
 fn a_full_disk_leaves_no_part_of_a_file_and_what_was_there_before() {
     let place = Place::new();
     let train = format!("train {TINY} --steps 3 --html report.html --json");
-    let outcome = with_little_room(&place, 8, &train);
+    let outcome = with_little_room(&place, 8, &train, "");
     outcome.check(outcome.status == Some(1), "exit status is not 1");
     outcome.check(outcome.stderr.contains("report.html"), "the file is not named");
     outcome.check(outcome.losses().len() == 3, "it did not train");
     outcome.summary();
     assert_eq!(names(&place.path("")), ["text.txt"]);
 
+    // Nor is it forgotten where nobody reads on, or nothing can be printed.
+    for output in ["| true", "> /dev/full"] {
+        let outcome = with_little_room(&place, 8, &train, output);
+        outcome.check(outcome.stderr.contains("report.html"), "the file is not named");
+    }
+
     place.run(&train).succeeds();
     let before = fs::read(place.path("report.html")).expect("a report");
-    let outcome = with_little_room(&place, 8, &format!("{train} --force"));
+    let outcome = with_little_room(&place, 8, &format!("{train} --force"), "");
     outcome.check(outcome.status == Some(1), "exit status is not 1");
     assert_eq!(fs::read(place.path("report.html")).expect("it is there"), before);
 
     let saved = format!("train {TINY} --steps 4 --checkpoint run --checkpoint-every 2 --json");
-    let outcome = with_little_room(&place, 8, &saved);
+    let outcome = with_little_room(&place, 8, &saved, "");
     outcome.check(outcome.status == Some(1), "exit status is not 1");
     outcome.check(outcome.stderr.contains("run/"), "the file is not named");
     assert_eq!(names(&place.path("run")), [".lock"], "a part of a checkpoint is left");

@@ -88,31 +88,17 @@ impl Cache {
         }
         let unkept = |error| DataError::Cache { folder: self.folder.clone(), error };
         self.make_folder().map_err(unkept)?;
-        let lock_path = self.path("lock");
-        let lock = File::create(&lock_path).map_err(unkept)?;
-        let alone = match lock.try_lock() {
-            Ok(()) => true,
-            Err(TryLockError::WouldBlock) => {
-                heard(Progress { stage: Stage::Waiting, done: 0, total: 0 });
-                lock.lock().map_err(unkept)?;
-                true
-            }
-            // Several may then make the same, of which the last to be done stays.
-            Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => false,
-            Err(TryLockError::Error(error)) => return Err(unkept(error)),
-        };
+        let lock = Lock::take(self.path("lock"), heard).map_err(unkept)?;
         if let Some(tokens) = self.sound(heard)? {
             return Ok(tokens);
         }
-        if alone {
+        if lock.is_some() {
             self.remove_partial().map_err(unkept)?;
         }
         let partial = Partial(self.path(&format!("{}.partial", std::process::id())));
         let written = self
             .write(&partial.0, make)
             .and_then(|()| fs::rename(&partial.0, self.path("tokens")).map_err(unkept));
-        // Those that wait for it have it open, and find the tokens there.
-        let _ = fs::remove_file(&lock_path);
         drop(lock);
         written?;
         let made = self.sound(heard)?;
@@ -208,6 +194,61 @@ impl Cache {
         tokens.digest = Some(digest);
         Ok(as_written.then_some(tokens))
     }
+}
+
+/// A file that one process has alone. It is removed before others get it, who see then that it is gone.
+struct Lock {
+    _file: File,
+    path: PathBuf,
+}
+
+impl Lock {
+    /// Waits until nobody else has it; none where the file system has no locks, so that several may make the same, of
+    /// which the last to be done stays.
+    fn take(path: PathBuf, heard: &dyn Fn(Progress)) -> io::Result<Option<Lock>> {
+        loop {
+            let file = File::create(&path)?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => {
+                    heard(Progress { stage: Stage::Waiting, done: 0, total: 0 });
+                    file.lock()?;
+                }
+                Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {
+                    return Ok(None);
+                }
+                Err(TryLockError::Error(error)) => return Err(error),
+            }
+            if is_at(&file, &path)? {
+                return Ok(Some(Lock { _file: file, path }));
+            }
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // What stays is empty, and taken again.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Whether a file is still the one at a path: who had it before may have removed it.
+#[cfg(unix)]
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    let own = file.metadata()?;
+    match fs::metadata(path) {
+        Ok(there) => Ok((there.dev(), there.ino()) == (own.dev(), own.ino())),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether a file is still the one at a path: here nobody removes what is open.
+#[cfg(not(unix))]
+fn is_at(_: &File, _: &Path) -> io::Result<bool> {
+    Ok(true)
 }
 
 /// A file that is removed unless it gets another name.
@@ -335,6 +376,32 @@ mod tests {
                 assert_eq!(tokens(folder.path(), vocabulary_size), (whole.clone(), false), "{why}");
             }
         }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_lock_that_was_removed_meanwhile_is_taken_anew() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("lock");
+        let take = |heard: &dyn Fn(Progress)| Lock::take(path.clone(), heard);
+        let first = take(&|_| {}).expect("free").expect("locks");
+        let waits = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| {
+                let heard = |progress: Progress| {
+                    assert_eq!(progress.stage, Stage::Waiting);
+                    waits.wait();
+                };
+                take(&heard).expect("free in the end").expect("locks")
+            });
+            waits.wait();
+            drop(first);
+            let second = second.join().expect("no panic");
+            // Who comes now meets the second one's.
+            let third = File::open(&path).expect("it is there again");
+            assert!(matches!(third.try_lock(), Err(TryLockError::WouldBlock)));
+            drop(second);
+        });
     }
 
     #[test]

@@ -24,6 +24,20 @@ impl CheckpointFolder {
         Ok(CheckpointFolder { path: path.to_path_buf(), lock: Lock::take(path, &owner)? })
     }
 
+    /// The same by a path that holds in whatever folder a process is.
+    ///
+    /// # Errors
+    /// If the system cannot look at it.
+    pub fn canonical(self) -> Result<CheckpointFolder> {
+        let path = self.path.canonicalize().map_err(Error::io("look at", &self.path))?;
+        Ok(CheckpointFolder { path, ..self })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Whether other processes are kept from it; where the file system has no locks they are not.
     pub fn is_locked(&self) -> bool {
         self.lock.is_some()

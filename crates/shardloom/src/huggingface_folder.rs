@@ -9,6 +9,7 @@ use shardloom_checkpoint::{Checkpoint, Stored, read_safetensors, write_safetenso
 use shardloom_interop::huggingface::write_config;
 use shardloom_interop::weights::{HuggingFaceTensors, Tensor};
 
+use crate::local_profile::write_whole;
 use crate::model::read;
 use crate::saved::{model_of, open_checkpoint};
 use crate::session::TOKENIZER;
@@ -165,8 +166,7 @@ pub fn export_huggingface(
     for path in &former {
         fs::remove_file(path).map_err(Error::io("delete", path))?;
     }
-    let write =
-        |name: &str, text: &str| fs::write(at(name), text).map_err(Error::io("write", &at(name)));
+    let write = |name: &str, text: &str| write_whole(&at(name), text);
     let mut total = 0;
     let mut map = BTreeMap::new();
     for (file, tensors) in &weights {

@@ -102,14 +102,18 @@ impl LocalProfile {
     }
 }
 
-/// Writes a file whole or not at all, should two runs measure at once or one be killed.
+/// Writes a file whole or not at all, should two runs write it at once, one be killed or the disk be full.
 pub(crate) fn write_whole(path: &Path, text: &str) -> Result<()> {
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
     }
     let unfinished = path.with_added_extension(format!("{}.writing", std::process::id()));
-    fs::write(&unfinished, text).map_err(Error::io("write", &unfinished))?;
-    fs::rename(&unfinished, path).map_err(Error::io("write", path))
+    let written = fs::write(&unfinished, text).and_then(|()| fs::rename(&unfinished, path));
+    written.map_err(|error| {
+        // The first error is the one to report.
+        let _ = fs::remove_file(&unfinished);
+        Error::io("write", path)(error)
+    })
 }
 
 #[cfg(test)]

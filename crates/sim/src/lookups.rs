@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use shardloom_program::{
-    Action, BucketId, Carried, Class, Instruction, Program, Rank, TableRows, Window,
+    Action, Bucket, BucketId, Carried, Class, Instruction, Program, Rank, TableRows, Window,
 };
 
 use crate::{RowCounts, SimError};
@@ -35,7 +35,7 @@ impl Lookups {
             let worker = program.class(rows.worker);
             let value = worker.param(worker.bucket(rows.bucket).params[0]).value;
             let server = program.class(rows.server);
-            let is_it = |class: &Class, bucket: &shardloom_program::Bucket| {
+            let is_it = |class: &Class, bucket: &Bucket| {
                 let param = class.param(bucket.params[0]);
                 param.value == value && param.part.start == rows.rows.start * param.columns
             };

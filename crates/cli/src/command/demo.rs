@@ -16,7 +16,7 @@ use shardloom::{
 };
 
 use super::ProfileFile;
-use super::train::run::{Checkpoints, Job, Validation};
+use super::train::run::{Checkpoints, Job, Validation, claim};
 use super::train::{TIMEOUT, VALIDATION_FRACTION};
 use crate::failure::Failure;
 use crate::number::whole;
@@ -126,7 +126,7 @@ impl Demo {
             steps,
             weights: None,
             checkpoints: Some(Checkpoints {
-                folder: checkpoints.clone(),
+                folder: claim(&checkpoints, terminal)?,
                 every: None,
                 keep: None,
                 resumable: false,

@@ -1,5 +1,7 @@
 //! What a run says at its end.
 
+use std::path::Path;
+
 use serde::Serialize;
 use shardloom::Session;
 use shardloom::program::quantity::{bytes, digits, percent, seconds, signed_percent};
@@ -9,6 +11,7 @@ use shardloom_report::{Report, Table, perfetto_trace, swimlane};
 
 use super::run::{History, Job, straggling};
 use crate::failure::Failure;
+use crate::output_file::OutputFile;
 use crate::table::table;
 use crate::terminal::Terminal;
 
@@ -43,18 +46,40 @@ struct Slow {
     times: f64,
 }
 
-/// Writes the report and the trace, and says what the run came to.
+/// Writes the report and the trace, and says what the run came to. One does not keep the other from being done.
 pub fn conclude(
     job: &Job,
     session: &mut Session,
     history: &History,
     terminal: Terminal,
 ) -> Result<(), Failure> {
-    let predicted = job.prediction.as_ref().map(|prediction| &prediction.timeline);
     let summary = summary(job, session, history)?;
     let memory = memory_rows(job, session);
-    // What cannot be written is said when all else is: that is lost only here.
     let written = write_files(job, history, &summary, &memory);
+    let report = job.html.as_ref().filter(|_| written.is_ok()).map(OutputFile::path);
+    let said = say(job, history, (summary, &memory, report), terminal);
+    if history.interrupted.is_some() {
+        let outlook = match (&history.checkpoint, &job.checkpoints) {
+            (Some(path), Some(checkpoints)) if checkpoints.resumable => {
+                format!("the same command with --resume goes on from {}", path.display())
+            }
+            (Some(path), _) => format!("{} holds what was learnt", path.display()),
+            (None, _) => "nothing is kept, as there is no --checkpoint".to_owned(),
+        };
+        let done = session.next_step();
+        terminal.note(format_args!("interrupted after {done} of {} steps; {outlook}", job.steps));
+    }
+    written.and(said)
+}
+
+/// Says what the run came to.
+fn say(
+    job: &Job,
+    history: &History,
+    (summary, memory, report): (Summary, &[Vec<String>], Option<&Path>),
+    terminal: Terminal,
+) -> Result<(), Failure> {
+    let predicted = job.prediction.as_ref().map(|prediction| &prediction.timeline);
     if terminal.json() {
         terminal.object(&Line { summary })?;
     } else {
@@ -66,13 +91,13 @@ pub fn conclude(
             }
         }
         terminal.line("")?;
-        terminal.text(table(&COLUMNS, &memory))?;
+        terminal.text(table(&COLUMNS, memory))?;
         terminal.line("")?;
         for (name, value) in figures(&summary).into_iter().chain(remains(&summary)) {
             terminal.line(format_args!("{name}: {value}"))?;
         }
-        if let Some(file) = job.html.as_ref().filter(|_| written.is_ok()) {
-            terminal.line(format_args!("Report: {}", file.path().display()))?;
+        if let Some(report) = report {
+            terminal.line(format_args!("Report: {}", report.display()))?;
         }
         if job.prediction.is_none() {
             terminal.line(match job.in_processes {
@@ -89,18 +114,7 @@ pub fn conclude(
             })?;
         }
     }
-    if history.interrupted.is_some() {
-        let outlook = match (&history.checkpoint, &job.checkpoints) {
-            (Some(path), Some(checkpoints)) if checkpoints.resumable => {
-                format!("the same command with --resume goes on from {}", path.display())
-            }
-            (Some(path), _) => format!("{} holds what was learnt", path.display()),
-            (None, _) => "nothing is kept, as there is no --checkpoint".to_owned(),
-        };
-        let done = session.next_step();
-        terminal.note(format_args!("interrupted after {done} of {} steps; {outlook}", job.steps));
-    }
-    written
+    Ok(())
 }
 
 /// Writes the report and the trace.

@@ -15,9 +15,9 @@ use shardloom::data::TEXT_FIELD;
 use shardloom::plan::Plan;
 use shardloom::train::{OnNonFinite, RunClock, Settings};
 use shardloom::{
-    Data, Defaults, Launched, LocalProfile, Model, Prediction, Sampling, Session, TextTokenizer,
-    folder_has_weights, guarded, predict_here, predict_in_processes, read_plan_and_model, simulate,
-    tokenizer_of,
+    CheckpointFolder, Data, Defaults, Launched, LocalProfile, Model, Prediction, Sampling, Session,
+    TextTokenizer, folder_has_weights, guarded, predict_here, predict_in_processes,
+    read_plan_and_model, simulate, tokenizer_of,
 };
 
 use super::{DataOptions, ProfileFile, in_processes, is_plan, require_no_option};
@@ -27,7 +27,7 @@ use crate::number::{decimal, whole};
 use crate::output_file::OutputFile;
 use crate::terminal::Terminal;
 use rate::Rate;
-use run::{Checkpoints, Job, Validation};
+use run::{Checkpoints, Job, Validation, claim};
 use shape::Shape;
 
 /// Train a model on this machine, every rank a thread; under mpirun or srun, in all processes they start
@@ -232,6 +232,12 @@ impl Train {
         OutputFile::require_distinct([&html, &trace])?;
         let (validation_fraction, validation) = self.validation()?;
         let tokenizer = self.tokenizer()?;
+        let folder = self.files.checkpoint.as_deref().map(|it| claim(it, terminal)).transpose()?;
+        // Other processes may be in other folders.
+        let folder = match launched {
+            Some(_) => folder.map(CheckpointFolder::canonical).transpose()?,
+            None => folder,
+        };
         let local = self.profile.local()?;
         let (model, plan_file) = self.model_and_plan_file(&tokenizer)?;
         // What is wrong with the data is said before a search, which may measure this machine first.
@@ -268,8 +274,8 @@ impl Train {
             }
         };
         let settings = self.settings(clock)?;
-        let checkpoints = self.files.checkpoint.as_ref().map(|folder| Checkpoints {
-            folder: folder.clone(),
+        let checkpoints = folder.map(|folder| Checkpoints {
+            folder,
             every: self.files.checkpoint_every,
             keep: self.files.keep,
             resumable: true,

@@ -1,7 +1,7 @@
 //! A training run, from its first step to its last.
 
 use std::num::{NonZeroU64, NonZeroUsize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
 use serde::Serialize;
@@ -45,10 +45,10 @@ pub struct Job {
 }
 
 /// Where checkpoints go, and when.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Checkpoints {
-    /// Their folder.
-    pub folder: PathBuf,
+    /// Their folder, this run's to its end.
+    pub folder: CheckpointFolder,
     /// Steps from one to the next; only the last if absent.
     pub every: Option<NonZeroU64>,
     /// How many are kept; all if absent.
@@ -112,30 +112,20 @@ const LINES: u64 = 20;
 impl Job {
     /// Trains; with ranks in several processes, if this one leads some.
     pub fn run(
-        mut self,
+        self,
         data: Data,
         settings: Settings,
         launched: Option<&Launched>,
         terminal: Terminal,
     ) -> Result<(), Failure> {
-        // Better now than when there is something to lose. It is this run's to its end.
-        let claimed = self.checkpoints.as_mut().map(|it| it.claim(terminal)).transpose()?;
-        if let Some(Checkpoints { folder, .. }) = &mut self.checkpoints
-            && launched.is_some()
-        {
-            // The others may be in other folders.
-            *folder = folder.canonicalize().map_err(|error| {
-                Failure::file(folder, format!("cannot look at {}: {error}", folder.display()))
-            })?;
-        }
         let (model, plan) = (&self.model, &self.plan);
-        let folder = self.checkpoints.as_ref().map(|checkpoints| checkpoints.folder.as_path());
+        let folder = self.checkpoints.as_ref().map(|checkpoints| checkpoints.folder.path());
         let mut session = match launched {
             None => Session::start(model, plan, data, settings),
             Some(launched) => Session::lead(model, plan, data, settings, launched, folder),
         }?;
         let mut history = History::default();
-        self.begin(&mut session, claimed.as_ref(), terminal)?;
+        self.begin(&mut session, terminal)?;
         interrupt::listen()?;
         let first = session.next_step();
         let bar = terminal.progress(self.steps);
@@ -143,33 +133,28 @@ impl Job {
         let outcome = self.steps(&mut session, &mut history, &bar, terminal);
         bar.finish_and_clear();
         outcome?;
-        ending::conclude(&self, &mut session, &history, terminal)?;
-        match (history.unprinted, history.interrupted) {
-            (Some(failure), _) => Err(failure),
-            (None, Some(signal)) => Err(Failure::Interrupted(signal)),
-            (None, None) => Ok(()),
+        let concluded = ending::conclude(&self, &mut session, &history, terminal);
+        // That nobody reads on is the least of reasons to end.
+        match (concluded.and(history.unprinted.map_or(Ok(()), Err)), history.interrupted) {
+            (Ok(()) | Err(Failure::OutputClosed), Some(signal)) => {
+                Err(Failure::Interrupted(signal))
+            }
+            (outcome, _) => outcome,
         }
     }
 
     /// Weights and checkpoints, before the first step.
-    fn begin(
-        &self,
-        session: &mut Session,
-        claimed: Option<&CheckpointFolder>,
-        terminal: Terminal,
-    ) -> Result<(), Failure> {
-        if let Some((Checkpoints { folder, resume, force, .. }, claimed)) =
-            self.checkpoints.as_ref().zip(claimed)
-        {
+    fn begin(&self, session: &mut Session, terminal: Terminal) -> Result<(), Failure> {
+        if let Some(Checkpoints { folder, resume, force, .. }) = &self.checkpoints {
             match resume {
-                false => claimed.clear(*force).map_err(|error| match error {
+                false => folder.clear(*force).map_err(|error| match error {
                     shardloom::Error::CheckpointsExist { .. } => {
                         let message = format!("{error} (--resume goes on, --force deletes them)");
                         Failure::usage("--checkpoint", message)
                     }
                     other => other.into(),
                 })?,
-                true => match session.resume(folder)? {
+                true => match session.resume(folder.path())? {
                     Some(resumed) => {
                         if let Some(weights) = &self.weights {
                             terminal.note(format_args!(
@@ -181,7 +166,7 @@ impl Job {
                     }
                     None => terminal.note(format_args!(
                         "no checkpoint in {} yet; starting with step 0",
-                        folder.display()
+                        folder.path().display()
                     )),
                 },
             }
@@ -275,7 +260,7 @@ impl Job {
             if let Some(Checkpoints { folder, every, keep, .. }) = &self.checkpoints
                 && (last || history.interrupted.is_some() || due(*every))
             {
-                history.checkpoint = Some(session.save(folder, *keep)?);
+                history.checkpoint = Some(session.save(folder.path(), *keep)?);
             }
             if history.interrupted.is_some() {
                 break;
@@ -313,18 +298,19 @@ impl Job {
     }
 }
 
-impl Checkpoints {
-    /// Takes the folder for this process.
-    fn claim(&self, terminal: Terminal) -> Result<CheckpointFolder, Failure> {
-        let claimed = CheckpointFolder::claim(&self.folder)?;
-        if !claimed.is_locked() {
-            terminal.note(format_args!(
-                "the file system of {} has no locks: see that no other run writes there",
-                self.folder.display()
-            ));
-        }
-        Ok(claimed)
+/// Takes a folder for this run's checkpoints: early, as later there is more to lose.
+///
+/// # Errors
+/// If another run has it, or it cannot be written.
+pub fn claim(folder: &Path, terminal: Terminal) -> Result<CheckpointFolder, Failure> {
+    let claimed = CheckpointFolder::claim(folder)?;
+    if !claimed.is_locked() {
+        terminal.note(format_args!(
+            "the file system of {} has no locks: see that no other run writes there",
+            folder.display()
+        ));
     }
+    Ok(claimed)
 }
 
 impl History {

@@ -72,8 +72,12 @@ pub(super) fn write<'a>(
     let text = serde_json::to_string(&file).map_err(|error| wrong(path, error))?;
     // A file that is half written would lose all earlier trials.
     let beside = path.with_added_extension(format!("{}.writing", std::process::id()));
-    std::fs::write(&beside, text).map_err(|error| wrong(&beside, error))?;
-    std::fs::rename(&beside, path).map_err(|error| wrong(path, error))
+    let written = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
+    written.map_err(|error| {
+        // The first error is the one to report.
+        let _ = std::fs::remove_file(&beside);
+        wrong(path, error)
+    })
 }
 
 fn wrong(path: &Path, fault: impl ToString) -> MethodError {
