@@ -16,6 +16,8 @@ use crate::{Contribution, Error, OnNonFinite, Processes, Result, Settings};
 pub(crate) type Way = dyn Synchronisation + Send + Sync;
 
 /// What a [`Trainer`](crate::Trainer) is made of, so that what it will hold is known before it holds it.
+/// A clone makes another trainer of the same plan without planning anew.
+#[derive(Clone)]
 pub struct Blueprint {
     pub(crate) graph: Graph,
     pub(crate) program: Program,

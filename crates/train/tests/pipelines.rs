@@ -56,7 +56,7 @@ fn with_momentum(uniform: Uniform) -> Uniform {
 }
 
 fn run(graph: &Graph, plan: &Plan) -> Trained {
-    let (rate, steps) = if is_sgd(plan) { (0.02, 5) } else { (3e-3, 20) };
+    let (rate, steps) = if is_sgd(plan) { (0.02, 5) } else { (6e-3, 8) };
     let mut trainer = trainer(graph, plan, Samples::patterned(64, SEQ, VOCAB as u32), rate);
     let trained = Trained::in_rows(&mut trainer, &vec![1; steps]);
     let planned = trainer.program().classes().flat_map(|(_, class)| {
@@ -208,12 +208,16 @@ fn flushing_kinds() -> impl Iterator<Item = ScheduleKind> {
 
 #[test]
 fn every_schedule_with_a_flush_trains_like_the_serial_run() {
-    for graph in graphs() {
+    for (model, graph) in graphs().into_iter().enumerate() {
         let [adaptive, plain] = [serial(), with_momentum(serial())];
         let references = [&adaptive, &plain].map(|uniform| reference(&graph, uniform));
-        for schedule in flushing_kinds() {
-            for (mesh, zero, sequence_parallel) in meshes() {
-                for recompute in Recompute::ALL {
+        for (kind, schedule) in flushing_kinds().enumerate() {
+            for (place, (mesh, zero, sequence_parallel)) in meshes().into_iter().enumerate() {
+                for (policy, recompute) in Recompute::ALL.into_iter().enumerate() {
+                    // Of the second model every two choices, of the first all.
+                    if model > 0 && (kind + place) % Recompute::ALL.len() != policy {
+                        continue;
+                    }
                     let uniform = |optimizer: &Uniform| Uniform {
                         pp: if mesh.size() > 1 { 2 } else { 4 },
                         mesh,

@@ -66,7 +66,7 @@ fn assert_peaks(trainer: &Trainer, plan: &Plan) {
 
 fn run(graph: &Graph, plan: &Plan) -> Trained {
     let mut trainer = trainer(graph, plan, samples(), 0.02);
-    let trained = Trained::in_rows(&mut trainer, &[1; 12]);
+    let trained = Trained::in_rows(&mut trainer, &[1; 6]);
     assert_peaks(&trainer, plan);
     trained
 }

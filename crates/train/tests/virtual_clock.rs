@@ -9,12 +9,8 @@ use shardloom_plan::{
 };
 use shardloom_program::timeline::Clock;
 use shardloom_sim::{Options, Recorded, run};
-use shardloom_train::{RunClock, Trainer};
-use support::{Samples, graph, losses, serial, trainer, trainer_with_clock};
-
-fn deep() -> Graph {
-    graph("gpt:layers=6,hidden=32,heads=4,seq=16,vocab=64,dropout=0.1,tied=true")
-}
+use shardloom_train::RunClock;
+use support::{Samples, graph, serial, trainer, trainer_with_clock};
 
 /// Every schedule on four and on eight devices, on meshes of devices, with more stages and pipelines than
 /// it has at least, and under every rule for weights; for sixteen blocks or more.
@@ -109,77 +105,53 @@ fn cluster() -> Cluster {
 }
 
 /// Trains some steps in a row, twice, after those that a plan without flush has synchronous, each a row of
-/// its own; and simulates them with the durations they had.
-fn assert_simulated_as_executed(graph: &Graph, plan: &Plan, steps: u32) {
-    let samples = Samples::patterned(64, 16, 64);
+/// its own. Simulates them with the durations they had, and trains them in real time.
+fn assert_simulated_and_trained_alike(graph: &Graph, plan: &Plan, steps: u32) {
+    let samples = || Samples::patterned(64, 16, 64);
     let clock = RunClock::Virtual(cluster());
-    let mut trainer = trainer_with_clock(graph, plan, samples, 1e-3, clock);
+    let mut in_virtual_time = trainer_with_clock(graph, plan, samples(), 1e-3, clock);
+    let mut in_real_time = trainer(graph, plan, samples(), 1e-3);
+    let text = plan.to_toml();
     let synchronous = vec![1; plan.weights.corrections().synchronous_steps as usize];
     for steps in synchronous.into_iter().chain([steps; 2]) {
-        let (_, executed) = trainer.train_steps_recorded(steps).expect("steps");
+        let (trained, executed) = in_virtual_time.train_steps_recorded(steps).expect("steps");
         assert_eq!(executed.clock, Clock::Virtual);
-        let recording = trainer.recording().expect("the virtual clock records");
+        let recording = in_virtual_time.recording().expect("the virtual clock records");
         let mut recorded = Recorded::new(recording);
         let options = Options { steps, folded: false };
-        let simulated = run(trainer.program(), &cluster(), options, &mut recorded)
+        let simulated = run(in_virtual_time.program(), &cluster(), options, &mut recorded)
             .expect("the recording is of this program");
         assert!(executed.makespan() > Default::default());
-        assert_eq!(simulated.timeline, executed, "{}", plan.to_toml());
+        assert_eq!(simulated.timeline, executed, "{text}");
+        let really = in_real_time.train_steps(steps).expect("steps");
+        assert!(
+            trained.iter().map(|step| step.loss).eq(really.iter().map(|step| step.loss)),
+            "{trained:?} instead of {really:?}\n{text}"
+        );
     }
+    let (virtually, really) = (in_virtual_time.weights_digest(), in_real_time.weights_digest());
+    assert_eq!(virtually.expect("weights"), really.expect("weights"), "{text}");
+    assert_eq!(in_virtual_time.sent_bytes_per_rank(), in_real_time.sent_bytes_per_rank());
+    assert_eq!(
+        in_virtual_time.validate(2).expect("an evaluation"),
+        in_real_time.validate(2).expect("an evaluation"),
+        "{text}"
+    );
 }
 
 #[test]
-fn the_executed_timeline_equals_the_simulators_on_the_recorded_durations() {
-    let graph = deep();
+fn meshes_are_simulated_with_the_recorded_durations_as_executed_and_train_alike_under_both_clocks()
+{
+    let graph = graph("gpt:layers=6,hidden=32,heads=4,seq=16,vocab=64,dropout=0.1,tied=true");
     for plan in plans(&graph) {
-        assert_simulated_as_executed(&graph, &plan, 1);
+        assert_simulated_and_trained_alike(&graph, &plan, 1);
     }
 }
 
 #[test]
-fn the_executed_timeline_of_every_schedule_equals_the_simulators() {
-    let graph = graph("gpt:layers=14,hidden=16,heads=2,seq=16,vocab=64");
-    for plan in of_every_schedule(&graph) {
-        assert_simulated_as_executed(&graph, &plan, 3);
-    }
-}
-
-#[test]
-fn every_schedule_trains_bitwise_alike_under_both_clocks() {
+fn every_schedule_is_simulated_as_executed_and_trains_alike_under_both_clocks() {
     let graph = graph("gpt:layers=14,hidden=16,heads=2,seq=16,vocab=64,dropout=0.1");
     for plan in of_every_schedule(&graph) {
-        let samples = || Samples::patterned(64, 16, 64);
-        let clock = RunClock::Virtual(cluster());
-        let mut in_virtual_time = trainer_with_clock(&graph, &plan, samples(), 1e-3, clock);
-        let mut in_real_time = trainer(&graph, &plan, samples(), 1e-3);
-        let losses = |trainer: &mut Trainer| -> Vec<f64> {
-            trainer.train_steps(5).expect("steps").iter().map(|step| step.loss).collect()
-        };
-        let text = plan.to_toml();
-        assert_eq!(losses(&mut in_virtual_time), losses(&mut in_real_time), "{text}");
-        let (virtually, really) = (in_virtual_time.weights_digest(), in_real_time.weights_digest());
-        assert_eq!(virtually.expect("weights"), really.expect("weights"), "{text}");
-        assert_eq!(in_virtual_time.sent_bytes_per_rank(), in_real_time.sent_bytes_per_rank());
-    }
-}
-
-#[test]
-fn virtual_and_wall_clock_train_bitwise_alike() {
-    let graph = deep();
-    for plan in plans(&graph) {
-        let samples = || Samples::patterned(64, 16, 64);
-        let clock = RunClock::Virtual(cluster());
-        let mut in_virtual_time = trainer_with_clock(&graph, &plan, samples(), 1e-3, clock);
-        let mut in_real_time = trainer(&graph, &plan, samples(), 1e-3);
-        assert_eq!(losses(&mut in_virtual_time, 3), losses(&mut in_real_time, 3));
-        assert_eq!(
-            in_virtual_time.weights_digest().expect("weights"),
-            in_real_time.weights_digest().expect("weights")
-        );
-        assert_eq!(in_virtual_time.sent_bytes_per_rank(), in_real_time.sent_bytes_per_rank());
-        assert_eq!(
-            in_virtual_time.validate(2).expect("an evaluation"),
-            in_real_time.validate(2).expect("an evaluation")
-        );
+        assert_simulated_and_trained_alike(&graph, &plan, 2);
     }
 }

@@ -15,18 +15,24 @@ pub struct Covering {
 }
 
 /// Rows tried for a pair with choices that make as many further pairs as can be, and with any choices.
-const GREEDY: usize = 6;
+const GREEDY: usize = 12;
 const RANDOM: usize = 400;
 
-/// Covers all pairs of factors with so many choices each, greedily, by rows that are `valid`. The same
-/// numbers make the same rows.
-pub fn covering(choices: &[usize], valid: impl Fn(&Row) -> bool) -> Covering {
+/// Covers all pairs of factors with so many choices each, greedily, by rows that are `valid`. Choices that are
+/// expected to be `refused` together are only tried where a pair asks for them. The same numbers make the same rows.
+pub fn covering(
+    choices: &[usize],
+    refused: &BTreeSet<Pair>,
+    valid: impl Fn(&Row) -> bool,
+) -> Covering {
     let mut random = Random(1);
     let (mut rows, mut impossible) = (vec![], vec![]);
     let mut open = all_pairs(choices);
+    let nothing = BTreeSet::new();
     while let Some(&pair) = open.first() {
-        let mut greedy: Vec<Row> =
-            (0..GREEDY).map(|_| fill(choices, pair, &open, &mut random)).collect();
+        let mut greedy: Vec<Row> = (0..if refused.contains(&pair) { 0 } else { GREEDY })
+            .map(|_| fill(choices, pair, &open, refused, &mut random))
+            .collect();
         greedy.sort_by_key(|row| std::cmp::Reverse(gain(row, &open)));
         let found = greedy.into_iter().find(&valid);
         // Rows that have one of the pair are tried with the other: some choices go with so few others that hardly any
@@ -41,7 +47,8 @@ pub fn covering(choices: &[usize], valid: impl Fn(&Row) -> bool) -> Covering {
             near.find(&valid)
         });
         let found = found.or_else(|| {
-            (0..RANDOM).map(|_| fill(choices, pair, &BTreeSet::new(), &mut random)).find(&valid)
+            let any = |_| fill(choices, pair, &nothing, &nothing, &mut random);
+            (0..RANDOM).map(any).find(&valid)
         });
         match found {
             Some(row) => {
@@ -81,8 +88,15 @@ fn gain(row: &Row, open: &BTreeSet<Pair>) -> usize {
     pairs_of(row).filter(|pair| open.contains(pair)).count()
 }
 
-/// A row with `pair`, factor by factor in any order with the choice that makes most `open` pairs.
-fn fill(choices: &[usize], pair: Pair, open: &BTreeSet<Pair>, random: &mut Random) -> Row {
+/// A row with `pair`, factor by factor in any order with the choice that makes most `open` pairs of those that are
+/// not `refused` beside what was chosen before; if there are none, of all.
+fn fill(
+    choices: &[usize],
+    pair: Pair,
+    open: &BTreeSet<Pair>,
+    refused: &BTreeSet<Pair>,
+    random: &mut Random,
+) -> Row {
     let mut row: Vec<Option<usize>> = vec![None; choices.len()];
     for (factor, choice) in [pair.0, pair.1] {
         row[factor] = Some(choice);
@@ -90,17 +104,19 @@ fn fill(choices: &[usize], pair: Pair, open: &BTreeSet<Pair>, random: &mut Rando
     let mut rest: Vec<usize> = (0..choices.len()).filter(|&it| row[it].is_none()).collect();
     while !rest.is_empty() {
         let factor = rest.swap_remove(random.below(rest.len()));
-        let made = |choice: usize| {
+        let pairs = |choice: usize| {
             let others = row.iter().enumerate().filter_map(|(it, there)| Some((it, (*there)?)));
-            let pair = |other: (usize, usize)| match other.0 < factor {
+            others.map(move |other: (usize, usize)| match other.0 < factor {
                 true => (other, (factor, choice)),
                 false => ((factor, choice), other),
-            };
-            others.map(pair).filter(|pair| open.contains(pair)).count()
+            })
         };
         let first = random.below(choices[factor]);
         let turned = (0..choices[factor]).map(|it| (first + it) % choices[factor]);
-        row[factor] = turned.max_by_key(|&choice| made(choice));
+        row[factor] = turned.max_by_key(|&choice| {
+            let goes = !pairs(choice).any(|pair| refused.contains(&pair));
+            (goes, pairs(choice).filter(|pair| open.contains(pair)).count())
+        });
     }
     row.into_iter().flatten().collect()
 }
@@ -119,7 +135,8 @@ impl Random {
 fn every_two_choices_that_go_together_are_in_a_row() {
     // The second factor's last choice goes with no choice of the first but its last.
     let valid = |row: &Row| row[1] != 3 || row[0] == 2;
-    let Covering { rows, impossible } = covering(&[3, 4, 2, 5], valid);
+    let expected = BTreeSet::from([((0, 0), (1, 3))]);
+    let Covering { rows, impossible } = covering(&[3, 4, 2, 5], &expected, valid);
     let mut found: BTreeSet<Pair> = rows.iter().flat_map(pairs_of).collect();
     assert_eq!(impossible, [((0, 0), (1, 3)), ((0, 1), (1, 3))]);
     found.extend(impossible);

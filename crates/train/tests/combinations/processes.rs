@@ -10,14 +10,14 @@ use crate::interruption::{digest, saved, train};
 use crate::words::{Combination, combinations};
 
 /// Every so many combinations are tried: those of interrupted runs are all.
-const OF: usize = 12;
+const OF: usize = 8;
 
 const ROWS: [u32; 2] = [2, 1];
 
 /// Has `lead` lead the ranks of a combination, each of which is a process; beside an odd number of ranks there is
 /// one without any.
 fn led<R: Send>(of: &Combination<'_>, lead: impl FnOnce(Trainer) -> R + Send) -> R {
-    let ranks = of.blueprint().0.program().ranks() as u32;
+    let ranks = of.blueprint().program().ranks() as u32;
     thread::scope(|scope| {
         let mut transports = Queues::between(ranks.next_multiple_of(2)).into_iter();
         let join = |transport| {
@@ -27,15 +27,13 @@ fn led<R: Send>(of: &Combination<'_>, lead: impl FnOnce(Trainer) -> R + Send) ->
         let first = transports.next().expect("a rank");
         let followers = transports.map(|transport| {
             scope.spawn(move || {
-                let (blueprint, data) = of.blueprint();
+                let (blueprint, data) = (of.blueprint(), of.data());
                 let followed = Trainer::follow(blueprint.over(join(transport)), Box::new(data));
                 followed.unwrap_or_else(|error| panic!("{error} in {of}"));
             })
         });
         let followers: Vec<_> = followers.collect();
-        let (blueprint, data) = of.blueprint();
-        let leader = Trainer::start(blueprint.over(join(first)), Box::new(data));
-        let outcome = lead(leader.unwrap_or_else(|error| panic!("{error} in {of}")));
+        let outcome = lead(of.start_of(of.blueprint().over(join(first))));
         for follower in followers {
             assert!(follower.join().is_ok(), "of {of}");
         }

@@ -14,7 +14,7 @@ use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{Blueprint, OnNonFinite, Settings, Trainer};
 
 use crate::pairs::{Covering, Pair, Row, all_pairs, covering};
-use crate::support::{self, Samples, mesh, serial, trainer_with};
+use crate::support::{self, Samples, mesh, serial};
 
 /// Samples of a step.
 const BATCH: usize = 8;
@@ -173,15 +173,15 @@ const RECOMPUTATION: [(Recompute, bool, Option<Recompute>); 6] = [
 const GUARDS: [(Option<f64>, bool); 4] =
     [(None, false), (Some(0.5), false), (None, true), (Some(0.5), true)];
 
-/// Tied ends; fewer key heads; long skips; no sequence, and features of which some are no numbers; recurrences with
-/// a projection; features beside categories.
+/// Tied ends; fewer key heads; long skips; no sequence, and features of which some are no numbers; features beside
+/// categories; recurrences with a projection.
 const MODELS: [&str; 6] = [
     "gpt:layers=3,hidden=16,heads=2,seq=8,vocab=32,dropout=0.1,tied=true",
     "llama:layers=3,hidden=16,heads=4,kv_heads=2,ffn=32,seq=8,vocab=32",
     "u-transformer:layers=4,hidden=16,heads=2,seq=8,vocab=32,dropout=0.1",
     "mlp:inputs=8,hidden=12,layers=4,classes=4",
-    "lstm:layers=3,hidden=16,embed=8,projection=8,seq=8,vocab=32,dropout=0.1",
     "dlrm:dense=8,rows=2x32-100,embed=8,bottom=12,top=12-10",
+    "lstm:layers=3,hidden=16,embed=8,projection=8,seq=8,vocab=32,dropout=0.1",
 ];
 
 const ALGORITHMS: [&str; 4] = ["direct", "ring", "halving-doubling", "binary-tree"];
@@ -276,7 +276,9 @@ impl Words {
             let Combination { graph, plan, .. } = &combination;
             shardloom_program::lower(graph, plan, plan.device_count()).is_ok()
         };
-        let Covering { rows, impossible } = covering(&self.choices(), valid);
+        let choices = self.choices();
+        let refused = all_pairs(&choices).into_iter().filter(|&pair| self.refused(pair)).collect();
+        let Covering { rows, impossible } = covering(&choices, &refused, valid);
         let made = rows.iter().filter_map(|row| self.combination(row)).collect();
         (made, impossible)
     }
@@ -444,7 +446,7 @@ impl Words {
             0 => Curve::Constant { peak },
             _ => Curve::Cosine { peak, warmup_steps: 1, total_steps: 8, floor: peak / 10.0 },
         };
-        Some(Combination { graph, plan, curve })
+        Some(Combination { row: row.clone(), graph, plan, curve })
     }
 }
 
@@ -488,20 +490,50 @@ fn in_turn(plan: &Plan, replicas: &[usize]) -> Vec<Pipeline> {
 
 /// A model and a way of training it.
 pub struct Combination<'a> {
+    row: Row,
     pub graph: &'a Graph,
     pub plan: Plan,
     pub curve: Curve,
 }
 
 impl Combination<'_> {
+    /// The number of its model among [`MODELS`].
+    pub fn model(&self) -> usize {
+        self.row[MODEL]
+    }
+
+    /// The same with the model and the optimizer of another, if a plan can say it.
+    pub fn with_state_of(&self, other: &Combination<'_>) -> Option<Combination<'static>> {
+        let mut row = self.row.clone();
+        [MODEL, OPTIMIZER].into_iter().for_each(|it| row[it] = other.row[it]);
+        WORDS.combination(&row)
+    }
+
     /// A run from weights of its own.
     pub fn start(&self) -> Trainer {
-        self.start_with(self.curve)
+        self.start_of(self.blueprint())
     }
 
     /// Likewise, with another learning rate.
     pub fn start_with(&self, curve: Curve) -> Trainer {
-        trainer_with(self.graph, &self.plan, self.data(), self.settings(curve))
+        self.start_of(self.blueprint_with(curve))
+    }
+
+    /// A run of what [`Combination::blueprint`] has made before.
+    pub fn start_of(&self, blueprint: Blueprint) -> Trainer {
+        let started = Trainer::start(blueprint, Box::new(self.data()));
+        started.unwrap_or_else(|error| panic!("{error} in {self}"))
+    }
+
+    /// What runs are made of, each of several processes its part of one too.
+    pub fn blueprint(&self) -> Blueprint {
+        self.blueprint_with(self.curve)
+    }
+
+    fn blueprint_with(&self, curve: Curve) -> Blueprint {
+        let (graph, settings) = (self.graph.clone(), self.settings(curve));
+        let made = Blueprint::new(graph, &self.plan, self.plan.device_count(), settings);
+        made.unwrap_or_else(|error| panic!("{error} in {self}"))
     }
 
     /// How many replicas have weights of their own, which are saved for each of them.
@@ -510,14 +542,7 @@ impl Combination<'_> {
         self.plan.stages().map(|(_, stage)| stage.mesh.span(&axes)).max().unwrap_or(1)
     }
 
-    /// What each of several processes makes its part of a run of, and the data.
-    pub fn blueprint(&self) -> (Blueprint, Data) {
-        let (graph, settings) = (self.graph.clone(), self.settings(self.curve));
-        let made = Blueprint::new(graph, &self.plan, self.plan.device_count(), settings);
-        (made.unwrap_or_else(|error| panic!("{error} in {self}")), self.data())
-    }
-
-    fn data(&self) -> Data {
+    pub fn data(&self) -> Data {
         Data::new(self.graph, self.plan.skip_non_finite)
     }
 
