@@ -15,7 +15,7 @@ use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use command::{
     Compare, Completions, Demo, Explain, Export, Generate, Import, Launch, Manual, Methods, Plan,
-    Profile, Program, Schedule, Simulate, Train, Validate, Vocabulary,
+    Predict, Profile, Program, Schedule, Simulate, Train, Validate, Vocabulary,
 };
 use failure::Failure;
 use terminal::Terminal;
@@ -42,6 +42,7 @@ enum Command {
     Launch(Launch),
     Vocabulary(Vocabulary),
     Generate(Generate),
+    Predict(Predict),
     Export(Export),
     Import(Import),
     Schedule(Schedule),
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
         Command::Launch(launch) => launch.run(terminal),
         Command::Vocabulary(vocabulary) => vocabulary.run(terminal),
         Command::Generate(generate) => generate.run(terminal),
+        Command::Predict(predict) => predict.run(terminal),
         Command::Export(export) => export.run(terminal),
         Command::Import(import) => import.run(terminal),
         Command::Schedule(schedule) => schedule.run(terminal),

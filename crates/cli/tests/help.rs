@@ -15,6 +15,7 @@ fn help_of_every_command_is_as_recorded() {
         "program",
         "train",
         "generate",
+        "predict",
         "export",
         "import",
         "schedule",

@@ -246,7 +246,7 @@ fn a_classifier_learns_from_a_table_but_writes_no_text() {
         format!("train {model} --data rows.csv --steps 3 --dp 2 --checkpoint run --json");
     let outcome = place.run(&arguments).succeeds();
     outcome.check(outcome.objects()[0]["tokens"] == 8, "not one target for each sample");
-    place.run("generate run --prompt a --json").refuses("model", "mlp");
+    place.run("generate run --prompt a --json").refuses("model", "shardloom predict");
 }
 
 #[test]

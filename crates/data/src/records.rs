@@ -4,6 +4,7 @@ use std::path::Path;
 
 use csv::StringRecord;
 
+use crate::fields::{category, number};
 use crate::source::{Field, Part, Source};
 use crate::table::{Order, is_header};
 use crate::{DataError, Result};
@@ -66,22 +67,12 @@ impl Records {
             }
             let mut fields = record.iter();
             for field in fields.by_ref().take(dense) {
-                let number = field.parse::<f32>().ok().filter(|number| number.is_finite());
-                let number =
-                    number.ok_or_else(|| wrong(row, format!("{field:?} is no finite number")));
-                numbers.push(number?);
+                numbers.push(number(field).map_err(|reason| wrong(row, reason))?);
             }
             for (feature, &below) in rows.iter().enumerate() {
                 let field = fields.next().unwrap_or_default();
-                let category = field.parse::<u32>().ok().filter(|&it| (it as usize) < below);
-                let category = category.ok_or_else(|| {
-                    let reason = format!(
-                        "{field:?} is no category.{feature}: a whole number from 0 to {}",
-                        below - 1
-                    );
-                    wrong(row, reason)
-                });
-                categories.push(category?);
+                let category = category(field, feature, below);
+                categories.push(category.map_err(|reason| wrong(row, reason))?);
             }
             match fields.next() {
                 Some("0") => labels.push(0),

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::fields::{class, number};
 use crate::permutation::Permutation;
 use crate::source::{Field, Part, Source};
 use crate::{DataError, Result};
@@ -93,20 +94,17 @@ impl Table {
             if row == 1 && is_header(&record) {
                 continue;
             }
-            let number = |field: &str| match field.parse::<f32>() {
-                Ok(number) if number.is_finite() => Ok(number),
-                _ => Err(wrong(row, format!("{field:?} is no finite number"))),
-            };
+            let number = |field: &str| number(field).map_err(|reason| wrong(row, reason));
             let mut numbers = record.iter().map(number).collect::<Result<Vec<f32>>>()?;
-            let class = numbers.pop().unwrap_or(-1.0);
-            // Up to here whole numbers are exact in 32-bit floating point; the next one is read as this one.
-            if class < 0.0 || class.fract() != 0.0 || class >= 16_777_216.0 || numbers.is_empty() {
+            numbers.pop();
+            let class = record.iter().next_back().and_then(class);
+            let Some(class) = class.filter(|_| !numbers.is_empty()) else {
                 let reason = "a row is features and then a class, a whole number from 0".into();
                 return Err(wrong(row, reason));
-            }
+            };
             columns = numbers.len();
             features.append(&mut numbers);
-            classes.push(class as u32);
+            classes.push(class);
         }
         let order = Order::new(classes.len(), validation_fraction, seed)
             .map_err(|reason| wrong(0, reason))?;

@@ -20,12 +20,14 @@ pub mod value;
 pub mod work;
 
 mod block_kind;
+mod classes;
 mod error;
 mod model;
 mod representative;
 mod tables;
 
 pub use builder::GraphBuilder;
+pub use classes::SampleClasses;
 pub use dim::{Dim, DimId, Extents};
 pub use error::GraphError;
 pub use model::{Block, BlockId, Graph};

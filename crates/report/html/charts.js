@@ -23,6 +23,12 @@ function axis(options) {
   };
 }
 
+function stepAxis() {
+  return axis({
+    incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6, 1e7, 1e8],
+  });
+}
+
 // Draws a plot as wide as its element, and again whenever that or the theme changes.
 function responsivePlot(root, options, columns) {
   const plot = new uPlot({ width: root.clientWidth, height: 260, ...options }, columns, root);
@@ -65,14 +71,33 @@ function drawLosses(root, losses) {
     {
       series,
       scales: { x: { time: false } },
-      axes: [
-        axis({
-          incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6, 1e7, 1e8],
-        }),
-        axis({ size: 64 }),
-      ],
+      axes: [stepAxis(), axis({ size: 64 })],
     },
     columns,
+  );
+}
+
+// The share of validation samples that got their class, on the steps that validated.
+function drawAccuracies(root, losses) {
+  const validated = losses.filter((point) => point.accuracy !== null);
+  const percent = (value, digits) => `${(100 * value).toFixed(digits)}%`;
+  responsivePlot(
+    root,
+    {
+      series: [
+        { label: "step" },
+        {
+          label: "accuracy",
+          stroke: SERIES_COLOURS[1],
+          width: 1.75,
+          value: (plot, value) => (value === null ? "–" : percent(value, 1)),
+          points: { show: true, size: 6 },
+        },
+      ],
+      scales: { x: { time: false } },
+      axes: [stepAxis(), axis({ size: 64, values: (plot, ticks) => ticks.map((tick) => percent(tick, 1)) })],
+    },
+    [validated.map((point) => point.step), validated.map((point) => point.accuracy)],
   );
 }
 

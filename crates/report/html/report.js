@@ -15,4 +15,5 @@
   }
   if (place("memory")) drawMemory(place("memory"), place("memory-help"), data, view);
   if (place("losses")) drawLosses(place("losses"), data.losses);
+  if (place("accuracies")) drawAccuracies(place("accuracies"), data.losses);
 })();

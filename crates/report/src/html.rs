@@ -31,6 +31,9 @@ pub struct LossPoint {
     pub train: f64,
     /// The validation loss, on steps that validated.
     pub validation: Option<f64>,
+    /// The share of validation samples that a classifier gives the right class, on the same steps.
+    #[serde(default)]
+    pub accuracy: Option<f64>,
 }
 
 /// A table of text.
@@ -97,6 +100,7 @@ impl Report {
             (memory(&timelines))
             @for (source, timeline) in &timelines { (ranks(source, timeline)) }
             (losses(&self.losses))
+            (accuracies(&self.losses))
             @for table in &self.tables { (extra(table)) }
             (plan(&self.plan_toml))
         };
@@ -237,6 +241,22 @@ fn losses(losses: &[LossPoint]) -> Markup {
     }
 }
 
+fn accuracies(losses: &[LossPoint]) -> Markup {
+    let last = losses.iter().rev().find_map(|point| Some((point.step, point.accuracy?)));
+    html! {
+        @if let Some((step, accuracy)) = last {
+            section {
+                h2 { "Accuracy" }
+                div #accuracies .chart {}
+                p.help {
+                    "At step " (step) " the model gives " (format!("{:.1}%", 100.0 * accuracy))
+                    " of the validation samples their class."
+                }
+            }
+        }
+    }
+}
+
 fn extra(given: &Table) -> Markup {
     html! {
         section { h2 { (given.title) } (table(&given.title, &given.columns, &given.rows)) }
@@ -284,8 +304,8 @@ mod tests {
             plan_toml: "version = 1\n".to_owned(),
             summary: vec![("Tokens per second".to_owned(), "1,234".to_owned())],
             losses: vec![
-                LossPoint { step: 1, train: 4.5, validation: None },
-                LossPoint { step: 2, train: 4.25, validation: Some(4.4) },
+                LossPoint { step: 1, train: 4.5, validation: None, accuracy: None },
+                LossPoint { step: 2, train: 4.25, validation: Some(4.4), accuracy: Some(0.75) },
             ],
             predicted: Some(timeline(Clock::Simulated, 2_000_000_000)),
             measured: Some(timeline(Clock::Wall, 2_500_000_000)),
@@ -324,6 +344,7 @@ mod tests {
         let json = between(&page, "<script id=\"data\" type=\"application/json\">", "</script>");
         let data: serde_json::Value = serde_json::from_str(json).expect("embedded JSON parses");
         assert_eq!(data["losses"][1]["validation"], 4.4);
+        assert_eq!(data["losses"][1]["accuracy"], 0.75);
         let sources: Vec<_> = data["timelines"]
             .as_array()
             .expect("a list")
@@ -370,6 +391,8 @@ mod tests {
             "id=\"swimlane\"",
             "id=\"memory\"",
             "id=\"losses\"",
+            "id=\"accuracies\"",
+            "At step 2 the model gives 75.0% of the validation samples their class.",
             "executed, wall clock",
             "Ranks, predicted",
             "Ranks, measured",
@@ -413,6 +436,11 @@ mod tests {
         for part in ["<section", "id=\"swimlane\"", "id=\"memory\"", "id=\"losses\"", "<table"] {
             assert!(!page.contains(part), "an empty report contains {part}");
         }
+        // A language model is validated without classes of samples.
+        let mut report = full();
+        report.losses[1].accuracy = None;
+        let page = report.html();
+        assert!(page.contains("id=\"losses\"") && !page.contains("id=\"accuracies\""));
     }
 
     #[test]

@@ -142,6 +142,14 @@ pub enum Error {
         /// What would be right.
         reason: String,
     },
+    /// A model that gives no class to rows.
+    #[error("{model} gives rows no class: {reason}")]
+    NoClasses {
+        /// The model.
+        model: String,
+        /// What would be right.
+        reason: String,
+    },
     /// Tokens cannot be drawn this way.
     #[error("{key} = {value}: {rule}")]
     Drawing {
@@ -352,9 +360,11 @@ impl Error {
     pub fn kind(&self) -> &'static str {
         use shardloom_train::Error as Train;
         match self {
-            Error::Graph(_) | Error::Interop(_) | Error::Onnx { .. } | Error::NoSampling { .. } => {
-                "model"
-            }
+            Error::Graph(_)
+            | Error::Interop(_)
+            | Error::Onnx { .. }
+            | Error::NoSampling { .. }
+            | Error::NoClasses { .. } => "model",
             Error::Exchange(_) => "exchange",
             Error::Cluster(_) => "cluster",
             Error::Plan(_) | Error::Program(_) | Error::PlanSize { .. } | Error::Ranks { .. } => {
@@ -385,7 +395,7 @@ impl Error {
                 | Train::TooManyRanks { .. }
                 | Train::Thread { .. } => "plan",
                 Train::Kernels(_) => "kernels",
-                Train::Sampling { .. } => "model",
+                Train::Sampling { .. } | Train::Classes { .. } => "model",
                 Train::MissingWeight { .. } | Train::Shape { .. } => "weights",
                 Train::LearningRate { .. } => "learning-rate",
                 Train::Input { .. } => "data",
@@ -437,6 +447,7 @@ impl Error {
             Error::Optimizer { text, .. } => Some(text.clone()),
             Error::ModelInput { input, .. } => Some(input.clone()),
             Error::NoSampling { model, .. }
+            | Error::NoClasses { model, .. }
             | Error::Vocabulary { model, .. }
             | Error::Category { model, .. }
             | Error::Tables { model, .. } => Some(model.clone()),

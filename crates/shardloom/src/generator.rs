@@ -62,7 +62,10 @@ impl Generator {
         }
         let sampler =
             Sampler::new(model.graph().clone(), &weights).map_err(|error| match error {
-                shardloom_train::Error::Sampling { reason } => {
+                shardloom_train::Error::Sampling { mut reason } => {
+                    if model.graph().sample_classes().is_some() {
+                        reason += "; `shardloom predict` gives rows of a table their class";
+                    }
                     Error::NoSampling { model: model.spec().name().into(), reason }
                 }
                 other => other.into(),

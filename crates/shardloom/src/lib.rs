@@ -25,6 +25,8 @@
 mod arithmetic;
 mod buffers;
 mod checkpoint_folder;
+mod classified;
+mod confusion;
 mod elsewhere;
 mod error;
 mod generator;
@@ -44,6 +46,8 @@ mod training_data;
 
 pub use buffers::{Buffers, RankBuffers};
 pub use checkpoint_folder::CheckpointFolder;
+pub use classified::{Classified, classify};
+pub use confusion::Confusion;
 pub use elsewhere::{export_plan, import_plan};
 pub use error::{Error, Result};
 pub use generator::{Drawing, Generator};

@@ -123,8 +123,12 @@ impl Model {
         self.spec.to_string()
     }
 
-    /// Classes that the model's loss tells apart: two of a binary one, of others the vocabulary.
+    /// Classes that the model's loss tells apart: two of a binary one, of a classifier as many as it has, of
+    /// others the vocabulary.
     pub(crate) fn classes(&self) -> Option<usize> {
+        if let Some(classes) = self.graph.sample_classes() {
+            return Some(classes.count);
+        }
         let loss = self.graph.value(self.graph.loss()).producer;
         match loss.map(|op| self.graph.op(op).kind) {
             Some(OpKind::SigmoidCrossEntropy) => Some(2),

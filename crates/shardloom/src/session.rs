@@ -13,7 +13,7 @@ use shardloom_plan::{Difference, Plan, diff};
 use shardloom_profile::SystemMemory;
 use shardloom_program::timeline::Timeline;
 use shardloom_train::learning_rate::LearningRate;
-use shardloom_train::{Blueprint, OnNonFinite, Processes, Settings, Step, Trainer};
+use shardloom_train::{Blueprint, Evaluation, OnNonFinite, Processes, Settings, Step, Trainer};
 
 use crate::checkpoint_folder::latest_step;
 use crate::huggingface_folder::read_weights;
@@ -286,12 +286,12 @@ impl Session {
     }
 
     /// Mean loss over the first samples that were kept for validation, at most `most` micro-batches of
-    /// them; nothing if there are too few.
+    /// them, and of a classifier the share of them that it gives their class; nothing if there are too few.
     ///
     /// # Errors
-    /// If a rank fails.
-    pub fn validate(&mut self, most: u64) -> Result<Option<f64>> {
-        Ok(self.trainer.validate(most)?)
+    /// If a rank fails, or data cannot be read.
+    pub fn evaluate(&mut self, most: u64) -> Result<Option<Evaluation>> {
+        Ok(self.trainer.evaluate(most)?)
     }
 
     /// Writes a checkpoint in `folder`, and deletes all but the latest `keep`.

@@ -143,46 +143,10 @@ impl Data {
         sampling: Sampling,
     ) -> Result<Data> {
         let path = only_file(model, paths)?;
-        let graph = model.graph();
-        let unfit = |input: &Value| Error::ModelInput {
-            model: model.spec().name().into(),
-            input: input.name.clone(),
-            axes: graph.axes_text(&input.axes),
-        };
-        let mut rows = BTreeMap::new();
-        for (_, input) in graph.inputs().filter(|(_, it)| it.name.starts_with(CATEGORY)) {
-            let number = input.name.strip_prefix(CATEGORY).and_then(|it| it.parse::<usize>().ok());
-            let tables = input.consumers.iter().map(|&op| graph.op(op));
-            let below = tables.filter_map(|op| {
-                let loops = &op.signature.loops;
-                op.index_loop().map(|each| graph.dim(loops[each].dim).size)
-            });
-            match (number, below.min()) {
-                (Some(number), Some(below)) if input.axes == [graph.batch()] => {
-                    rows.insert(number, below);
-                }
-                _ => return Err(unfit(input)),
-            }
-        }
-        // Numbered from 0 without gaps, which the file's columns are.
-        if let Some((at, _)) = rows.keys().enumerate().find(|&(at, &number)| at != number) {
-            let missing = format!("{CATEGORY}{at}");
-            return Err(Error::Category { model: model.spec().name().into(), missing });
-        }
-        let targets = graph.value(graph.targets());
-        if Extents::global(graph, 1).elements(&targets.axes) != 1 {
-            return Err(unfit(targets));
-        }
-        let known = |it: &Value| ["features", "targets"].contains(&it.name.as_str());
-        let is_known = |it: &Value| known(it) || it.name.starts_with(CATEGORY);
-        if let Some((_, other)) = graph.inputs().find(|(_, it)| !is_known(it)) {
-            return Err(unfit(other));
-        }
-        let dense = Extents::global(graph, 1).elements(&features.axes);
-        let rows: Vec<usize> = rows.into_values().collect();
+        let TableColumns { numbers, categories } = table_columns(model, features)?;
         require_classes(model, 2, || format!("labels of {}", path.display()))?;
         let Sampling { seed, validation_fraction } = sampling;
-        let records = Records::open(path, dense, &rows, validation_fraction, seed)?;
+        let records = Records::open(path, numbers, &categories, validation_fraction, seed)?;
         let digest = records.digest();
         Ok(Data { source: Box::new(records), digest, tokenizer: None })
     }
@@ -208,6 +172,56 @@ impl Data {
         let digest = table.digest();
         Ok(Data { source: Box::new(table), digest, tokenizer: None })
     }
+}
+
+/// What a model reads of a row of a table.
+pub(crate) struct TableColumns {
+    /// How many numbers come first.
+    pub numbers: usize,
+    /// Below what the category of each feature that has one is.
+    pub categories: Vec<usize>,
+}
+
+/// What a model with the input `features` reads of a row: these, and a category for each input `category.0`,
+/// `category.1`, ... that looks it up.
+pub(crate) fn table_columns(model: &Model, features: &Value) -> Result<TableColumns> {
+    let graph = model.graph();
+    let unfit = |input: &Value| Error::ModelInput {
+        model: model.spec().name().into(),
+        input: input.name.clone(),
+        axes: graph.axes_text(&input.axes),
+    };
+    let mut rows = BTreeMap::new();
+    for (_, input) in graph.inputs().filter(|(_, it)| it.name.starts_with(CATEGORY)) {
+        let number = input.name.strip_prefix(CATEGORY).and_then(|it| it.parse::<usize>().ok());
+        let tables = input.consumers.iter().map(|&op| graph.op(op));
+        let below = tables.filter_map(|op| {
+            let loops = &op.signature.loops;
+            op.index_loop().map(|each| graph.dim(loops[each].dim).size)
+        });
+        match (number, below.min()) {
+            (Some(number), Some(below)) if input.axes == [graph.batch()] => {
+                rows.insert(number, below);
+            }
+            _ => return Err(unfit(input)),
+        }
+    }
+    // Numbered from 0 without gaps, which the file's columns are.
+    if let Some((at, _)) = rows.keys().enumerate().find(|&(at, &number)| at != number) {
+        let missing = format!("{CATEGORY}{at}");
+        return Err(Error::Category { model: model.spec().name().into(), missing });
+    }
+    let targets = graph.value(graph.targets());
+    if Extents::global(graph, 1).elements(&targets.axes) != 1 {
+        return Err(unfit(targets));
+    }
+    let known = |it: &Value| ["features", "targets"].contains(&it.name.as_str());
+    let is_known = |it: &Value| known(it) || it.name.starts_with(CATEGORY);
+    if let Some((_, other)) = graph.inputs().find(|(_, it)| !is_known(it)) {
+        return Err(unfit(other));
+    }
+    let numbers = Extents::global(graph, 1).elements(&features.axes);
+    Ok(TableColumns { numbers, categories: rows.into_values().collect() })
 }
 
 /// Before its number, the name of an input that is a category.

@@ -43,6 +43,13 @@ pub enum Error {
         reason: String,
     },
 
+    /// A model that gives no class to samples.
+    #[error("cannot classify: {reason}")]
+    Classes {
+        /// What is wrong, and what would be right.
+        reason: String,
+    },
+
     /// Communication between ranks failed.
     #[error(transparent)]
     Fabric(#[from] shardloom_fabric::FabricError),

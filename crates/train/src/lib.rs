@@ -1,8 +1,10 @@
 //! Execution of a program with kernels and a fabric.
 
 mod blueprint;
+mod classifier;
 pub mod error;
 mod executor;
+mod forward;
 pub mod learning_rate;
 mod optimizer;
 mod processes;
@@ -13,6 +15,7 @@ mod trainer;
 
 pub use blueprint::Blueprint;
 pub(crate) use blueprint::Connected;
+pub use classifier::{Classification, Classifier};
 pub use error::{Error, Result};
 pub use processes::Processes;
 pub use rank::{Contribution, RowExchange};
@@ -20,4 +23,4 @@ pub use sampler::Sampler;
 /// The environment variable that chooses the instructions of the kernels.
 pub use shardloom_kernels::tier::VARIABLE as KERNELS_VARIABLE;
 pub use stragglers::Straggler;
-pub use trainer::{OnNonFinite, RunClock, Settings, Step, Trainer};
+pub use trainer::{Evaluation, OnNonFinite, RunClock, Settings, Step, Trainer};

@@ -2,29 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 use shardloom_data::{Field, Part, Source};
-use shardloom_graph::{DType, Graph, OpKind, Role, Value, ValueId};
-use shardloom_kernels::{Tier, processor};
-use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
-use shardloom_program::buffers::{BufferPlan, MessagePlan};
-use shardloom_program::{Action, BodyId, Entry, Instruction, Rank as RankId, Run, View, lower};
+use shardloom_graph::{DType, Graph, OpKind, Value, ValueId};
 
-use crate::learning_rate::{Curve, LearningRate};
-use crate::rank::{Rank, Shared, Work};
+use crate::forward::Forward;
 use crate::{Error, Result};
 
 /// A causal language model, ready to say what comes next. One sample at a time, on one rank.
 pub struct Sampler {
-    rank: Rank,
+    forward: Forward,
     seq: usize,
-    /// The forward pass up to the logits, by places in the body, and which of it loads the tokens.
-    instructions: Vec<u32>,
-    load: Option<u32>,
-    /// The body that they are of.
-    body: BodyId,
-    logits: View,
 }
 
 impl Sampler {
@@ -36,8 +24,6 @@ impl Sampler {
     /// that cannot be had.
     pub fn new(graph: Graph, weights: &BTreeMap<String, Vec<f32>>) -> Result<Sampler> {
         let unfit = |reason: String| Error::Sampling { reason };
-        // Asked here, as kernels have no way to report it.
-        Tier::selected()?;
         let causal = graph.ops().all(|(_, op)| match op.kind {
             OpKind::AttentionProbs { causal, .. } => causal,
             _ => true,
@@ -51,74 +37,21 @@ impl Sampler {
             return Err(unfit(reason.to_owned()));
         };
         require_positions(&graph, tokens, "tokens").map_err(unfit)?;
-        let uniform = Uniform {
-            pp: 1,
-            mesh: Mesh::SINGLE,
-            sequence_parallel: false,
-            global_batch: 1,
-            microbatches: 1,
-            schedule: ScheduleKind::Afab,
-            recompute: Recompute::None,
-            sync: Sync::default(),
-            precision: Precision::FP32,
-            optimizer: Optimizer::sgd(0.0),
-            clip_norm: None,
-        };
-        let plan = uniform.plan(&graph, graph.name(), "one device");
-        let program = lower(&graph, &plan, 1)?;
-        let class = &program.classes[0];
-        let body = class.evaluation[0];
-        let instructions = class.body(body).instructions.iter().cloned();
-        let mut instructions: Vec<(u32, Instruction)> = (0u32..).zip(instructions).collect();
-        let first_of_loss = |(_, instruction): &(u32, Instruction)| match instruction.action {
-            Action::Kernel { op, .. } => graph.op(op).kind == OpKind::LogitMax,
-            _ => false,
-        };
-        let no_logits = || unfit("sampling needs a model that ends in logits".to_owned());
-        let end = instructions.iter().position(first_of_loss).ok_or_else(no_logits)?;
-        let logits = instructions[end].1.reads[0];
-        if let Action::Kernel { op, .. } = instructions[end].1.action {
-            require_positions(&graph, graph.op(op).inputs[0], "logits").map_err(unfit)?;
+        let max = graph.ops().find(|(_, op)| op.kind == OpKind::LogitMax);
+        let (_, max) =
+            max.ok_or_else(|| unfit("sampling needs a model that ends in logits".to_owned()))?;
+        require_positions(&graph, max.inputs[0], "logits").map_err(unfit)?;
+        let names: BTreeMap<ValueId, String> =
+            graph.inputs().map(|(id, value)| (id, value.name.clone())).collect();
+        let forward = Forward::new(graph, weights, Arc::new(Nothing), 1)?;
+        if let Some(other) = forward.inputs().find(|&id| id != tokens) {
+            let reason = format!(
+                "sampling has nothing but tokens to give, and the model also reads `{}`",
+                names[&other]
+            );
+            return Err(unfit(reason));
         }
-        instructions.truncate(end);
-        for (_, instruction) in &instructions {
-            let Action::Kernel { op, .. } = instruction.action else { continue };
-            let is_input = |id: ValueId| graph.value(id).role == Role::Input;
-            let mut read = graph.op(op).inputs.iter().copied();
-            if let Some(other) = read.find(|&id| is_input(id) && id != tokens) {
-                let reason = format!(
-                    "sampling has nothing but tokens to give, and the model also reads `{}`",
-                    graph.value(other).name
-                );
-                return Err(unfit(reason));
-            }
-        }
-        // What only the loss reads, its targets, nobody has.
-        instructions.retain(|(_, instruction)| match instruction.action {
-            Action::Load { value, .. } => value == tokens,
-            _ => true,
-        });
-        let is_load = |it: &&(u32, Instruction)| matches!(it.1.action, Action::Load { .. });
-        let load = instructions.iter().find(is_load).map(|(index, _)| *index);
-        let instructions = instructions.into_iter().map(|(index, _)| index).collect();
-        let buffers = vec![BufferPlan::for_evaluation(&program, class)];
-        let device = processor();
-        let shared = Arc::new(Shared {
-            buffers,
-            messages: MessagePlan::new(&program),
-            began: Instant::now(),
-            program,
-            device,
-            source: Arc::new(Nothing),
-            seed: 0,
-            learning_rate: LearningRate::new(Curve::Constant { peak: 1.0 })?,
-            skip_non_finite: false,
-            stops: false,
-            graph,
-        });
-        let mut rank = Rank::new(&shared, RankId(0));
-        rank.set_weights(&|name| weights.get(name).cloned())?;
-        Ok(Sampler { rank, seq, instructions, load, body, logits })
+        Ok(Sampler { forward, seq })
     }
 
     /// The most tokens that the model looks back on.
@@ -139,22 +72,7 @@ impl Sampler {
         };
         let mut padded = seen.to_vec();
         padded.resize(self.seq, 0);
-        // A pass ends at the logits here, so what the rest would have read and freed is still there.
-        self.rank.begin_evaluation(0);
-        self.rank.begin_entry(&Run::alone(Entry::new(self.body, Some(0))));
-        let linked = Arc::clone(self.rank.linked());
-        for &index in &self.instructions {
-            let at = self.rank.at(index);
-            let instruction = linked.instruction(at.issued);
-            match &instruction.work {
-                _ if self.load == Some(index) => {
-                    self.rank.write_indices(instruction, at, &padded);
-                }
-                Work::Local(work) => self.rank.execute(instruction, work, at)?,
-                _ => unreachable!("one rank has nobody to communicate with"),
-            }
-        }
-        let logits = self.rank.reals(self.logits);
+        let logits = self.forward.logits_of(&padded)?;
         let vocab = logits.len() / self.seq;
         Ok(logits[last * vocab..(last + 1) * vocab].to_vec())
     }

@@ -104,6 +104,9 @@ pub(crate) struct Done {
     pub track: Option<Track>,
     /// Whom it has answered as a server, in order.
     pub answers: Vec<u32>,
+    /// Of an evaluation of a classifier: samples of the validation part, each with the first of the rank's classes
+    /// that has the largest logit of all.
+    pub classes: Vec<(u64, u32)>,
     /// What was asked for of the rank's state.
     pub answer: Option<Answer>,
     /// What it took for its own part, waiting for others and communication left out; nothing under the
@@ -294,6 +297,7 @@ mod tests {
                 steps: vec![step],
                 track: Some(Track::default()),
                 answers: vec![1, 0],
+                classes: vec![(7, 2)],
                 answer,
                 computing: Duration::from_nanos(1_234_567),
                 sent_bytes: 1,

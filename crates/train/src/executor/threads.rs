@@ -310,6 +310,7 @@ impl Worker {
         let mut steps = vec![];
         let mut answer = None;
         let mut answered = vec![];
+        let mut classes = vec![];
         match command {
             Command::Train { first_step, steps: count, record, answers } => {
                 let sent = self.sent_bytes();
@@ -384,6 +385,7 @@ impl Worker {
                     }
                 }
                 steps.push(step);
+                classes = self.rank.take_classes();
             }
             Command::State(command) => answer = Some(state::carry_out(&mut self.rank, command)?),
         }
@@ -393,6 +395,7 @@ impl Worker {
             steps,
             track,
             answers: answered,
+            classes,
             answer,
             sent_bytes: self.sent_bytes(),
             peak_bytes: self.rank.memory().peak_bytes() as u64,

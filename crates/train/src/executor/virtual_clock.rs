@@ -189,7 +189,7 @@ impl VirtualRanks {
             }
         }
         let came_to = outcomes.into_iter().zip(tracks).zip(answered.into_iter().zip(answers));
-        let ranks = self.ranks.iter().zip(&self.links).zip(&self.sent_bytes);
+        let ranks = self.ranks.iter_mut().zip(&self.links).zip(&self.sent_bytes);
         let done = ranks.zip(came_to).map(|(((rank, link), &sent_bytes), came_to)| {
             let ((steps, track), (answers, answer)) = came_to;
             let counters = link.endpoint.counters();
@@ -198,6 +198,7 @@ impl VirtualRanks {
                 steps,
                 track,
                 answers,
+                classes: rank.take_classes(),
                 answer,
                 sent_bytes,
                 peak_bytes: rank.memory().peak_bytes() as u64,

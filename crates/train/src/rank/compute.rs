@@ -11,6 +11,7 @@ use shardloom_program::{Assignment, Instruction, Window};
 use smallvec::SmallVec;
 
 use super::arena::Room;
+use super::classes::Decision;
 use super::link::{Begins, Linker};
 use super::rows::Routing;
 use super::store::Slot;
@@ -37,6 +38,8 @@ pub(crate) struct Kernel {
     starts: Starts,
     /// What is noted of the rows that it deals to experts.
     routing: Option<Routing>,
+    /// What is noted of the classes that samples get, in an evaluation.
+    decision: Option<Decision>,
 }
 
 /// Where a kernel reads.
@@ -63,6 +66,7 @@ struct Target {
 struct Starts {
     /// Of those of the dropout mask.
     mask: Box<[Start]>,
+    sample: Start,
     position: Start,
     index: Start,
 }
@@ -136,6 +140,8 @@ impl Kernel {
         };
         let reads = instruction.reads.iter().map(read).collect();
         let (setting, starts) = setting(linker, op, assignment, evaluates);
+        let first = (starts.sample.first, starts.index.first);
+        let decision = evaluates.then(|| Decision::link(linker, op, instruction, first)).flatten();
         let routing = match pass {
             Pass::Forward => Routing::link(linker, op, instruction),
             Pass::Input | Pass::Weight => None,
@@ -151,6 +157,7 @@ impl Kernel {
             setting: linker.settings.len() - 1,
             starts,
             routing,
+            decision,
         }
     }
 
@@ -207,6 +214,7 @@ fn setting(
     });
     let starts = Starts {
         mask: masked.into_iter().flatten().map(|&each| start(each)).collect(),
+        sample: (0..node.signature.loops.len()).find(|&it| is_batch(it)).map_or(Start::NONE, start),
         position: node.position_loop().map_or(Start::NONE, start),
         index: node.index_loop().map_or(Start::NONE, start),
     };
@@ -232,7 +240,7 @@ impl Rank {
         let Rank { shared, scratch, arena, store, parameters, settings, .. } = self;
         let setting = &mut settings[kernel.setting];
         let microbatch = at.microbatch() as usize % microbatches;
-        let Starts { mask, position, index } = &kernel.starts;
+        let Starts { mask, position, index, .. } = &kernel.starts;
         setting.key.step = step;
         setting.first_position = position.of(microbatch);
         setting.first_index = index.of(microbatch);
@@ -279,6 +287,9 @@ impl Rank {
         drop((reads, outputs));
         for (room, buffer) in kernel.written.iter().zip(written) {
             store.put(room.slot, at, buffer);
+        }
+        if let Some(decision) = &kernel.decision {
+            self.note_classes(decision, at);
         }
         match &kernel.routing {
             Some(routing) => self.note_rows(routing, at),

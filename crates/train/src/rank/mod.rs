@@ -6,6 +6,7 @@
 
 mod arena;
 mod average;
+mod classes;
 mod combine;
 mod compression;
 mod compute;
@@ -109,6 +110,8 @@ pub(crate) struct Rank {
     /// This rank's part of the loss of each micro-batch of steps that it has begun, counted from the first of
     /// the row.
     losses: Vec<(u32, f64)>,
+    /// The classes of samples that are evaluated, as far as this rank can tell.
+    classes: Vec<(u64, u32)>,
     counted: CountedRows,
 }
 
@@ -185,6 +188,7 @@ impl Rank {
             now,
             outcomes: vec![],
             losses: vec![],
+            classes: vec![],
             counted,
         }
     }

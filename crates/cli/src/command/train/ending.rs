@@ -32,6 +32,7 @@ struct Summary {
     weights_digest: String,
     tokens_per_second: Option<f64>,
     final_validation_loss: Option<f64>,
+    final_validation_accuracy: Option<f64>,
     interrupted: bool,
     checkpoint: Option<String>,
     /// Ranks that were slow at the end.
@@ -178,6 +179,7 @@ fn summary(job: &Job, session: &mut Session, history: &History) -> Result<Summar
         weights_digest: trainer.weights_digest().map_err(shardloom::Error::from)?,
         tokens_per_second: median_step_seconds.map(|median| history.tokens as f64 / median),
         final_validation_loss: history.losses.iter().rev().find_map(|point| point.validation),
+        final_validation_accuracy: history.losses.iter().rev().find_map(|point| point.accuracy),
         interrupted: history.interrupted.is_some(),
         checkpoint: history.checkpoint.as_ref().map(|path| path.display().to_string()),
         stragglers: history.stragglers.iter().map(Slow::from).collect(),
@@ -192,6 +194,7 @@ fn figures(summary: &Summary) -> Vec<(String, String)> {
     let figures = [
         ("Loss", summary.final_loss.map(|loss| format!("{loss:.4}"))),
         ("Validation loss", summary.final_validation_loss.map(|loss| format!("{loss:.4}"))),
+        ("Validation accuracy", summary.final_validation_accuracy.map(percent)),
         ("Median step", median.map(seconds)),
         ("Predicted step", predicted.map(seconds)),
         ("Prediction error", error.map(signed_percent)),

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use indicatif::ProgressBar;
 use serde::Serialize;
 use shardloom::plan::Plan;
-use shardloom::program::quantity::{digits, seconds};
+use shardloom::program::quantity::{digits, percent, seconds};
 use shardloom::program::timeline::Timeline;
-use shardloom::train::{Settings, Step, Straggler};
+use shardloom::train::{Evaluation, Settings, Step, Straggler};
 use shardloom::{CheckpointFolder, Data, Launched, Model, Prediction, Resumed, Session};
 use shardloom_report::LossPoint;
 
@@ -104,6 +104,8 @@ struct StepLine {
     skipped: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     validation_loss: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    validation_accuracy: Option<f64>,
 }
 
 /// Lines that a run prints for people, about.
@@ -245,7 +247,7 @@ impl Job {
             };
             let validation = match self.validation {
                 Some(Validation { every, microbatches }) if last || due(every) => {
-                    session.validate(microbatches)?
+                    session.evaluate(microbatches)?
                 }
                 _ => None,
             };
@@ -287,7 +289,7 @@ impl Job {
     fn note(
         &self,
         step: &Step,
-        validation: Option<f64>,
+        validation: Option<Evaluation>,
         history: &mut History,
         terminal: Terminal,
     ) {
@@ -321,8 +323,13 @@ impl History {
         }
     }
 
-    fn note(&mut self, step: &Step, validation: Option<f64>) {
-        self.losses.push(LossPoint { step: step.step, train: step.loss, validation });
+    fn note(&mut self, step: &Step, validation: Option<Evaluation>) {
+        self.losses.push(LossPoint {
+            step: step.step,
+            train: step.loss,
+            validation: validation.map(|it| it.loss),
+            accuracy: validation.and_then(|it| it.accuracy),
+        });
         self.step_seconds.push(step.seconds);
         self.tokens = step.tokens;
     }
@@ -361,7 +368,7 @@ pub fn straggling(Straggler { rank, since_step, times }: &Straggler) -> String {
 }
 
 impl StepLine {
-    fn of(step: &Step, validation_loss: Option<f64>) -> StepLine {
+    fn of(step: &Step, validation: Option<Evaluation>) -> StepLine {
         StepLine {
             step: step.step,
             loss: step.loss,
@@ -369,12 +376,13 @@ impl StepLine {
             tokens: step.tokens,
             gradient_norm: step.gradient_norm,
             skipped: step.skipped,
-            validation_loss,
+            validation_loss: validation.map(|it| it.loss),
+            validation_accuracy: validation.and_then(|it| it.accuracy),
         }
     }
 }
 
-fn for_people(step: &Step, validation: Option<f64>) -> String {
+fn for_people(step: &Step, validation: Option<Evaluation>) -> String {
     let mut text = format!(
         "step {:>6}  loss {:<8.4}  {:>8}  {} tokens/s",
         step.step,
@@ -382,8 +390,11 @@ fn for_people(step: &Step, validation: Option<f64>) -> String {
         seconds(step.seconds),
         digits(step.tokens as f64 / step.seconds)
     );
-    if let Some(loss) = validation {
+    if let Some(Evaluation { loss, accuracy }) = validation {
         text += &format!("  validation {loss:.4}");
+        if let Some(share) = accuracy {
+            text += &format!("  accuracy {}", percent(share));
+        }
     }
     if step.skipped {
         text += "  update skipped: not finite";

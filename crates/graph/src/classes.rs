@@ -1,0 +1,46 @@
+//! Classes that a model tells apart, one for each sample.
+
+use crate::op::OpKind;
+use crate::{Graph, OpId, ValueId};
+
+/// What a classifier decides by: the largest of a sample's logits, the first of equal ones; or, where there is
+/// one logit for two classes, whether it is above 0, that is the second class likelier than 1/2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SampleClasses {
+    /// `[batch, .., classes]`, or `[batch, ..]` where one logit is for two classes; a row for each sample.
+    pub logits: ValueId,
+    /// How many classes there are.
+    pub count: usize,
+    /// Whether one logit is for two classes.
+    pub one_logit: bool,
+    /// The operator of the loss that first has all that is needed to decide: it reads the logits and, where
+    /// there are several, the largest of each row.
+    pub decided_at: OpId,
+}
+
+impl Graph {
+    /// The classes of samples that the model tells apart: those of its loss, if that has one target for each
+    /// sample. A model with a target for each position of a sequence, as language models have, has none.
+    pub fn sample_classes(&self) -> Option<SampleClasses> {
+        let targets = &self.value(self.targets()).axes;
+        let of_positions = targets.iter().any(|&dim| self.dim(dim).name == "seq");
+        if of_positions || self.targets_per_sample() != 1 {
+            return None;
+        }
+        let loss = self.value(self.loss()).producer?;
+        let &logits = self.op(loss).inputs.first()?;
+        match self.op(loss).kind {
+            OpKind::SigmoidCrossEntropy => {
+                Some(SampleClasses { logits, count: 2, one_logit: true, decided_at: loss })
+            }
+            OpKind::CrossEntropy => {
+                let &classes = self.value(logits).axes.last()?;
+                let sums = |&&op: &&OpId| self.op(op).kind == OpKind::LogitSum;
+                let &decided_at = self.value(logits).consumers.iter().find(sums)?;
+                let count = self.dim(classes).size;
+                Some(SampleClasses { logits, count, one_logit: false, decided_at })
+            }
+            _ => None,
+        }
+    }
+}

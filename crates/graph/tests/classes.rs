@@ -1,0 +1,52 @@
+//! Which models tell classes of samples apart, and what they decide by.
+
+use shardloom_graph::{Graph, GraphBuilder, GraphError, Init, ModelSpec, OpKind};
+
+fn graph(spec: &str) -> Graph {
+    ModelSpec::parse(spec).and_then(|spec| spec.graph()).expect("a model")
+}
+
+#[test]
+fn a_perceptron_decides_between_its_classes_and_a_recommendation_model_between_two() {
+    let mlp = graph("mlp:inputs=4,hidden=8,layers=1,classes=3");
+    let classes = mlp.sample_classes().expect("a classifier");
+    assert_eq!((classes.count, classes.one_logit), (3, false));
+    assert_eq!(mlp.axes_text(&mlp.value(classes.logits).axes), "batch, vocab");
+    assert_eq!(mlp.op(classes.decided_at).kind, OpKind::LogitSum);
+    let dlrm = graph("dlrm:dense=4,rows=20-6,embed=4,bottom=8,top=8");
+    let classes = dlrm.sample_classes().expect("a classifier");
+    assert_eq!((classes.count, classes.one_logit), (2, true));
+    assert_eq!(dlrm.op(classes.decided_at).kind, OpKind::SigmoidCrossEntropy);
+    assert_eq!(dlrm.op(classes.decided_at).inputs[0], classes.logits);
+}
+
+#[test]
+fn language_models_have_no_classes_of_samples_however_short() {
+    for spec in [
+        "gpt:layers=1,hidden=8,heads=2,seq=4,vocab=16",
+        "gpt:layers=1,hidden=8,heads=2,seq=1,vocab=16",
+        "lstm:layers=1,hidden=8,embed=8,seq=4,vocab=16",
+    ] {
+        assert_eq!(graph(spec).sample_classes(), None, "{spec}");
+    }
+}
+
+/// A network of one's own whose classes are a dimension of another name.
+fn own() -> Result<Graph, GraphError> {
+    let mut net = GraphBuilder::new("own");
+    let seq = net.dim("seq", 2)?;
+    let kinds = net.dim("kinds", 5)?;
+    let x = net.features("patches", &[seq])?;
+    let targets = net.targets("y", &[])?;
+    net.block("all");
+    let w = net.parameter("w", &[seq, kinds], 1, Init::Normal { std: 0.1 })?;
+    let logits = net.contract("logits", x, w, None)?;
+    let loss = net.cross_entropy("loss", logits, targets)?;
+    net.finish(loss)
+}
+
+#[test]
+fn whether_there_are_classes_of_samples_goes_by_the_axes_of_the_targets() {
+    let graph = own().expect("a network");
+    assert_eq!(graph.sample_classes().map(|it| it.count), Some(5));
+}
