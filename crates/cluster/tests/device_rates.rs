@@ -41,7 +41,7 @@ fn a_deep_product_of_few_tiles_is_split_along_its_depth() {
 }
 
 /// Two tiles for eight units: each is split in four, and each piece of the result goes through memory
-/// as 8 bytes per element.
+/// as 8 bytes per element, written and read in 32 bits whatever the product's own format is.
 #[test]
 fn a_split_product_takes_one_wave_and_its_partial_results() {
     let tiles = vec![Tile { m: 64, n: 64, reachable: 0.5 }];
@@ -49,15 +49,25 @@ fn a_split_product_takes_one_wave_and_its_partial_results() {
         memory_bytes_per_second: 1e12,
         memory_reachable: 1.0,
         launch_seconds: 0.0,
-        peak_flops: PeakFlops { fp32: Some(16e12), ..device("a100-40g").peak_flops },
+        peak_flops: PeakFlops {
+            fp32: Some(16e12),
+            fp16: Some(16e12),
+            bf16: Some(16e12),
+            ..device("a100-40g").peak_flops
+        },
         matmul: MatmulRates::Analytic(AnalyticMatmul { units: 8, half_k: 64.0, tiles }),
         ..device("a100-40g")
     };
     // A unit reaches 16e12 x 0.5 / 8 = 1e12 FLOP/s.
     let wave = 2.0 * 64.0 * 64.0 * (1024.0 + 64.0) / 1e12;
     let partial = 128.0 * 64.0 * 8.0 / 1e12;
-    let seconds = device.matmul_seconds(Precision::Fp32, 1, 128, 64, 4096).unwrap();
-    close(seconds, wave + 4.0 * partial);
+    for precision in [Precision::Fp32, Precision::Fp16, Precision::Bf16] {
+        let seconds = device.matmul_seconds(precision, 1, 128, 64, 4096).unwrap();
+        close(seconds, wave + 4.0 * partial);
+        // Two products of one tile each are as many tiles.
+        let seconds = device.matmul_seconds(precision, 2, 64, 64, 4096).unwrap();
+        close(seconds, wave + 4.0 * partial);
+    }
 }
 
 #[test]

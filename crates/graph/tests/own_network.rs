@@ -255,6 +255,55 @@ fn tensors_are_joined_along_the_axis_of_the_name_and_along_the_last_without_one(
     refuse("inputs = [\"relu\", \"gelu\"]", "inputs = [\"relu\"]", "reads 2 or more (a, b), not 1");
 }
 
+/// A block whose operator has the name of an input, and one that has none of that name.
+const ECHOED: &str = r#"
+    [model]
+    name = "echoed"
+    [dims]
+    width = 3
+    [[input]]
+    name = "features"
+    kind = "real"
+    axes = ["width"]
+    [[input]]
+    name = "targets"
+    kind = "index"
+    axes = []
+    [[block]]
+    name = "first"
+    [[block.op]]
+    name = "features"
+    kind = "relu"
+    inputs = ["features"]
+    [[block.op]]
+    name = "again"
+    kind = "gelu"
+    inputs = ["features"]
+    [[block]]
+    name = "second"
+    [[block.op]]
+    name = "sum"
+    kind = "add"
+    inputs = ["input", "features"]
+    [[block.op]]
+    name = "loss"
+    kind = "cross-entropy"
+    inputs = ["sum", "targets"]
+"#;
+
+#[test]
+fn a_name_is_looked_up_in_the_own_block_first() {
+    let graph = ModelSpec::from_toml(ECHOED, "echoed.toml").unwrap().graph().unwrap();
+    let read = |op: usize| -> Vec<&str> {
+        let (_, op) = graph.ops().nth(op).unwrap();
+        op.inputs.iter().map(|&input| graph.value(input).name.as_str()).collect()
+    };
+    // Before the block has the name it is the input's, and in another block it still is.
+    assert_eq!(read(0), ["features"]);
+    assert_eq!(read(1), ["first.features"]);
+    assert_eq!(read(2), ["first.again", "features"]);
+}
+
 /// The example with `from` replaced by `to` fails with a message that holds all of `needles`.
 #[track_caller]
 fn fails(from: &str, to: &str, needles: &[&str]) {

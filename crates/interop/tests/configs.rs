@@ -148,6 +148,15 @@ fn what_would_compute_something_else_is_refused_by_key() {
         "\"partial_rotary_factor\": 0.5",
         &["partial_rotary_factor = 0.5"],
     );
+    // Newer files say it with the other rotary parameters, and older ones with the scaling.
+    let newer =
+        LLAMA_3_1.replace("\"rope_scaling\": {", "\"rope_parameters\": {\"rope_theta\": 5e5,");
+    for (text, object) in [(newer.as_str(), "rope_parameters"), (LLAMA_3_1, "rope_scaling")] {
+        let (from, key) = ("\"factor\": 8.0,", format!("{object}.partial_rotary_factor = 0.25"));
+        refused(text, from, &format!("{from} \"partial_rotary_factor\": 0.25,"), &[&key]);
+        let all = text.replace(from, &format!("{from} \"partial_rotary_factor\": 1.0,"));
+        assert_eq!(read(&all), read(text));
+    }
     refused(
         LLAMA_3_1,
         "\"rope_scaling\": {",

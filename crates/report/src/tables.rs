@@ -146,7 +146,62 @@ pub(crate) fn capitalised(word: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use shardloom_program::timeline::{Activity, Clock, Interval, Lane, Picos, Track};
+
     use super::*;
+
+    /// Two equal ranks that compute so long, in microseconds, and then communicate until the end.
+    fn timeline(clock: Clock, computing: u64, end: u64, sent_bytes: u64) -> Timeline {
+        let interval = |lane, activity, start: u64, end: u64| Interval {
+            lane,
+            activity,
+            label: "it".to_owned(),
+            microbatch: None,
+            chunk: None,
+            start: Picos(start * 1_000_000),
+            end: Picos(end * 1_000_000),
+        };
+        let track = Track {
+            multiplicity: 2,
+            intervals: vec![
+                interval(Lane::Compute, Activity::Forward, 0, computing),
+                interval(Lane::CommunicationIn, Activity::Collective, computing, end),
+            ],
+            peak_bytes: 1 << 20,
+            sent_bytes,
+            ..Track::default()
+        };
+        Timeline { clock, tracks: vec![track] }
+    }
+
+    /// The texts of the cells of each row.
+    fn cells(markup: &str) -> Vec<Vec<String>> {
+        let text = |cell: &str| {
+            let (_, text) = cell.split_once('>').unwrap_or_default();
+            text.split_once('<').unwrap_or_default().0.to_owned()
+        };
+        let row = |row: &str| row.split("<td").skip(1).map(text).collect();
+        markup.split("<tr>").skip(2).map(row).collect()
+    }
+
+    #[test]
+    fn the_second_timeline_is_set_against_the_first() {
+        let predicted = timeline(Clock::Simulated, 60, 100, 512);
+        let measured = timeline(Clock::Wall, 90, 200, 768);
+        let both = [("predicted", &predicted), ("measured", &measured)];
+        let expected = [
+            ["Step time", "100 µs", "200 µs", "+100.0%"],
+            ["Computing", "60.0%", "45.0%", "-15.0 points"],
+            ["Bubble (compute idle)", "40.0%", "55.0%", "+15.0 points"],
+            ["Communication not hidden by computing", "40.0%", "55.0%", "+15.0 points"],
+            ["Highest peak memory of a rank", "1.00 MiB", "1.00 MiB", "+0.0%"],
+            ["Sent by all ranks", "1.00 KiB", "1.50 KiB", "+50.0%"],
+        ];
+        assert_eq!(cells(&comparison(&both).into_string()), expected);
+        // One alone is set against nothing.
+        let alone = cells(&comparison(&both[..1]).into_string());
+        assert_eq!(alone, expected.map(|row| row[..2].to_vec()));
+    }
 
     #[test]
     fn a_column_is_numeric_when_all_its_cells_are() {

@@ -122,11 +122,15 @@ fn a_class_is_held_against_its_smallest_device() {
         ..uniform(1, 4, 1, 2)
     };
     let program = lowered(&graph, &plan);
-    let cluster = shardloom_cluster::Cluster::parse("v100-16g:1x2+h100-80g:1x2").expect("presets");
-    let found = simulate(&graph, &cluster, &program, ONE).expect("it runs");
-    let fits = found.memory_fits(&program, &cluster).expect("the devices are there");
-    let smallest = cluster.groups()[0].profile.device.memory_bytes;
-    assert_eq!(fits.iter().map(|it| it.memory_bytes).collect::<Vec<_>>(), [smallest]);
+    // Wherever in the class the smallest is.
+    for nodes in [["v100-16g:1x2", "h100-80g:1x2"], ["h100-80g:1x2", "v100-16g:1x2"]] {
+        let cluster = shardloom_cluster::Cluster::parse(&nodes.join("+")).expect("presets");
+        let found = simulate(&graph, &cluster, &program, ONE).expect("it runs");
+        let fits = found.memory_fits(&program, &cluster).expect("the devices are there");
+        let memories = cluster.groups().iter().map(|it| it.profile.device.memory_bytes);
+        let smallest = memories.min().expect("two groups");
+        assert_eq!(fits.iter().map(|it| it.memory_bytes).collect::<Vec<_>>(), [smallest]);
+    }
 }
 
 #[test]

@@ -263,6 +263,26 @@ fn stashed_versions_are_of_the_weights_in_use() {
     }
 }
 
+/// A copy in fp32 of weights in fp32 changes nothing, whichever version of them a pass reads.
+#[test]
+fn versions_of_weights_with_masters_are_those_of_weights_without() {
+    let graph = graph("gpt:layers=4,hidden=32,heads=4,seq=16,vocab=64");
+    let uniform = Uniform { pp: 4, schedule: ScheduleKind::PipeDream, ..serial() };
+    let uniform = Uniform { microbatches: 4, clip_norm: None, ..uniform };
+    for weights in [Weights::Stash, Weights::VerticalSync] {
+        let trained = |master| {
+            let precision = Precision { master, ..Precision::FP32 };
+            let optimizer = Optimizer::sgd(0.9);
+            let plan = plan(&graph, &Uniform { precision, optimizer, ..uniform.clone() });
+            let mut trainer = trainer(&graph, &Plan { weights, ..plan }, samples(), 1e-1);
+            let steps = trainer.train_steps(6).expect("steps");
+            let losses: Vec<u64> = steps.iter().map(|step| step.loss.to_bits()).collect();
+            (losses, trainer.weights().expect("weights"))
+        };
+        assert_eq!(trained(true), trained(false), "{}", weights.name());
+    }
+}
+
 #[test]
 fn real_inputs_are_rounded() {
     let graph = graph("mlp:inputs=12,hidden=24,layers=4,classes=8");

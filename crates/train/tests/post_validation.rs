@@ -2,6 +2,9 @@
 
 mod support;
 
+use std::collections::BTreeMap;
+
+use shardloom_checkpoint::{Checkpoint, Meta};
 use shardloom_cluster::Cluster;
 use shardloom_data::{DataError, Field, Part, Source};
 use shardloom_graph::Graph;
@@ -245,6 +248,46 @@ fn a_step_that_is_skipped_leaves_no_trace() {
             assert!(after.iter().all(|weight| weight.is_finite()));
             assert_close(&after, &weights, schedule.name());
         }
+    }
+}
+
+/// Nor in what an optimizer keeps, that adds something up before it updates, too.
+#[test]
+fn a_step_that_is_skipped_leaves_all_as_it_was_that_is_saved() {
+    let graph = graph("mlp:inputs=16,hidden=24,layers=3,classes=8");
+    let (beta1, beta2, epsilon, weight_decay) = (0.9, 0.99, 1e-8, 0.1);
+    let optimizers = [
+        Optimizer::sgd(0.9),
+        Optimizer::Adamw { beta1, beta2, epsilon, weight_decay },
+        Optimizer::Lamb { beta1, beta2, epsilon, weight_decay },
+        Optimizer::Adafactor {
+            decay_exponent: 0.8,
+            clip: 1.0,
+            least_parameter_rms: 1e-3,
+            weight_decay,
+        },
+    ];
+    for optimizer in optimizers {
+        let plan = plan(&graph, &Uniform { optimizer, clip_norm: None, ..serial() });
+        let plan = Plan { skip_non_finite: true, ..plan };
+        let mut trainer = on_broken(&graph, &plan, OnNonFinite::Skip);
+        let saved = |trainer: &mut Trainer| -> BTreeMap<String, Vec<u32>> {
+            let folder = tempfile::tempdir().expect("a folder");
+            let path = trainer.save(folder.path(), Meta::default(), None).expect("a checkpoint");
+            let checkpoint = Checkpoint::open(&path).expect("it is sound");
+            let bits = |name: &str| {
+                let values = checkpoint.read_whole(name).expect("it is there");
+                (name.to_owned(), values.into_iter().map(f32::to_bits).collect())
+            };
+            checkpoint.names().map(bits).collect()
+        };
+        trainer.train_steps(3).expect("steps");
+        let before = saved(&mut trainer);
+        assert!(before.len() > trainer.weights().expect("weights").len(), "state is saved");
+        assert!(trainer.step().expect("a step").skipped);
+        assert_eq!(saved(&mut trainer), before, "{}", optimizer.name());
+        assert!(!trainer.step().expect("a step").skipped);
+        assert_ne!(saved(&mut trainer), before, "{}", optimizer.name());
     }
 }
 

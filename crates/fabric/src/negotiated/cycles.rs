@@ -256,3 +256,48 @@ fn lend_words<B: Lent>(told: &mut B, mut work: impl FnMut(&mut [u32])) {
         other => unreachable!("members tell each other numbers, not {}", other.format()),
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use super::*;
+    use crate::{Contents, Endpoint, Engine, InProcess, Reduce, Settings, View};
+
+    struct Unused;
+
+    impl Reduce for Unused {
+        fn reduce(&self, _: Reduction, _: ViewMut<'_>, _: View<'_>) {}
+    }
+
+    #[test]
+    fn whoever_waits_again_has_all_of_the_time_again() {
+        let timeout = Duration::from_secs(30);
+        let settings = Settings { timeout, arithmetic: Arc::new(Unused) };
+        let mut endpoints: Vec<Box<dyn Endpoint<Contents>>> =
+            InProcess.connect(1, &settings).unwrap();
+        let group = endpoints[0].group_apart(&[0]).unwrap();
+        let (requests, cycle) = (vec![], Duration::ZERO);
+        let negotiation = Negotiation { requests, cycle, fused_bytes: 0, timeout };
+        let mut cycles = Cycles::new(group, negotiation, Contents::zeroed(Format::U32, 1), vec![]);
+
+        // Nothing has been answered for longer than that.
+        let long_ago = Instant::now().checked_sub(2 * timeout);
+        assert!(long_ago.is_some());
+        cycles.idle_since = long_ago;
+        let refused = cycles.note_progress(&[4, 2], true).unwrap_err();
+        assert!(
+            matches!(&refused, FabricError::Unanswered { rank: 0, requests, after }
+                if requests[..] == [4, 2] && *after > timeout),
+            "{refused:?}"
+        );
+
+        // Then something is, and again nothing: that begins now.
+        cycles.idle_since = long_ago;
+        cycles.note_progress(&[4, 2], false).unwrap();
+        cycles.note_progress(&[4, 2], true).unwrap();
+        let since = cycles.idle_since;
+        cycles.note_progress(&[4, 2], true).unwrap();
+        assert_eq!(cycles.idle_since, since, "it goes on");
+    }
+}

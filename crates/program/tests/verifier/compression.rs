@@ -56,6 +56,32 @@ fn compressed_gradients_are_sound() {
     }
 }
 
+/// One of each so many elements, and one of those that are left: of the smallest bucket one is sent, too, or its
+/// gradients would never be summed.
+#[test]
+fn the_largest_of_each_so_many_are_sent_and_of_what_is_left_one() {
+    for of in [1, 7, 10, 100_000] {
+        let program = program(&format!("top-k:{of}"));
+        let class = &program.classes[0];
+        for (id, bucket) in class.buckets() {
+            let compressed = class
+                .tensors()
+                .filter(|(_, it)| it.bucket == Some(id) && it.content == Content::Compressed);
+            let sizes: Vec<usize> = compressed.map(|(it, _)| class.elements(it, 0)).collect();
+            let [own, all] = sizes[..] else { panic!("{sizes:?} of {}", bucket.elements) };
+            // Each with its place.
+            let sent = own / 2;
+            assert_eq!((own % 2, all), (0, 2 * own), "of two replicas");
+            let (enough, fewer) = (sent * of, sent.saturating_sub(1) * of);
+            assert!(
+                sent > 0 && fewer < bucket.elements && bucket.elements <= enough,
+                "{sent} of {} elements, one of {of}",
+                bucket.elements
+            );
+        }
+    }
+}
+
 #[test]
 fn what_is_left_out_or_done_twice_is_found() {
     for how in ALL {

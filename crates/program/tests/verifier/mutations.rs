@@ -795,6 +795,39 @@ fn a_violation_says_where_it_is_and_of_what() {
     assert!(texts.contains(&expected), "{texts:?}");
 }
 
+/// Weights that are gathered before the passes of the next step and not after the update, so that nothing reads
+/// them stale: but after the last step of a row nobody gathers them.
+#[test]
+fn weights_of_which_the_last_update_leaves_shares_are_rejected() {
+    let mut program = replicas(1);
+    let class = &mut program.classes[0];
+    let epilogue = class.bodies.iter().position(|body| body.kind == BodyKind::Epilogue);
+    let epilogue = epilogue.expect("a step ends with an update");
+    let before = class.bodies[epilogue].clone();
+    let (late, kept): (Vec<Instruction>, Vec<Instruction>) =
+        before.instructions.iter().cloned().partition(|it| gathers(it, &before));
+    let late_tensors: BTreeSet<String> = late
+        .iter()
+        .map(|it| class.tensors[it.writes[0].to.tensor.0 as usize].name.clone())
+        .collect();
+    assert!(late_tensors.len() > 1, "{late_tensors:?}");
+    class.bodies[epilogue].instructions = kept;
+    class.bodies.push(Body { kind: BodyKind::Synchronisation, instructions: late, ..before });
+    let first = Entry::new(BodyId(class.bodies.len() as u32 - 1), None);
+    class.control.insert(0, Control::Run(first));
+    let found = verify(&requeued(program)).expect_err("they are not gathered");
+    let stale: BTreeSet<String> = found
+        .iter()
+        .filter_map(|violation| match violation {
+            Violation::Stale { at, tensor } if at.body.0 as usize == epilogue => {
+                Some(tensor.clone())
+            }
+            _ => None,
+        })
+        .collect();
+    assert_eq!(stale, late_tensors, "{found:#?}");
+}
+
 /// The first cast comes before the update of what it casts.
 fn cast_before_update(mut program: Program) -> Program {
     let (body, index) = find(&program, 0, casts);

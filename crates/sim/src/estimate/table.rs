@@ -180,3 +180,63 @@ impl BlockTable {
         self.seconds_before.last().copied().unwrap_or(0.0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use shardloom_cluster::Habits;
+    use shardloom_collectives::Algorithm;
+    use shardloom_graph::{Extents, ModelSpec};
+    use shardloom_plan::{Optimizer, Precision, Recompute, ScheduleKind};
+
+    use super::*;
+    use crate::estimate::{Cut, reduced};
+
+    /// Bytes of one sample of all values that are made before a cut and read behind it, each once.
+    fn crossing(graph: &Graph, cut: usize) -> f64 {
+        let extents = Extents::global(graph, 1);
+        let block = |op| graph.op(op).block.index();
+        let crosses = graph.values().filter(|(_, value)| {
+            value.producer.is_some_and(|op| block(op) < cut)
+                && value.consumers.iter().any(|&op| block(op) >= cut)
+        });
+        crosses.map(|(_, value)| (4 * extents.elements(&value.axes)) as f64).sum()
+    }
+
+    #[test]
+    fn a_value_crosses_every_cut_before_its_last_reader_once() {
+        let settings = Settings {
+            precision: Precision::FP32,
+            optimizer: Optimizer::default(),
+            norm: false,
+            algorithm: Algorithm::Ring,
+            bucket_bytes: 1 << 20,
+        };
+        let candidate = Candidate {
+            pp: 1,
+            dp: 1,
+            cp: 1,
+            tp: 1,
+            sequence_parallel: false,
+            zero: 0,
+            sharing: 1,
+            microbatch: 2,
+            microbatches: 1,
+            recompute: Recompute::None,
+            schedule: ScheduleKind::OneForwardOneBackward,
+            chunks: 1,
+            cut: Cut::Even,
+        };
+        // An encoder's output of a U-shaped transformer is read by the next block and by its decoder.
+        for family in ["gpt", "u-transformer"] {
+            let spec = format!("{family}:layers=7,hidden=16,heads=2,seq=8,vocab=32");
+            let graph = ModelSpec::parse(&spec).and_then(|spec| spec.graph()).expect("a model");
+            let whole = Representative::of(&graph);
+            let program = reduced::program(&whole, &settings, Habits::default(), &candidate);
+            let program = program.expect("possible settings").expect("it is not split");
+            let found = SplitTable::of(&graph, &whole, &program, &settings, candidate.microbatch);
+            let cuts = 0..=graph.blocks().len();
+            let expected: Vec<f64> = cuts.map(|cut| crossing(&graph, cut)).collect();
+            assert_eq!(found.crossing_bytes, expected, "{family}");
+        }
+    }
+}
