@@ -3,6 +3,8 @@
 mod compression;
 mod everywhere;
 mod frees;
+mod instructions;
+mod mutants;
 mod mutations;
 mod programs;
 mod rows;
