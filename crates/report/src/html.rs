@@ -135,7 +135,7 @@ impl Report {
 pub(crate) fn figures(summary: &[(String, String)]) -> Markup {
     let count = summary.len();
     let halved = count.div_ceil(2);
-    let wide = if count > 8 { halved } else { count };
+    let wide = if count > 7 { halved } else { count };
     let narrow = if count > 4 { halved } else { count };
     html! {
         @if !summary.is_empty() {
@@ -427,6 +427,7 @@ mod tests {
         };
         assert_eq!(columns(2), "--wide:2;--narrow:2");
         assert_eq!(columns(7), "--wide:7;--narrow:4");
+        assert_eq!(columns(8), "--wide:4;--narrow:4");
         assert_eq!(columns(10), "--wide:5;--narrow:5");
     }
 
