@@ -50,6 +50,8 @@ fn megatron_says_fifty_plans_in_full() {
         (4, Mesh::of(2, 1, 4)),
         (3, Mesh::of(4, 1, 1)),
         (7, Mesh::of(2, 1, 2)),
+        // Replicas of the weights that have parts of one sequence.
+        (2, Mesh::of(1, 2, 1)),
     ]
     .into_iter()
     .enumerate()

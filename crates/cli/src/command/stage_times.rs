@@ -80,3 +80,28 @@ impl StageTimes {
         action.passes().map(pass).sum()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two devices with two stages each.
+    #[test]
+    fn a_device_has_the_mean_of_devices_and_not_of_stages() {
+        let map = StageMap::new(vec![vec![0, 1, 0, 1]], 4).expect("a map");
+        let given = GivenTimes {
+            passes: [vec![1.0, 2.0, 3.0, 4.0], vec![6.0], vec![0.0, 0.0, 1.0, 1.0]],
+            message: 0.5,
+            kept: 1.0,
+        };
+        let scale = Scale::of(&given.all(), 2);
+        let times = StageTimes::of(&given, &map, scale).expect("times of four stages");
+        let PassTimes { forward, input, weight, message, .. } = times.device;
+        let in_given = |time: f64| time / scale.units();
+        assert_eq!([forward, input, weight, message].map(in_given), [5.0, 6.0, 1.0, 0.5]);
+        // What is given for a device its stages share.
+        assert_eq!(times.stages.iter().map(|it| in_given(it[1])).sum::<f64>(), 12.0);
+        let three = GivenTimes { passes: [vec![1.0; 3], vec![1.0], vec![1.0]], ..given };
+        assert_eq!(StageTimes::of(&three, &map, scale), None);
+    }
+}

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use shardloom_cluster::Stack;
-use shardloom_plan::{Mesh, Recompute, ScheduleKind, Weights};
+use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Weights};
 
 use crate::MethodError;
 use crate::choice::Task;
@@ -11,10 +11,9 @@ use crate::configuration::Configuration;
 use crate::cut::Cut;
 
 /// Bytes of gradients, optimizer state and master weights beside a byte of weights.
-pub(super) fn state_bytes_per_weight_byte(task: &Task<'_>) -> f64 {
-    let precision = task.request.precision;
+pub(super) fn state_bytes_per_weight_byte(precision: Precision, optimizer: &Optimizer) -> f64 {
     let master = if precision.master { 4 } else { 0 };
-    let state = task.request.optimizer.state_bytes_per_parameter();
+    let state = optimizer.state_bytes_per_parameter();
     (precision.gradients.bytes() + state + master) as f64 / precision.compute.bytes() as f64
 }
 
@@ -90,4 +89,20 @@ pub(super) fn no_room(task: &Task<'_>) -> MethodError {
         memory_bytes(task) / 1e9
     );
     task.impossible("devices", task.cluster.device_count(), rule)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In bytes of a parameter: AdamW's moments 8, gradients and master weights 4 each.
+    #[test]
+    fn state_is_counted_with_gradients_and_master_weights() {
+        let adamw = Optimizer::default();
+        let of = |precision| state_bytes_per_weight_byte(precision, &adamw);
+        assert_eq!(of(Precision::FP32), (4.0 + 8.0) / 4.0);
+        assert_eq!(of(Precision::MIXED), (4.0 + 8.0 + 4.0) / 2.0);
+        assert_eq!(of(Precision { master: false, ..Precision::MIXED }), (4.0 + 8.0) / 2.0);
+        assert_eq!(state_bytes_per_weight_byte(Precision::FP32, &Optimizer::sgd(0.0)), 1.0);
+    }
 }

@@ -20,7 +20,7 @@ struct Line {
     summary: Summary,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Summary {
     steps: usize,
     final_loss: Option<f64>,
@@ -224,4 +224,24 @@ fn memory_rows(job: &Job, session: &mut Session) -> Vec<Vec<String>> {
             vec![rank.to_string(), bytes(peak), predicted, bytes(sent)]
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_prediction_error_is_measured_against_the_measured_step() {
+        let summary = Summary {
+            median_step_seconds: Some(0.08),
+            predicted_step_seconds: Some(0.06),
+            ..Summary::default()
+        };
+        let error = |summary: &Summary| {
+            let all = figures(summary);
+            all.into_iter().find(|(name, _)| name == "Prediction error").map(|(_, error)| error)
+        };
+        assert_eq!(error(&summary).as_deref(), Some("-25.0%"));
+        assert_eq!(error(&Summary { predicted_step_seconds: None, ..summary }), None);
+    }
 }

@@ -115,8 +115,7 @@ impl Shape {
             };
             fastest(model, cluster, &request, terminal)
         })?;
-        let Plan { precision, skip_non_finite, .. } = *plan;
-        Ok(Plan { precision, skip_non_finite, ..found })
+        Ok(as_before(found, plan))
     }
 
     /// The plan that options say.
@@ -178,4 +177,30 @@ fn found_on(
 ) -> Result<Plan, Failure> {
     let (cluster, file) = machines_of(launched, local, terminal)?;
     find(&cluster, &file.display().to_string())
+}
+
+/// A plan that was found, with what the plan of before says of what is computed and not of how it is split.
+fn as_before(found: Plan, before: &Plan) -> Plan {
+    let Plan { precision, skip_non_finite, .. } = *before;
+    Plan { precision, skip_non_finite, ..found }
+}
+
+#[cfg(test)]
+mod tests {
+    use shardloom::plan::Uniform;
+
+    use super::*;
+
+    /// Machines are measured in fp32, and plans found for that.
+    #[test]
+    fn a_run_goes_on_in_its_own_formats() {
+        let model = Model::load("mlp:inputs=4,hidden=8,layers=2,classes=2").expect("a model");
+        let plan = |pp, precision| {
+            let uniform = Uniform { pp, precision, ..Uniform::default() };
+            uniform.plan(model.graph(), "model", "local")
+        };
+        let before = Plan { skip_non_finite: true, ..plan(2, Precision::MIXED) };
+        let found = as_before(plan(1, Precision::FP32), &before);
+        assert_eq!(found, Plan { skip_non_finite: true, ..plan(1, Precision::MIXED) });
+    }
 }

@@ -35,7 +35,10 @@ fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
         global_batch: task.request.global_batch as u32,
         memory_bytes: memory_bytes(task),
         links: Interconnect::of(task.cluster),
-        state_bytes_per_weight_byte: state_bytes_per_weight_byte(task),
+        state_bytes_per_weight_byte: state_bytes_per_weight_byte(
+            task.request.precision,
+            &task.request.optimizer,
+        ),
     };
     let found = chimera(&request, |samples| task.layers(samples as usize).map(<[_]>::to_vec))?;
     let mut configurations = vec![];

@@ -49,7 +49,10 @@ pub(super) fn planned(
         memory_bytes: memory_bytes(task),
         links: Interconnect::of(task.cluster),
         updates,
-        state_bytes_per_weight_byte: state_bytes_per_weight_byte(task),
+        state_bytes_per_weight_byte: state_bytes_per_weight_byte(
+            task.request.precision,
+            &task.request.optimizer,
+        ),
     };
     let found = two_bw(&request, |samples| task.layers(samples as usize).map(<[_]>::to_vec))?;
     let pipelines = found.iter().filter(|it| it.depth > 1).map(|it| {
