@@ -1,4 +1,37 @@
-//! Fields of tables.
+//! Rows of tables, and their fields.
+
+use std::path::Path;
+
+use csv::StringRecord;
+
+use crate::DataError;
+use crate::table::is_header;
+
+/// Hands `take` the rows of a file of comma-separated values, but not a header: a first row without a number. What
+/// it says is wrong is reported with the number of the row, the header counted.
+pub(crate) fn each_row(
+    path: &Path,
+    mut take: impl FnMut(&StringRecord) -> Result<(), String>,
+) -> crate::Result<()> {
+    let wrong =
+        |row: u64, reason: String| DataError::Table { path: path.to_path_buf(), row, reason };
+    let mut reader = csv::ReaderBuilder::new()
+        .has_headers(false)
+        .flexible(true)
+        .trim(csv::Trim::All)
+        .from_path(path)
+        .map_err(|error| wrong(0, error.to_string()))?;
+    let mut record = StringRecord::new();
+    for row in 1u64.. {
+        if !reader.read_record(&mut record).map_err(|error| wrong(row, error.to_string()))? {
+            break;
+        }
+        if row > 1 || !is_header(&record) {
+            take(&record).map_err(|reason| wrong(row, reason))?;
+        }
+    }
+    Ok(())
+}
 
 /// A number.
 pub(crate) fn number(field: &str) -> Result<f32, String> {

@@ -6,7 +6,8 @@
 //! text is kept). [`Batches`] cuts the stream into windows
 //! and gives every sample position, from 0 without end, its window. A [`Table`]
 //! has a row of features for every position instead, [`Records`] one of numbers and categories; all are a
-//! [`Source`], and so are [`Rows`], which a trained model is to classify. A [`WordVocabulary`] makes a tokenizer of whole words. Nothing
+//! [`Source`], and so are [`Rows`], which a trained model is to classify. A
+//! [`WordVocabulary`] makes a tokenizer of whole words. Nothing
 //! here knows how many ranks there are: a global batch is a range of positions,
 //! and who takes which of them is the program's business, so the order of
 //! samples is the same for every plan and a position is all it takes to resume.

@@ -2,11 +2,9 @@
 
 use std::path::Path;
 
-use csv::StringRecord;
-
-use crate::fields::{category, number};
+use crate::fields::{category, each_row, number};
 use crate::source::{Field, Part, Source};
-use crate::table::{Order, is_header};
+use crate::table::Order;
 use crate::{DataError, Result};
 
 /// Rows of `dense` numbers, a category of each of several features, and a label of 0 or 1, in this order.
@@ -38,53 +36,36 @@ impl Records {
         validation_fraction: f64,
         seed: u64,
     ) -> Result<Records> {
-        let wrong =
-            |row: u64, reason: String| DataError::Table { path: path.to_path_buf(), row, reason };
-        let mut reader = csv::ReaderBuilder::new()
-            .has_headers(false)
-            .flexible(true)
-            .trim(csv::Trim::All)
-            .from_path(path)
-            .map_err(|error| wrong(0, error.to_string()))?;
+        let needed = dense + rows.len() + 1;
         let (mut numbers, mut categories, mut labels) = (vec![], vec![], vec![]);
-        let mut record = StringRecord::new();
-        for row in 1u64.. {
-            if !reader.read_record(&mut record).map_err(|error| wrong(row, error.to_string()))? {
-                break;
-            }
-            if row == 1 && is_header(&record) {
-                continue;
-            }
-            let needed = dense + rows.len() + 1;
+        each_row(path, |record| {
             if record.len() != needed {
-                let reason = format!(
+                return Err(format!(
                     "{} columns, but the model reads {needed}: {dense} numbers, {} categories and a \
                      label",
                     record.len(),
                     rows.len()
-                );
-                return Err(wrong(row, reason));
+                ));
             }
             let mut fields = record.iter();
             for field in fields.by_ref().take(dense) {
-                numbers.push(number(field).map_err(|reason| wrong(row, reason))?);
+                numbers.push(number(field)?);
             }
             for (feature, &below) in rows.iter().enumerate() {
-                let field = fields.next().unwrap_or_default();
-                let category = category(field, feature, below);
-                categories.push(category.map_err(|reason| wrong(row, reason))?);
+                categories.push(category(fields.next().unwrap_or_default(), feature, below)?);
             }
             match fields.next() {
                 Some("0") => labels.push(0),
                 Some("1") => labels.push(1),
                 other => {
                     let found = other.unwrap_or_default();
-                    return Err(wrong(row, format!("{found:?} is no label: the last is 0 or 1")));
+                    return Err(format!("{found:?} is no label: the last is 0 or 1"));
                 }
             }
-        }
-        let order = Order::new(labels.len(), validation_fraction, seed)
-            .map_err(|reason| wrong(0, reason))?;
+            Ok(())
+        })?;
+        let wrong = |reason| DataError::Table { path: path.to_path_buf(), row: 0, reason };
+        let order = Order::new(labels.len(), validation_fraction, seed).map_err(wrong)?;
         Ok(Records { numbers, categories, labels, dense, features: rows.len(), order })
     }
 

@@ -2,11 +2,8 @@
 
 use std::path::Path;
 
-use csv::StringRecord;
-
-use crate::fields::{category, class, number};
+use crate::fields::{category, class, each_row, number};
 use crate::source::{Field, Part, Source};
-use crate::table::is_header;
 use crate::{DataError, Result};
 
 /// Rows of numbers, then a category of each of several features, then perhaps the class, as a
@@ -57,62 +54,41 @@ impl Rows {
     /// If the file cannot be read, there is no row, rows have other columns than these, a number is not finite, a
     /// category or class not below what it has to be.
     pub fn open(path: &Path, columns: Columns<'_>) -> Result<Rows> {
-        let wrong =
-            |row: u64, reason: String| DataError::Table { path: path.to_path_buf(), row, reason };
-        let mut reader = csv::ReaderBuilder::new()
-            .has_headers(false)
-            .flexible(true)
-            .trim(csv::Trim::All)
-            .from_path(path)
-            .map_err(|error| wrong(0, error.to_string()))?;
         let needed = columns.needed();
         let (mut numbers, mut categories, mut classes) = (vec![], vec![], vec![]);
         let mut found = None;
         let mut count = 0;
-        let mut record = StringRecord::new();
-        for row in 1u64.. {
-            if !reader.read_record(&mut record).map_err(|error| wrong(row, error.to_string()))? {
-                break;
-            }
-            if row == 1 && is_header(&record) {
-                continue;
-            }
+        each_row(path, |record| {
             let width = *found.get_or_insert(record.len());
             if record.len() != width {
-                let reason = format!("{} columns, but rows before it have {width}", record.len());
-                return Err(wrong(row, reason));
+                return Err(format!("{} columns, but rows before it have {width}", record.len()));
             }
             if width != needed && width != needed + 1 {
-                let reason = format!(
+                return Err(format!(
                     "{width} columns, but the model reads {needed}: {}; one more may be the class",
                     columns.described()
-                );
-                return Err(wrong(row, reason));
+                ));
             }
             let mut fields = record.iter();
             for field in fields.by_ref().take(columns.numbers) {
-                numbers.push(number(field).map_err(|reason| wrong(row, reason))?);
+                numbers.push(number(field)?);
             }
             for (feature, &below) in columns.categories.iter().enumerate() {
-                let field = fields.next().unwrap_or_default();
-                let category = category(field, feature, below);
-                categories.push(category.map_err(|reason| wrong(row, reason))?);
+                categories.push(category(fields.next().unwrap_or_default(), feature, below)?);
             }
             if let Some(field) = fields.next() {
                 let known = class(field).filter(|&class| (class as usize) < columns.classes);
-                let unknown = || {
+                classes.push(known.ok_or_else(|| {
                     let most = columns.classes.saturating_sub(1);
-                    let reason = format!(
-                        "{field:?} is no class that the model knows: a whole number from 0 to {most}"
-                    );
-                    wrong(row, reason)
-                };
-                classes.push(known.ok_or_else(unknown)?);
+                    format!("{field:?} is no class that the model knows: a whole number from 0 to {most}")
+                })?);
             }
             count += 1;
-        }
+            Ok(())
+        })?;
         if count == 0 {
-            return Err(wrong(0, "there are no rows".into()));
+            let (path, reason) = (path.to_path_buf(), "there are no rows".into());
+            return Err(DataError::Table { path, row: 0, reason });
         }
         let classes = (found == Some(needed + 1)).then_some(classes);
         let (dense, features) = (columns.numbers, columns.categories.len());

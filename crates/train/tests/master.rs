@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::collections::BTreeSet;
+
 use shardloom_graph::Graph;
 use shardloom_plan::{Axis, Mesh, Plan, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_train::Trainer;
@@ -14,8 +16,11 @@ const STEPS: usize = 20;
 /// Steps of the other combinations: what is wrong from the first step on, or after the first update, shows in them.
 const FEW: usize = 4;
 
-/// Coprime to the numbers of choices, so that every choice has its turn.
+/// Of so many combinations one takes all steps.
 const OF: usize = 7;
+
+/// Of so many combinations Llama is trained by one.
+const EVERY_OF_LLAMA: usize = 3;
 
 /// Largest allowed relative difference to the serial run's loss.
 const TOLERANCE: f64 = 1e-4;
@@ -129,10 +134,35 @@ fn every_combination_trains_gpt_like_the_serial_run_and_twice_the_same() {
     check(&gpt(), 1);
 }
 
-/// With other operators; three is coprime to the numbers of choices too.
+/// Those that Llama is trained by have every choice of every word, and so have those that take all steps.
+#[test]
+fn parts_of_the_combinations_have_every_choice() {
+    let all = combinations();
+    let choices = |of: &[&Uniform]| {
+        let words = of.iter().flat_map(|it| {
+            [
+                format!("pp {}", it.pp),
+                format!("{:?}", it.mesh),
+                format!("zero {}", it.sync.zero),
+                format!("{:?}", it.recompute),
+                format!("{:?}", it.schedule),
+                format!("sequence {}", it.sequence_parallel),
+                format!("micro-batches {}", it.microbatches),
+            ]
+        });
+        words.collect::<BTreeSet<String>>()
+    };
+    let every = choices(&all.iter().collect::<Vec<_>>());
+    for step in [EVERY_OF_LLAMA, OF] {
+        let some: Vec<&Uniform> = all.iter().step_by(step).collect();
+        assert_eq!(choices(&some), every, "every {step}th of {}", all.len());
+    }
+}
+
+/// With other operators.
 #[test]
 fn every_third_combination_trains_llama_like_the_serial_run_and_twice_the_same() {
-    check(&llama(), 3);
+    check(&llama(), EVERY_OF_LLAMA);
 }
 
 /// With as many stages as blocks, the last holds the loss and nothing else, and the first the embedding.

@@ -51,7 +51,7 @@ impl Rank {
                 (first..).zip(&logits).filter_map(class).collect()
             }
             Some(largest) => {
-                let rows = logits.chunks(logits.len() / largest.len().max(1));
+                let rows = logits.chunks((logits.len() / largest.len().max(1)).max(1));
                 let class = |(sample, (row, most)): (u64, (&[f32], &f32))| {
                     let found = row.iter().position(|logit| logit == most)?;
                     Some((sample, (first_class + found) as u32))

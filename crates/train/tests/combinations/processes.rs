@@ -10,7 +10,7 @@ use crate::interruption::{digest, saved, train};
 use crate::words::{Combination, combinations};
 
 /// Every so many combinations are tried: those of interrupted runs are all.
-const OF: usize = 8;
+const OF: usize = 4;
 
 const ROWS: [u32; 2] = [2, 1];
 
