@@ -132,6 +132,8 @@ struct Packing<'a> {
     begun: Vec<Vec<Placed>>,
     /// All of them, in ascending order of offset up to those placed since somebody last looked.
     all: Vec<Placed>,
+    /// The places that the stay being placed has to keep clear of, reused from stay to stay.
+    near: Vec<(u64, u64)>,
     assignment: Assignment,
 }
 
@@ -139,7 +141,8 @@ impl<'a> Packing<'a> {
     fn new(stays: &'a [Stay], spans: &'a [Span], period: u64, blocks: usize) -> Packing<'a> {
         let assignment = Assignment { offsets: vec![0; stays.len()], arena_bytes: 0 };
         let empty = || vec![vec![]; blocks];
-        Packing { stays, spans, period, there: empty(), begun: empty(), all: vec![], assignment }
+        let (there, begun, all, near) = (empty(), empty(), vec![], vec![]);
+        Packing { stays, spans, period, there, begun, all, near, assignment }
     }
 
     fn place(&mut self, index: usize) {
@@ -158,19 +161,21 @@ impl<'a> Packing<'a> {
     }
 
     fn best_offset(&mut self, stay: &Stay, span: Span) -> u64 {
-        let blocks = self.there.len();
+        let (blocks, period) = (self.there.len(), self.period);
+        let taken = |it: &Placed| it.stay.meets(stay, period).then_some((it.offset, it.end));
         if span.blocks == 1 {
-            return best_fit(&self.there[span.first], stay, self.period);
+            return best_fit(self.there[span.first].iter().filter_map(taken), stay.bytes);
         }
         if span.blocks > blocks / WIDE {
             // Sorting is fast where little was added.
             self.all.sort_by_key(|it| it.offset);
-            return best_fit(&self.all, stay, self.period);
+            return best_fit(self.all.iter().filter_map(taken), stay.bytes);
         }
         let later = span.over(blocks).skip(1).flat_map(|block| &self.begun[block]);
-        let mut near: Vec<Placed> = self.there[span.first].iter().chain(later).copied().collect();
-        near.sort_unstable_by_key(|it| it.offset);
-        best_fit(&near, stay, self.period)
+        self.near.clear();
+        self.near.extend(self.there[span.first].iter().chain(later).filter_map(taken));
+        self.near.sort_unstable();
+        best_fit(self.near.iter().copied(), stay.bytes)
     }
 }
 
@@ -178,16 +183,16 @@ impl<'a> Packing<'a> {
 /// those sought out that touch its blocks.
 const WIDE: usize = 4;
 
-/// The start of the smallest gap between those of `placed` that meet `stay` which has room for it, or
-/// where the last of them ends.
-fn best_fit(placed: &[Placed], stay: &Stay, period: u64) -> u64 {
+/// The start of the smallest gap of at least `bytes` between places that are `taken`, given by where they
+/// begin and end in ascending order, or where the last of them ends.
+fn best_fit(taken: impl Iterator<Item = (u64, u64)>, bytes: u64) -> u64 {
     let (mut best, mut reach) = (None, 0);
-    for it in placed.iter().filter(|it| it.stay.meets(stay, period)) {
-        let gap = it.offset.saturating_sub(reach);
-        if gap >= stay.bytes && best.is_none_or(|(least, _)| gap < least) {
+    for (offset, end) in taken {
+        let gap = offset.saturating_sub(reach);
+        if gap >= bytes && best.is_none_or(|(least, _)| gap < least) {
             best = Some((gap, reach));
         }
-        reach = reach.max(it.end);
+        reach = reach.max(end);
     }
     best.map_or(reach, |(_, offset)| offset)
 }
