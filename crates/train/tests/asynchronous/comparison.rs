@@ -444,9 +444,9 @@ fn a_pipeline_that_is_drained_and_filled_again_begins_with_the_newest_weights() 
 #[test]
 fn deeper_pipelines_under_the_virtual_clock_train_by_the_formulas() {
     let graph = graph("gpt:layers=6,hidden=32,heads=4,seq=16,vocab=64,dropout=0.1");
-    for stages in [4, 8] {
-        let corrected = corrected(&corrections_of_momentum());
-        for (rule, microbatches) in rules(stages).into_iter().chain(corrected) {
+    // Eight stages under every rule without corrections are trained with skips.
+    for (stages, rules) in [(4, rules(4)), (8, corrected(&corrections_of_momentum()))] {
+        for (rule, microbatches) in rules {
             let case = Case::new(rule, stages, microbatches);
             let cluster = Cluster::parse("a100-40g:8").expect("a preset");
             case.check(&graph, RunClock::Virtual(cluster));
@@ -459,9 +459,10 @@ fn deeper_pipelines_under_the_virtual_clock_train_by_the_formulas() {
 fn long_skips_train_by_the_formula_of_every_rule() {
     let sizes = "layers=6,hidden=32,heads=4,seq=16,vocab=64,dropout=0.1";
     let graph = graph(&format!("u-transformer:{sizes}"));
-    let corrected = |stages| rules(stages).into_iter().chain(corrected(&corrections_of_momentum()));
     for stages in [2, 4, 8] {
-        for (rule, microbatches) in corrected(stages) {
+        // Eight stages with corrections are trained under the virtual clock.
+        let corrections = if stages < 8 { corrections_of_momentum() } else { vec![] };
+        for (rule, microbatches) in rules(stages).into_iter().chain(corrected(&corrections)) {
             let recompute = if stages == 4 { Recompute::Full } else { Recompute::None };
             let case = Case { recompute, ..Case::new(rule, stages, microbatches) };
             case.check(&graph, RunClock::Wall);

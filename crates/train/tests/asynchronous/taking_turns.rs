@@ -8,7 +8,7 @@ use crate::comparison::{Case, TOLERANCE, adamw, apart, models, sgd, with_statist
 use crate::formulas::{Rule, Stage, Versions};
 use crate::support::graph;
 
-const STEPS: u32 = 20;
+const STEPS: u32 = 12;
 
 /// The rules with which stages update after every round.
 const ROUNDS: [Rule; 2] = [Rule::Stash, Rule::VerticalSync];
@@ -58,7 +58,10 @@ fn stages_that_update_after_every_step_train_by_the_formula() {
             for (rule, microbatches) in
                 [(Rule::Stash, least), (Rule::VerticalSync, 2 * least), (Rule::DoubleBuffer, 12)]
             {
-                case(replicas, rule, Updates::Step, microbatches).check(&graph, RunClock::Wall);
+                // Pipelines of three stages are full long before.
+                let rows = vec![8];
+                let case = Case { rows, ..case(replicas, rule, Updates::Step, microbatches) };
+                case.check(&graph, RunClock::Wall);
             }
         }
     }
