@@ -85,20 +85,12 @@ fn plans_have_the_habits_of_the_software() {
 }
 
 #[test]
-fn memory_that_the_first_rank_tells_of_is_the_first_stages() {
+fn sources_say_whose_memory_they_measured() {
     let rows =
         read(&shipped("nanotron_ultrascale_h100.csv")).expect("it is part of the project").rows;
-    let cases = rows.iter().filter_map(|row| row.case.as_ref().ok());
-    let mut of_two = cases.filter(|it| it.split.pp == 2 && it.micro_batch == MicroBatch::Given(8));
-    let case = of_two.find(|it| it.split.tp == 1).expect("two stages of one device");
-    assert_eq!(case.memory_of, MemoryOf::First);
-    assert_eq!(self::case(&[]).memory_of, MemoryOf::Fullest);
-    let [first, fullest] = [MemoryOf::First, MemoryOf::Fullest].map(|memory_of| {
-        let case = Case { memory_of, ..case.clone() };
-        case.predict(None).expect("it can be predicted").peak_bytes as f64
-    });
-    // The last stage has the logits: eight samples of 4096 positions, 131,072 each.
-    assert!(fullest - first > 8.0 * 4096.0 * 131_072.0, "{first} {fullest}");
+    let first = rows[0].case.clone().expect("it can be predicted");
+    assert_eq!(first.memory_of, MemoryOf::First);
+    assert_eq!(case(&[]).memory_of, MemoryOf::Fullest);
 }
 
 #[test]
