@@ -59,6 +59,9 @@ pub struct Stack {
     /// Bytes of a device's memory that are the software's own and no tensor's: contexts, libraries' buffers.
     #[serde(default)]
     pub context_bytes: u64,
+    /// What of a device's memory it takes for copies of tensors, and when it gives memory back.
+    #[serde(default, skip_serializing_if = "Memory::is_default")]
+    pub memory: Memory,
     /// How attention is computed.
     #[serde(default)]
     pub attention: Attention,
@@ -99,6 +102,28 @@ pub struct Host {
     pub share_seconds: f64,
     /// What a collective of activations takes it besides in a stage that exchanges messages with other nodes.
     pub crossing: Crossing,
+}
+
+/// What software takes of a device's memory though no plan says so.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Memory {
+    /// Whether gradients of a micro-batch are there whole, in the format of the weights in use, before they are added
+    /// to sums in another format: a copy of each parameter, as that of `param.grad` in PyTorch.
+    pub separate_gradients: bool,
+    /// Whether replicas reduce gradients by way of buckets of their own, in the format of the weights in use: a copy of
+    /// each parameter, as PyTorch's DistributedDataParallel makes without `gradient_as_bucket_view`.
+    pub reduction_buckets: bool,
+    /// Kernels that the host may launch before the device runs them, as it allocates memory when it launches, ahead of
+    /// the device: what a collective frees it can use again only when the collective has ended, or when it has
+    /// launched so many kernels more, for which it waits. 0 of an allocator that does not run ahead.
+    pub queued_kernels: u32,
+}
+
+impl Memory {
+    fn is_default(&self) -> bool {
+        *self == Memory::default()
+    }
 }
 
 /// Time by the number of members of a collective: `seconds`, times the members to the power of `exponent`.
@@ -151,6 +176,10 @@ pub struct Kernels {
     /// Bytes of memory in use while it runs besides its operands, for each element of the largest of these.
     #[serde(default, deserialize_with = "checked::multiple")]
     pub workspace: f64,
+    /// Bytes of memory that a forward pass leaves for the operator's backward pass besides what that reads of its
+    /// operands, for each element of the largest of these.
+    #[serde(default, deserialize_with = "checked::multiple")]
+    pub saved: f64,
 }
 
 fn one() -> f64 {
@@ -159,7 +188,7 @@ fn one() -> f64 {
 
 impl Default for Kernels {
     fn default() -> Kernels {
-        Kernels { launched: 1.0, traffic: 1.0, workspace: 0.0 }
+        Kernels { launched: 1.0, traffic: 1.0, workspace: 0.0, saved: 0.0 }
     }
 }
 
@@ -339,6 +368,7 @@ impl Default for Stack {
             collective_time: 1.0,
             algorithms: Algorithms::Planned,
             context_bytes: 0,
+            memory: Memory::default(),
             attention: Attention::AsTheDevice,
             habits: Habits::default(),
             residuals: vec![],

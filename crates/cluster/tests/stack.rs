@@ -67,8 +67,12 @@ fn what_no_stack_can_have_is_refused_by_its_key() {
     assert!(wrong("host.crossing = { seconds = 1.0 }").contains("exponent"));
     assert!(wrong("algorithms = \"tree\"").contains("by-size"));
     assert!(wrong("context_bytes = -1").contains("context_bytes"));
-    let negative = "[operators]\n\"gelu.forward\" = { workspace = -1.0 }";
-    assert!(wrong(negative).contains("workspace"));
+    for key in ["workspace", "saved"] {
+        let negative = format!("[operators]\n\"gelu.forward\" = {{ {key} = -1.0 }}");
+        assert!(wrong(&negative).contains(key), "{key}");
+    }
+    assert!(wrong("memory = { queued_kernels = -1 }").contains("queued_kernels"));
+    assert!(wrong("memory = { copies = 2 }").contains("copies"));
     assert!(wrong("[fused_attention]\nh100-80g = 0.0").contains("above 0"));
     assert!(wrong("[fused_attention]\nh100-80g = 1.5").contains("at most 1"));
     // Nor what would come to times and sizes that cannot be counted.
@@ -89,12 +93,12 @@ fn an_operators_kernels_are_found_whatever_the_suffixes_of_its_rate() {
     let stack = Stack::from_toml(text).expect("a stack");
     assert_eq!(stack.attention, Attention::Separate);
     let found = |rate| stack.kernels(rate);
-    let forward = Kernels { launched: 3.0, traffic: 2.5, workspace: 0.0 };
+    let forward = Kernels { launched: 3.0, traffic: 2.5, workspace: 0.0, saved: 0.0 };
     assert_eq!(found("attention-probs+causal.forward"), forward);
     assert_eq!(found("attention-probs.forward"), forward);
     assert_eq!(
         found("attention-probs+causal.input"),
-        Kernels { launched: 4.0, traffic: 1.0, workspace: 0.0 }
+        Kernels { launched: 4.0, traffic: 1.0, workspace: 0.0, saved: 0.0 }
     );
     assert_eq!(found("copy").traffic, 3.0);
     for other in
@@ -102,7 +106,7 @@ fn an_operators_kernels_are_found_whatever_the_suffixes_of_its_rate() {
     {
         assert_eq!(
             found(other),
-            Kernels { launched: 1.0, traffic: 1.0, workspace: 0.0 },
+            Kernels { launched: 1.0, traffic: 1.0, workspace: 0.0, saved: 0.0 },
             "{other}"
         );
     }

@@ -126,6 +126,17 @@ impl<'a> MemoryTracker<'a> {
         }
     }
 
+    /// Holds `bytes` more, which belong to no tensor, until they are given back.
+    pub fn hold(&mut self, bytes: u64) {
+        self.live_bytes += bytes;
+        self.pass(0);
+    }
+
+    /// Gives `bytes` back that were held.
+    pub fn give_back(&mut self, bytes: u64) {
+        self.live_bytes -= bytes;
+    }
+
     /// Counts what `instruction` frees, after it ran.
     pub fn end(&mut self, instruction: &Instruction, microbatch: Option<u32>) {
         for freed in self.class.freed_by(instruction, microbatch) {

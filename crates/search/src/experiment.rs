@@ -102,6 +102,10 @@ impl Driver for Scaled<'_, '_> {
         self.modelled.workspace_bytes(call)
     }
 
+    fn saved_bytes(&mut self, call: &Call<'_>) -> u64 {
+        self.modelled.saved_bytes(call)
+    }
+
     fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
         let (factor, class) = self.scales.compute;
         let concerns = class.is_none_or(|class| class == call.actor.class);

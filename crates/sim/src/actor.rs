@@ -307,6 +307,11 @@ impl<'s, 'p> ActorState<'s, 'p> {
         }
     }
 
+    /// When the host has launched the current instruction, or what it launched last.
+    pub fn launched(&self) -> Picos {
+        self.launched
+    }
+
     /// Whether the host has launched the current instruction.
     pub fn is_launched(&self) -> bool {
         self.is_launched

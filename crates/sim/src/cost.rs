@@ -560,6 +560,26 @@ impl<'a> CostModel<'a> {
         (each * elements.max().unwrap_or(0) as f64) as u64
     }
 
+    /// Bytes that a forward pass on `position` leaves for its operator's backward pass besides what the program's
+    /// tensors hold; of what is computed twice the second time.
+    pub fn saved_bytes(&self, class: ClassId, position: usize, instruction: &Instruction) -> u64 {
+        let Action::Kernel { op, pass: pass @ Pass::Forward, again, .. } = &instruction.action
+        else {
+            return 0;
+        };
+        let stack = self.cluster.stack();
+        if stack.operators.is_empty() {
+            return 0;
+        }
+        let each = stack.kernels(&rate_name(self.graph, *op, *pass)).saved;
+        let class = self.program.class(class);
+        if each == 0.0 || (!again && runs_again(class, *op)) {
+            return 0;
+        }
+        let elements = instruction.operands().map(|view| class.view_range(view, position).len());
+        (each * elements.max().unwrap_or(0) as f64) as u64
+    }
+
     /// Bytes that pass through memory besides the operands of the operator's matrix products: those of
     /// the softmax and dropout over attention probabilities.
     fn bytes_beside_products(
@@ -627,4 +647,11 @@ fn pass_name(pass: Pass) -> &'static str {
         Pass::Input => "input",
         Pass::Weight => "weight",
     }
+}
+
+/// Whether backward passes of `class` run the forward pass of `op` a second time.
+fn runs_again(class: &Class, op: OpId) -> bool {
+    class.bodies.iter().flat_map(|body| &body.instructions).any(|instruction| {
+        matches!(&instruction.action, Action::Kernel { op: other, again: true, .. } if *other == op)
+    })
 }

@@ -66,6 +66,12 @@ pub trait Driver {
         0
     }
 
+    /// Bytes that a forward pass leaves for its operator's backward pass, besides the program's tensors; none of a
+    /// driver that holds nothing else. Asked right before [`Driver::local`].
+    fn saved_bytes(&mut self, _call: &Call<'_>) -> u64 {
+        0
+    }
+
     /// Performs an instruction that needs nobody else.
     ///
     /// # Errors

@@ -30,6 +30,7 @@ use shardloom_program::timeline::{Picos, Timeline};
 use shardloom_program::{Class, Program, Queue, Rank, RouteId};
 
 use crate::actor::{ActorState, Lanes, Made, Moved};
+use crate::held::Besides;
 use crate::negotiation::Negotiations;
 use crate::rendezvous::{self, Rendezvous};
 use crate::script::{Doing, Line, Script};
@@ -133,7 +134,7 @@ impl<'s, 'p> Engine<'s, 'p> {
                 };
                 let lanes = lanes(cluster, program, class, actor)?;
                 actors.push(ActorState::new(actor, script, program, options.steps, lanes));
-                tracks.push(TrackWriter::new(program, actor, folded));
+                tracks.push(TrackWriter::new(program, cluster.stack(), actor, folded));
             }
         }
         let (groups, groups_of) = rendezvous::meet(program, scripts, folded);
@@ -303,7 +304,9 @@ impl<'s, 'p> Engine<'s, 'p> {
         let actor = &mut self.actors[index];
         let start = actor.earliest(line);
         let call = actor.call(start);
-        self.tracks[index].remember(actor, start, driver.workspace_bytes(&call));
+        let workspace = driver.workspace_bytes(&call);
+        let besides = Besides { workspace, saved: driver.saved_bytes(&call) };
+        self.tracks[index].remember(actor, start, besides);
         let end = start + driver.local(&call)?;
         actor.end(line, end);
         self.tracks[index].compute(actor, start, end);
@@ -352,7 +355,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         }
         self.transfers.end_send(route, call.actor.position, microbatch);
         let actor = &mut self.actors[index];
-        self.tracks[index].remember(actor, actor.clock(), 0);
+        self.tracks[index].remember(actor, actor.clock(), Besides::default());
         actor.end(line, arrival);
         self.tracks[index].communicate(line, shown(actor), start, arrival);
         Ok(())
@@ -378,7 +381,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         self.inflows[index] = arrival;
         let start = actor.earliest(line).max(arrival);
         let call = actor.call(start);
-        self.tracks[index].remember(actor, actor.clock(), 0);
+        self.tracks[index].remember(actor, actor.clock(), Besides::default());
         let end = start + driver.receive(&call)?;
         actor.end(line, end);
         if self.waits_for_messages {
@@ -400,7 +403,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         let actor = &self.actors[index];
         let start = actor.earliest(line);
         let call = actor.call(start);
-        self.tracks[index].remember(actor, actor.clock(), 0);
+        self.tracks[index].begin_collective(actor, actor.clock());
         let group = self.groups_of[index][group] as usize;
         let Some(start) = self.groups[group].arrive(call) else { return Ok(false) };
         let mut calls = std::mem::take(&mut self.calls);
@@ -412,6 +415,7 @@ impl<'s, 'p> Engine<'s, 'p> {
             let actor = &mut self.actors[member];
             let line = actor.line();
             actor.end(line, end);
+            self.tracks[member].end_collective(actor, end);
             self.tracks[member].communicate(line, shown(actor), start, end);
             let goes_on = self.advance(member, driver)?;
             match member == index {
@@ -434,7 +438,7 @@ impl<'s, 'p> Engine<'s, 'p> {
     ) -> Result<(), D::Error> {
         self.arrive(index);
         let actor = &self.actors[index];
-        self.tracks[index].remember(actor, actor.clock(), 0);
+        self.tracks[index].remember(actor, actor.clock(), Besides::default());
         driver.request(&actor.call(actor.ready(line)))?;
         let made = self.actors[index].request(line);
         let group = self.groups_of[index][group] as usize;

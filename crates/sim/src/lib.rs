@@ -51,6 +51,7 @@ mod cost;
 mod driver;
 mod engine;
 mod error;
+mod held;
 mod host;
 mod lookups;
 mod modelled;

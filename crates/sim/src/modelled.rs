@@ -47,6 +47,8 @@ struct Known {
     launch: Option<Picos>,
     /// What it uses of memory besides tensors.
     workspace: Option<u64>,
+    /// What it leaves for its operator's backward pass.
+    saved: Option<u64>,
     /// Its local part, per position of [`ClassDurations::firsts`].
     local: Vec<(u32, Picos)>,
     /// As a collective of folded classes.
@@ -294,6 +296,16 @@ impl Driver for Modelled<'_> {
         // Values, of which operators have some for operands, are equally large at all positions.
         let bytes = self.costs.workspace_bytes(class, position, call.instruction);
         self.known(class, body, call.index).workspace = Some(bytes);
+        bytes
+    }
+
+    fn saved_bytes(&mut self, call: &Call<'_>) -> u64 {
+        let (Actor { class, position, .. }, body) = (call.actor, call.run.entry.body);
+        if let Some(bytes) = self.known(class, body, call.index).saved {
+            return bytes;
+        }
+        let bytes = self.costs.saved_bytes(class, position, call.instruction);
+        self.known(class, body, call.index).saved = Some(bytes);
         bytes
     }
 

@@ -27,6 +27,9 @@ struct Durations {
     /// Bytes in use besides tensors while something runs, by the index of its span.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     workspaces: BTreeMap<usize, u64>,
+    /// Bytes that forward passes leave besides tensors, likewise.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    saved: BTreeMap<usize, u64>,
     /// Of the messages of each send.
     sends: Vec<Vec<Picos>>,
     /// Whether flags of guards held.
@@ -84,6 +87,15 @@ impl<D: Driver> Driver for Recorder<D> {
         let of = self.of(call.actor);
         if bytes > 0 {
             of.workspaces.insert(of.spans.len(), bytes);
+        }
+        bytes
+    }
+
+    fn saved_bytes(&mut self, call: &Call<'_>) -> u64 {
+        let bytes = self.driver.saved_bytes(call);
+        let of = self.of(call.actor);
+        if bytes > 0 {
+            of.saved.insert(of.spans.len(), bytes);
         }
         bytes
     }
@@ -194,6 +206,13 @@ impl Driver for Recorded<'_> {
         let index = call.actor.index as usize;
         let actor = self.recording.actors.get(index).zip(self.used.get(index));
         let found = actor.and_then(|(recorded, used)| recorded.workspaces.get(&used.spans));
+        found.copied().unwrap_or(0)
+    }
+
+    fn saved_bytes(&mut self, call: &Call<'_>) -> u64 {
+        let index = call.actor.index as usize;
+        let actor = self.recording.actors.get(index).zip(self.used.get(index));
+        let found = actor.and_then(|(recorded, used)| recorded.saved.get(&used.spans));
         found.copied().unwrap_or(0)
     }
 

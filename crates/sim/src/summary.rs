@@ -6,6 +6,7 @@ use shardloom_program::quantity::{bytes, percent};
 use shardloom_program::timeline::{Picos, Track};
 use shardloom_program::{PersistentBytes, Program, Rank};
 
+use crate::held::copies_bytes;
 use crate::{SimError, Simulation};
 
 /// What a step costs.
@@ -161,11 +162,13 @@ impl Simulation {
             for &device in &program.class(class).devices[positions] {
                 memory_bytes = memory_bytes.min(cluster.memory_bytes(cluster.kind_of(device)?));
             }
+            let mut persistent = program.class(class).persistent_bytes(position);
+            persistent.gradients += copies_bytes(cluster.stack(), program, program.class(class));
             Ok(MemoryFit {
                 rank: track.rank,
                 peak_bytes: track.peak_bytes,
                 memory_bytes,
-                persistent: program.class(class).persistent_bytes(position),
+                persistent,
                 activation_bytes: track.peak_activation_bytes.unwrap_or(0),
             })
         };

@@ -3,17 +3,24 @@
 //! A lane shows one thing at a time. Where collectives of different groups overlap, the one that began
 //! last is shown, so that a lane's intervals add up to the time in which it is occupied.
 
+use std::collections::{BTreeMap, VecDeque};
+
+use shardloom_cluster::Stack;
+use shardloom_graph::OpId;
+use shardloom_graph::work::Pass;
 use shardloom_program::timeline::{Activity, Interval, Lane, Picos, Track};
-use shardloom_program::{Class, Issued, MemoryTracker, Program};
+use shardloom_program::{Action, Class, Content, Issued, Keep, MemoryTracker, Program};
 
 use crate::Actor;
 use crate::actor::ActorState;
+use crate::held::{Besides, copies_bytes};
 use crate::script::{Doing, Line};
 
 /// One actor's track so far.
 pub(crate) struct TrackWriter<'p> {
     track: Track,
     class: &'p Class,
+    position: usize,
     memory: MemoryTracker<'p>,
     /// Collectives and receives, which may overlap.
     incoming: Vec<Interval>,
@@ -21,12 +28,29 @@ pub(crate) struct TrackWriter<'p> {
     computing: Option<Interval>,
     /// The most that the current entry has held, and since when; none before its first instruction.
     peak: Option<(Picos, u64)>,
+    /// What forward passes have left besides tensors, by operator and micro-batch.
+    saved: BTreeMap<(OpId, Option<u32>), u64>,
+    /// What collectives have freed that the host cannot use again yet, in the order of their launches.
+    freed: VecDeque<Freed>,
+    /// By how much the host may be ahead of the device; none where it can use what is freed at once.
+    ahead: Option<Picos>,
+}
+
+/// What a collective has freed.
+struct Freed {
+    bytes: u64,
+    /// When the collective was launched.
+    launched: Picos,
+    /// When it ended.
+    end: Picos,
 }
 
 impl<'p> TrackWriter<'p> {
-    pub fn new(program: &'p Program, actor: Actor, folded: bool) -> TrackWriter<'p> {
+    pub fn new(program: &'p Program, stack: &Stack, actor: Actor, folded: bool) -> TrackWriter<'p> {
         let class = program.class(actor.class);
-        let memory = MemoryTracker::new(class, actor.position);
+        let mut memory = MemoryTracker::new(class, actor.position);
+        memory.hold(copies_bytes(stack, program, class));
+        let ahead = f64::from(stack.memory.queued_kernels) * stack.host.kernel_seconds;
         let track = Track {
             rank: actor.rank.0,
             multiplicity: u64::from(actor.multiplicity),
@@ -34,7 +58,18 @@ impl<'p> TrackWriter<'p> {
             memory: vec![(Picos::ZERO, memory.live_bytes())],
             ..Track::default()
         };
-        TrackWriter { track, class, memory, incoming: vec![], computing: None, peak: None }
+        TrackWriter {
+            track,
+            class,
+            position: actor.position,
+            memory,
+            incoming: vec![],
+            computing: None,
+            peak: None,
+            saved: BTreeMap::new(),
+            freed: VecDeque::new(),
+            ahead: (ahead > 0.0).then(|| Picos::from_seconds(ahead)),
+        }
     }
 
     /// The compute lane works from `start` to `end` on an entry. Where it waited for the host since its last
@@ -105,17 +140,80 @@ impl<'p> TrackWriter<'p> {
     }
 
     /// Counts what the actor's instruction, which is issued at `time`, allocates and, if the actor waits for
-    /// its end, frees, in order, and `workspace` bytes that are in use while it runs.
-    pub fn remember(&mut self, actor: &ActorState<'_, '_>, time: Picos, workspace: u64) {
+    /// its end, frees, in order, with what it takes besides the program's tensors.
+    pub fn remember(&mut self, actor: &ActorState<'_, 'p>, time: Picos, besides: Besides) {
+        self.begin(actor, time, besides);
+        if !actor.goes_on() {
+            self.memory.end(actor.line().instruction, actor.microbatch());
+        }
+    }
+
+    /// Likewise of a collective, which frees what it does [when it has ended](Self::end_collective).
+    pub fn begin_collective(&mut self, actor: &ActorState<'_, 'p>, time: Picos) {
+        match self.ahead {
+            Some(_) => self.begin(actor, time, Besides::default()),
+            None => self.remember(actor, time, Besides::default()),
+        }
+    }
+
+    /// The actor's collective ends at `end`: what it frees the host can use again from then on.
+    pub fn end_collective(&mut self, actor: &ActorState<'_, 'p>, end: Picos) {
+        if self.ahead.is_none() || actor.goes_on() {
+            return;
+        }
+        let instruction = actor.line().instruction;
+        let before = self.memory.live_bytes();
+        self.memory.end(instruction, actor.microbatch());
+        let all = before - self.memory.live_bytes();
+        // Where parts lie side by side meanwhile is the device's own.
+        let freed = instruction.frees.iter().filter(|&&tensor| {
+            let tensor = self.class.tensor(tensor);
+            tensor.keep == Keep::Transient && tensor.content != Content::Staging
+        });
+        let position = self.position;
+        let freed: u64 = freed.map(|&tensor| self.class.tensor_bytes(tensor, position)).sum();
+        // What became its result is not free.
+        let bytes = freed.min(all);
+        if bytes > 0 {
+            self.memory.hold(bytes);
+            self.freed.push_back(Freed { bytes, launched: actor.launched(), end });
+        }
+    }
+
+    fn begin(&mut self, actor: &ActorState<'_, 'p>, time: Picos, besides: Besides) {
+        self.use_again(actor.launched());
         let (instruction, microbatch) = (actor.line().instruction, actor.microbatch());
         self.memory.begin(instruction, microbatch);
-        self.memory.pass(workspace);
-        let held = self.memory.live_bytes() + workspace;
+        self.memory.pass(besides.workspace);
+        let held = self.memory.live_bytes() + besides.workspace;
         if self.peak.is_none_or(|(_, most)| held > most) {
             self.peak = Some((time, held));
         }
-        if !actor.goes_on() {
-            self.memory.end(instruction, microbatch);
+        if let Action::Kernel { op, pass, .. } = &instruction.action {
+            match pass {
+                Pass::Forward if besides.saved > 0 => {
+                    self.memory.hold(besides.saved);
+                    let before = self.saved.insert((*op, microbatch), besides.saved);
+                    self.memory.give_back(before.unwrap_or(0));
+                }
+                Pass::Input => {
+                    let saved = self.saved.remove(&(*op, microbatch));
+                    self.memory.give_back(saved.unwrap_or(0));
+                }
+                Pass::Forward | Pass::Weight => {}
+            }
+        }
+    }
+
+    /// The host, at `time`, can use again what collectives have freed that have ended, or that it launched so long
+    /// before that it has waited for them.
+    fn use_again(&mut self, time: Picos) {
+        let Some(ahead) = self.ahead else { return };
+        while let Some(first) = self.freed.front()
+            && (first.end <= time || time.since(first.launched) >= ahead)
+        {
+            self.memory.give_back(first.bytes);
+            self.freed.pop_front();
         }
     }
 

@@ -97,7 +97,7 @@ fn an_operator_takes_the_kernels_and_the_traffic_that_the_stack_says() {
     let of = |pass| instructions(&program).find(|it| is(it, pass)).expect("a layer norm");
     let cluster = under(1, |stack| {
         stack.host.kernel_seconds = 1e-6;
-        let kernels = Kernels { launched: 5.0, traffic: 3.0, workspace: 0.0 };
+        let kernels = Kernels { launched: 5.0, traffic: 3.0, workspace: 0.0, saved: 0.0 };
         stack.operators.insert("layer-norm.forward".into(), kernels);
     });
     let bare = h100(1);
@@ -198,6 +198,75 @@ fn what_an_operator_uses_besides_counts_while_it_runs() {
     assert!(most > 1_000_000 * 32 * 128);
     assert_eq!(more - most, 100 * 32 * 128);
     assert_eq!(peak(0.0), peak(1e-9));
+}
+
+#[test]
+fn what_a_forward_pass_saves_is_there_until_its_backward_pass() {
+    let graph = gpt(2, false);
+    let program = lowered(&graph, &uniform(1, 1, 1, 2));
+    let track = |saved: f64| {
+        let cluster = under(1, |stack| {
+            let kernels = Kernels { saved, ..Kernels::default() };
+            stack.operators.insert("gelu.forward".into(), kernels);
+        });
+        let simulation = simulate(&graph, &cluster, &program, Options::default()).expect("it runs");
+        simulation.timeline.tracks[0].clone()
+    };
+    // Both blocks' at once: of 32 positions, 256 elements each.
+    let (plain, most, more) = (track(0.0), track(1000.0), track(1000.0 + 1.0));
+    assert_eq!(more.peak_bytes - most.peak_bytes, 2 * 32 * 256);
+    assert!(most.peak_bytes - plain.peak_bytes <= 1000 * 2 * 32 * 256);
+    // Between micro-batches nothing of it is left.
+    let last = |track: &shardloom_program::timeline::Track| track.memory.last().expect("it ends").1;
+    assert_eq!(last(&most), last(&plain));
+}
+
+#[test]
+fn copies_of_gradients_are_held_all_the_time() {
+    let graph = gpt(2, false);
+    let held = |dp: u32, separate: bool, buckets: bool| {
+        let program = lowered(&graph, &uniform(1, dp, 1, 2));
+        let cluster = under(dp as usize, |stack| {
+            stack.memory.separate_gradients = separate;
+            stack.memory.reduction_buckets = buckets;
+        });
+        let simulation = simulate(&graph, &cluster, &program, Options::default()).expect("it runs");
+        let fit = simulation.memory_fits(&program, &cluster).expect("devices")[0];
+        let copies = fit.persistent.gradients - program.classes[0].persistent_bytes(0).gradients;
+        (copies, fit.peak_bytes)
+    };
+    // Two bytes a parameter, each.
+    let copy = 2 * graph.parameter_count() as u64;
+    let (none, plain) = held(2, false, false);
+    assert_eq!(none, 0);
+    for (separate, buckets, copies) in [(true, false, 1), (false, true, 1), (true, true, 2)] {
+        assert_eq!(held(2, separate, buckets), (copies * copy, plain + copies * copy));
+    }
+    // One replica reduces nothing.
+    assert_eq!(held(1, true, true).0, copy);
+}
+
+#[test]
+fn a_host_ahead_of_its_device_cannot_use_again_what_collectives_have_not_freed() {
+    let graph = gpt(4, false);
+    let plan = Uniform { sequence_parallel: true, ..uniform(1, 1, 2, 2) };
+    let program = lowered(&graph, &plan);
+    let peak = |queued_kernels: u32, kernel_seconds: f64| {
+        let cluster = under(2, |stack| {
+            stack.host.kernel_seconds = kernel_seconds;
+            stack.memory.queued_kernels = queued_kernels;
+        });
+        let simulation = simulate(&graph, &cluster, &program, Options::default()).expect("it runs");
+        simulation.timeline.tracks[0].peak_bytes
+    };
+    // A device that waits for its host has ended every collective when the next kernel is launched.
+    assert_eq!(peak(1000, 1e-2), peak(0, 1e-2));
+    // A host that waits for nobody gets no sum of parts back from its device: two in each block's forward pass, of 32
+    // positions and 64 elements.
+    let (ahead, most) = (peak(1_000_000, 1e-9), peak(0, 1e-9));
+    assert!(ahead >= most + 2 * 3 * 32 * 64 * 2, "{ahead} {most}");
+    // It waits when it has launched as many as there may be.
+    assert!(peak(10, 1e-9) < ahead);
 }
 
 #[test]

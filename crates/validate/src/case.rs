@@ -36,6 +36,17 @@ pub struct Case {
     pub compute: Number,
     /// Whether products of weights are computed in 8 bits.
     pub fp8_products: bool,
+    /// Whose memory was measured.
+    pub memory_of: MemoryOf,
+}
+
+/// Whose memory was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryOf {
+    /// The fullest device's.
+    Fullest,
+    /// The first rank's, which has the first stage.
+    First,
 }
 
 /// Samples of a micro-batch on one replica.

@@ -1,5 +1,6 @@
 //! What the rows of a source do not say, as it holds for all of them.
 
+use crate::case::MemoryOf;
 use crate::cut::Cut;
 use crate::shape::Layers;
 
@@ -26,6 +27,8 @@ pub(crate) struct Convention {
     pub stack: &'static str,
     /// Whether times are steady enough to be compared.
     pub timed: bool,
+    /// Whose memory is measured.
+    pub memory_of: MemoryOf,
 }
 
 /// Families whose feed-forward layers have two matrices, by the beginnings of their names.
@@ -50,6 +53,7 @@ impl Convention {
             cut: Cut::EvenLayers,
             stack: "megatron",
             timed: true,
+            memory_of: MemoryOf::Fullest,
         }
     }
 
@@ -69,6 +73,8 @@ impl Convention {
                 network_reachable: Some(0.58),
                 cut: Cut::ByArithmetic,
                 stack: "nanotron",
+                // Rank 0 alone writes what it has reserved (`log_throughput` in `helpers.py` at 67c5ebb).
+                memory_of: MemoryOf::First,
                 ..usual
             },
             "InternLM/InternEvo" => Convention {

@@ -43,7 +43,7 @@ mod schema;
 mod shape;
 mod statistics;
 
-pub use case::{Case, MicroBatch, Split};
+pub use case::{Case, MemoryOf, MicroBatch, Split};
 pub use cut::Cut;
 pub use error::ValidateError;
 pub use feature::{Feature, FeatureValue, features};

@@ -6,6 +6,7 @@ use shardloom_plan::Plan;
 use shardloom_program::Program;
 use shardloom_sim::{Fit, Options, StepShares, simulate, step_kind};
 
+use crate::case::MemoryOf;
 use crate::hardware::plan;
 use crate::prepared::Prepared;
 use crate::{Case, Refusal};
@@ -15,9 +16,9 @@ use crate::{Case, Refusal};
 pub struct Prediction {
     /// Its time, once steps follow each other.
     pub step_seconds: f64,
-    /// Most memory that any device holds.
+    /// Most memory that a device holds, of those whose memory was measured.
     pub peak_bytes: u64,
-    /// Whether that is more than a device has.
+    /// Whether any device holds more than it has.
     pub exceeds: bool,
     /// Samples of a micro-batch on one replica.
     pub micro_batch: usize,
@@ -46,14 +47,16 @@ pub(crate) fn simulated(
     made: &Plan,
     program: &Program,
     micro_batch: usize,
+    memory_of: MemoryOf,
 ) -> Result<Prediction, Refusal> {
     let simulation =
         simulate(graph, cluster, program, Options::default()).map_err(|error| plan(&error))?;
     let memory = simulation.memory_fits(program, cluster).map_err(|error| plan(&error))?;
+    let measured = memory.iter().filter(|it| memory_of == MemoryOf::Fullest || it.rank == 0);
     let step_kind = step_kind(made, cluster);
     Ok(Prediction {
         step_seconds: simulation.step_time().seconds(),
-        peak_bytes: memory.iter().map(|rank| rank.peak_bytes).max().unwrap_or(0),
+        peak_bytes: measured.map(|rank| rank.peak_bytes).max().unwrap_or(0),
         exceeds: memory.iter().any(|rank| rank.fit() == Fit::Exceeds),
         micro_batch,
         shares: simulation.shares(),

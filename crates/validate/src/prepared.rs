@@ -62,7 +62,14 @@ impl Prepared {
         for candidate in &self.candidates {
             let lowered = candidate.lowered.get_or_init(|| self.lower(candidate));
             let (made, program) = lowered.as_ref().map_err(Clone::clone)?;
-            let prediction = simulated(&self.graph, cluster, made, program, candidate.micro_batch)?;
+            let prediction = simulated(
+                &self.graph,
+                cluster,
+                made,
+                program,
+                candidate.micro_batch,
+                self.case.memory_of,
+            )?;
             if !prediction.exceeds {
                 return Ok(prediction);
             }

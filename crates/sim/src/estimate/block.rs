@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use shardloom_cluster::DeviceId;
+use shardloom_graph::work::Pass;
 use shardloom_program::{
     Action, BodyKind, Class, ClassId, Content, Group, Instruction, MemoryTracker, Queue, Tensor,
 };
@@ -223,6 +224,7 @@ impl Held {
         let always = tracker.live_bytes();
         let mut held = Held::default();
         let mut late = false;
+        let mut saved = BTreeMap::new();
         for (kind, instruction) in pass_instructions(class) {
             let live = |tracker: &MemoryTracker<'_>| (tracker.live_bytes() - always) as f64;
             tracker.begin_counting(instruction, Some(0), &counts);
@@ -243,6 +245,17 @@ impl Held {
                 }
             }
             tracker.end(instruction, Some(0));
+            match &instruction.action {
+                Action::Kernel { op, pass: Pass::Forward, .. } => {
+                    let bytes = costs.saved_bytes(id, 0, instruction);
+                    tracker.hold(bytes);
+                    tracker.give_back(saved.insert(*op, bytes).unwrap_or(0));
+                }
+                Action::Kernel { op, pass: Pass::Input, .. } => {
+                    tracker.give_back(saved.remove(op).unwrap_or(0));
+                }
+                _ => {}
+            }
             match kind {
                 BodyKind::Forward => held.kept_bytes = live(&tracker),
                 BodyKind::BackwardInput => held.waiting_bytes = live(&tracker),

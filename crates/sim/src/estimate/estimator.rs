@@ -284,7 +284,13 @@ impl<'a> Estimator<'a> {
         }
         for each in self.shared(candidate) {
             let sharers = [candidate.sharers(), candidate.sharing];
-            let once = persistent_bytes(&self.settings, candidate.zero, sharers, &each.parameters);
+            let once = persistent_bytes(
+                &self.settings,
+                self.place.stack,
+                candidate.zero,
+                sharers,
+                &each.parameters,
+            );
             for (device, held) in held.iter_mut().enumerate() {
                 let holds = self.pipelines.iter().flat_map(|pipeline| {
                     let here = pipeline.iter().filter(|it| it.device == device);
@@ -308,7 +314,8 @@ impl<'a> Estimator<'a> {
         let mut all = Parameters::default();
         all.elements[0] = self.splits[blocks.split].total_elements;
         let sharers = [candidate.sharers(); 2];
-        let held = persistent_bytes(&self.settings, candidate.zero, sharers, &all);
+        let held =
+            persistent_bytes(&self.settings, self.place.stack, candidate.zero, sharers, &all);
         let kept = f64::from(candidate.microbatch) * blocks.kept_bytes;
         Ok(Some((held + kept) / f64::from(candidate.pp)))
     }

@@ -1,5 +1,6 @@
 //! A stage's costs, added up block by block from its last to its first.
 
+use shardloom_cluster::Stack;
 use shardloom_program::Format;
 
 use super::Settings;
@@ -7,6 +8,7 @@ use super::collective::Collective;
 use super::parameters::{BUCKETS, Parameters, is_of_context, is_partial, is_split};
 use super::place::Place;
 use super::table::{BlockTable, SplitTable};
+use crate::held::copy_bytes;
 
 /// What does not change between the stages of a candidate.
 pub(super) struct Terms<'t, 'c> {
@@ -97,7 +99,7 @@ impl<'c> Terms<'_, 'c> {
     /// What a device holds all the time of these parameters.
     pub fn persistent_bytes(&self, parameters: &Parameters) -> f64 {
         let sharers = self.replicas.map(|replicas| replicas.sharers);
-        persistent_bytes(self.settings, self.zero, sharers, parameters)
+        persistent_bytes(self.settings, self.place.stack, self.zero, sharers, parameters)
     }
 
     fn synchronisation(&mut self, parameters: &Parameters) -> Synchronisation {
@@ -167,10 +169,11 @@ impl<'c> Terms<'_, 'c> {
     }
 }
 
-/// What a device holds all the time: weights, gradients and optimizer state, or its shards, where so many
+/// What a device holds all the time: weights, gradients with their copies, and optimizer state, or its shards, where so many
 /// `sharers` share, and so many what context parallelism splits.
 pub(super) fn persistent_bytes(
     settings: &Settings,
+    stack: &Stack,
     zero: u8,
     sharers: [u32; 2],
     parameters: &Parameters,
@@ -185,7 +188,8 @@ pub(super) fn persistent_bytes(
         let held = |from: u8| if zero >= from { 1.0 / f64::from(count) } else { 1.0 };
         let each = held(3) * precision.compute.bytes() as f64
             + held(2) * precision.gradients.bytes() as f64
-            + held(1) * state as f64;
+            + held(1) * state as f64
+            + copy_bytes(stack, precision, count > 1) as f64;
         let factored = if index == 0 { parameters.factored_elements } else { 0.0 };
         bytes += elements[index] * each + 4.0 * factored * held(1);
     }
@@ -550,7 +554,7 @@ mod tests {
             bucket_bytes: 1,
         };
         let sums = Parameters { factored_elements: 100.0, ..Parameters::default() };
-        let held = |zero| persistent_bytes(&settings, zero, [4, 1], &sums);
+        let held = |zero| persistent_bytes(&settings, &Stack::default(), zero, [4, 1], &sums);
         assert_eq!([0, 1, 2, 3].map(held), [400.0, 100.0, 100.0, 100.0]);
     }
 }

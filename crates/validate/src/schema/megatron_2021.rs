@@ -3,7 +3,7 @@
 use shardloom_plan::{Number, Recompute};
 
 use crate::Refusal;
-use crate::case::{Case, MicroBatch, Split};
+use crate::case::{Case, MemoryOf, MicroBatch, Split};
 use crate::cut::Cut;
 use crate::hardware::Hardware;
 use crate::shape::{Layers, Shape};
@@ -68,6 +68,7 @@ impl Job {
             micro_batch: self.micro_batch,
             compute: Number::Fp16,
             fp8_products: false,
+            memory_of: MemoryOf::Fullest,
         }
     }
 }

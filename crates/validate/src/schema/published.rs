@@ -192,6 +192,7 @@ impl Cells {
             micro_batch: MicroBatch::Given(given(self.mbs, "mbs")?),
             compute,
             fp8_products,
+            memory_of: convention.memory_of,
         })
     }
 }

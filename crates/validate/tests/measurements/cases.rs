@@ -4,7 +4,7 @@ use crate::files::{row, shipped};
 use shardloom_cluster::Stack;
 use shardloom_plan::{Axis, Number, Plan, Recompute, ScheduleKind};
 use shardloom_validate::{
-    Case, FeatureValue, Hardware, MicroBatch, Refusal, cluster, features, predict, read,
+    Case, FeatureValue, Hardware, MemoryOf, MicroBatch, Refusal, cluster, features, predict, read,
 };
 
 fn case(changes: &[(&str, &str)]) -> Case {
@@ -82,6 +82,15 @@ fn plans_have_the_habits_of_the_software() {
         stack.habits.keeps_gathered = keeps;
         assert_eq!(plan(&case, Some(&stack)).keeps_gathered, keeps);
     }
+}
+
+#[test]
+fn sources_say_whose_memory_they_measured() {
+    let rows =
+        read(&shipped("nanotron_ultrascale_h100.csv")).expect("it is part of the project").rows;
+    let first = rows[0].case.clone().expect("it can be predicted");
+    assert_eq!(first.memory_of, MemoryOf::First);
+    assert_eq!(case(&[]).memory_of, MemoryOf::Fullest);
 }
 
 #[test]
