@@ -1,7 +1,6 @@
 //! The plan.
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 use shardloom_cluster::Stack;
@@ -10,8 +9,8 @@ use shardloom_graph::{DimId, Graph};
 
 use crate::{
     Averaging, Axis, AxisSet, Compression, DeviceList, LayoutRules, Mesh, Negotiation, Optimizer,
-    ParameterGroup, PassTimes, Precision, Ranges, ScheduleKind, Staleness, Summation, Updates,
-    Weights,
+    ParameterGroup, PassTimes, Precision, Ranges, ScheduleKind, ServerSet, Staleness, Summation,
+    Updates, Weights,
 };
 
 /// Version of the TOML form that this crate reads and writes.
@@ -277,6 +276,12 @@ impl Sync {
         let holding = self.servers.map_or(0, |servers| servers.count);
         holding.saturating_add(self.summation.map_or(0, |summation| summation.servers))
     }
+
+    /// The numbers of those that are not lost.
+    fn server_numbers(&self) -> impl DoubleEndedIterator<Item = u32> + use<> {
+        let lost = self.servers.map_or(ServerSet::default(), |servers| servers.lost);
+        (0..self.server_count()).filter(move |&server| !lost.contains(server))
+    }
 }
 
 impl Default for Sync {
@@ -309,9 +314,32 @@ pub struct Servers {
     /// applied; with 0, of all before it; unbounded, whatever has been. A row of steps that are trained
     /// together ends with all applied, so rows of a single step are synchronous whatever this says.
     pub staleness: Staleness,
+    /// How many further servers have a replica of each range, weights and optimizer state: those that follow its
+    /// owner on the ring. The owner sends them the gradients that it has added up, with which they update too, and
+    /// no worker goes on before they have. For servers without staleness.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub replicas: u32,
+    /// Servers that are no more: their ranges belong to the first that follows and is left. Their devices stand
+    /// idle, and the others keep theirs.
+    #[serde(default, skip_serializing_if = "ServerSet::is_empty")]
+    pub lost: ServerSet,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 impl Servers {
+    /// So many servers, none of them lost, without replicas.
+    pub fn of(count: u32, staleness: Staleness) -> Servers {
+        Servers { count, staleness, replicas: 0, lost: ServerSet::default() }
+    }
+
+    /// The numbers of those that are left, ascending.
+    pub fn left(self) -> impl DoubleEndedIterator<Item = u32> {
+        (0..self.count).filter(move |&server| !self.lost.contains(server))
+    }
+
     /// The most bytes of a range of parameters where nobody says it: the size of partitions in BytePS (Jiang
     /// et al. 2020, OSDI), or of a small model what leaves 64 ranges, so that there is some for every server.
     pub fn bucket_bytes(self, graph: &Graph) -> usize {
@@ -387,20 +415,26 @@ impl Plan {
     /// The number of devices it uses.
     pub fn device_count(&self) -> usize {
         let of_stages = self.stages().flat_map(|(_, stage)| &stage.devices.0);
-        of_stages.collect::<BTreeSet<_>>().len() + self.server_devices().len()
+        let lost = self.sync.servers.map_or(0, |servers| servers.lost.iter().count());
+        let servers = (self.sync.server_count() as usize).saturating_sub(lost);
+        of_stages.collect::<BTreeSet<_>>().len() + servers
     }
 
     /// The least number of devices that a cluster must have: one more than the last that it uses.
     pub fn least_devices(&self) -> usize {
-        let servers = self.server_devices();
-        servers.start as usize + servers.len()
+        let last = self.server_devices().next_back();
+        last.map_or(self.first_server_device(), |last| last.saturating_add(1)) as usize
     }
 
-    /// The devices of servers, in their order: those after the pipelines'.
-    pub fn server_devices(&self) -> Range<u32> {
+    /// The devices of servers, in their order: those after the pipelines', without those of servers that are lost.
+    pub fn server_devices(&self) -> impl DoubleEndedIterator<Item = u32> + use<> {
+        let first = self.first_server_device();
+        self.sync.server_numbers().map(move |server| first.saturating_add(server))
+    }
+
+    fn first_server_device(&self) -> u32 {
         let last = self.stages().flat_map(|(_, stage)| &stage.devices.0).max();
-        let first = last.map_or(0, |last| last.saturating_add(1));
-        first..first.saturating_add(self.sync.server_count())
+        last.map_or(0, |last| last.saturating_add(1))
     }
 
     /// How replicas of parameters stay equal, by group: what has none first.

@@ -7,8 +7,8 @@ use shardloom_graph::{Extents, Graph};
 
 use crate::{
     Arrangement, Axis, Compression, LayoutRules, Mesh, Number, Optimizer, ParameterGroup,
-    ParameterGroups, Plan, PlanError, Precision, ScheduleKind, Servers, Share, Stage, Staleness,
-    Summation, Sync, Updates,
+    ParameterGroups, Plan, PlanError, Precision, ScheduleKind, ServerSet, Servers, Share, Stage,
+    Staleness, Summation, Sync, Updates,
 };
 
 impl Plan {
@@ -361,6 +361,25 @@ impl Plan {
             return refuse("precision", format!("{:?}", self.precision), rule);
         }
         let adds_up = servers.staleness == Staleness::SYNCHRONOUS;
+        let Servers { count, replicas, lost, .. } = servers;
+        if replicas > 0 && !adds_up {
+            let rule = "and staleness an update is made with each worker's gradients by themselves, and replicas \
+                        are sent only what was added up: staleness = 0, or no replicas";
+            return refuse("sync.servers.replicas", replicas.to_string(), rule);
+        }
+        if replicas >= count {
+            let rule =
+                format!("each replica of a range is on another one: fewer than count = {count}");
+            return refuse("sync.servers.replicas", replicas.to_string(), &rule);
+        }
+        if replicas > 0 && count > ServerSet::MOST {
+            let rule = format!("that have replicas there are at most {}", ServerSet::MOST);
+            return refuse("sync.servers.count", count.to_string(), &rule);
+        }
+        if servers.left().next().is_none() || lost.iter().any(|server| server >= count) {
+            let rule = format!("some of {count}, numbered from 0, are lost, and not all");
+            return refuse("sync.servers.lost", lost.to_string(), &rule);
+        }
         if let (false, Optimizer::Sgd { reference_batch: Some(batch), .. }) =
             (adds_up, self.optimizer)
         {

@@ -91,7 +91,7 @@ fn numbers_and_axes_that_mean_nothing_are_refused() {
 fn what_needs_equal_replicas_is_refused() {
     let sgd =
         |reference_batch| Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0, reference_batch };
-    let servers = Some(Servers { count: 1, staleness: Staleness::Within(0) });
+    let servers = Some(Servers::of(1, Staleness::Within(0)));
     let stage = |mesh: Mesh, first: u32| {
         let devices = (first..first + mesh.size() as u32).collect();
         shardloom_plan::Stage::new((0, 2), mesh, shardloom_plan::DeviceList(devices))

@@ -83,7 +83,7 @@ fn what_it_does_not_go_with_is_named() {
         ),
         (
             one_worker(|it| {
-                it.servers = Some(Servers { count: 1, staleness: Staleness::SYNCHRONOUS });
+                it.servers = Some(Servers::of(1, Staleness::SYNCHRONOUS));
             }),
             "sync.servers",
             "no servers",

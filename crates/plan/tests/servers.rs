@@ -2,7 +2,7 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Mesh, Number, ParameterGroup, Plan, Servers, Staleness, Summation, Sync, Uniform,
+    Mesh, Number, ParameterGroup, Plan, ServerSet, Servers, Staleness, Summation, Sync, Uniform,
 };
 
 fn graph() -> Graph {
@@ -17,10 +17,7 @@ fn plan(pp: usize, dp: u32, tp: u32) -> Plan {
         mesh: Mesh::of(dp, 1, tp),
         global_batch: 24,
         microbatches: 2,
-        sync: Sync {
-            servers: Some(Servers { count: 1, staleness: Staleness::Within(0) }),
-            ..Sync::default()
-        },
+        sync: Sync { servers: Some(Servers::of(1, Staleness::Within(0))), ..Sync::default() },
         ..Uniform::default()
     };
     uniform.plan(&graph(), "model", "local")
@@ -72,8 +69,7 @@ fn there_is_a_server_and_it_holds_everything_in_32_bits() {
         change(&mut plan);
         plan.validate(&graph(), 8).expect_err("no such servers").to_string()
     };
-    let none =
-        refusal(|it| it.sync.servers = Some(Servers { count: 0, staleness: Staleness::Within(0) }));
+    let none = refusal(|it| it.sync.servers = Some(Servers::of(0, Staleness::Within(0))));
     assert_eq!(none, "sync.servers.count = 0: at least 1");
     for zero in 1..=3 {
         let mut plan = plan(1, 3, 1);
@@ -111,4 +107,45 @@ fn workers_have_devices_and_algorithms_of_their_own_only_where_these_count() {
     );
     plan.parameters[0].servers = Some(vec![]);
     assert_eq!(plan.validate(&graph(), 8), Ok(()));
+}
+
+#[test]
+fn replicas_are_of_servers_without_staleness_fewer_than_these_and_lost_servers_are_some_of_them() {
+    let complaint = |change: &dyn Fn(&mut Servers)| {
+        let mut plan = plan(1, 3, 1);
+        let mut servers = Servers { replicas: 1, ..Servers::of(3, Staleness::SYNCHRONOUS) };
+        change(&mut servers);
+        plan.sync.servers = Some(servers);
+        plan.validate(&graph(), 100).err().map(|error| error.to_string())
+    };
+    assert_eq!(complaint(&|_| {}), None);
+    let all = ServerSet::try_from(vec![0, 1, 2]).expect("three servers");
+    let one = |server| ServerSet::default().with(server).expect("a small number");
+    assert_eq!(complaint(&|it| it.lost = one(2)), None);
+    for (complaint, key) in [
+        (complaint(&|it| it.staleness = Staleness::Within(1)), "sync.servers.replicas = 1: "),
+        (complaint(&|it| it.replicas = 3), "sync.servers.replicas = 3: "),
+        (complaint(&|it| it.count = 65), "sync.servers.count = 65: "),
+        (complaint(&|it| it.lost = one(3)), "sync.servers.lost = [3]: "),
+        (complaint(&|it| it.lost = all), "sync.servers.lost = [0, 1, 2]: "),
+    ] {
+        let complaint = complaint.expect(key);
+        assert!(complaint.starts_with(key), "{complaint}");
+    }
+}
+
+#[test]
+fn a_lost_server_leaves_its_device_and_the_text_of_a_plan_names_it() {
+    let mut plan = plan(1, 2, 1);
+    plan.sync.servers = Some(Servers::of(3, Staleness::SYNCHRONOUS));
+    let plain = plan.to_toml();
+    assert!(!plain.contains("replicas") && !plain.contains("lost"), "{plain}");
+    let lost = ServerSet::default().with(1).expect("a small number");
+    let servers = Servers { replicas: 2, lost, ..Servers::of(3, Staleness::SYNCHRONOUS) };
+    plan.sync.servers = Some(servers);
+    assert_eq!(plan.server_devices().collect::<Vec<_>>(), [2, 4]);
+    assert_eq!((plan.device_count(), plan.least_devices()), (4, 5));
+    let text = plan.to_toml();
+    assert!(text.contains("lost = [1]"), "{text}");
+    assert_eq!(Plan::from_toml(&text, "a plan").expect("its own text"), plan);
 }

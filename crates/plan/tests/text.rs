@@ -82,7 +82,7 @@ fn sync() -> impl Strategy<Value = Sync> {
             },
             over: shard_over,
         }),
-        servers: (zero == 0).then_some(Servers { count: 2, staleness: staleness(bucket_bytes) }),
+        servers: (zero == 0).then_some(Servers::of(2, staleness(bucket_bytes))),
         compression,
         summation: (zero == 1).then_some(summation(bucket_bytes)),
         sparse: bucket_bytes % 5 == 0,

@@ -297,7 +297,7 @@ fn sparse_gradients_are_possible() {
     );
     let served = |it: &mut Plan| {
         let staleness = shardloom_plan::Staleness::SYNCHRONOUS;
-        it.sync.servers = Some(shardloom_plan::Servers { count: 1, staleness });
+        it.sync.servers = Some(shardloom_plan::Servers::of(1, staleness));
     };
     assert_eq!(
         refused(untied, &served),

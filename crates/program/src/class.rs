@@ -85,6 +85,8 @@ pub struct ServedRange {
     pub range: Range<usize>,
     /// The class of the server.
     pub server: ClassId,
+    /// The classes of further servers that have a replica of it, the first to take its place first.
+    pub replicas: Vec<ClassId>,
 }
 
 /// Parameters that are gathered, reduced and updated together, contiguous in memory.
@@ -121,6 +123,9 @@ pub struct Bucket {
     /// The ranges of its gradients, in order, that servers sum over all workers and send back; the workers sum
     /// the rest among themselves. None where there are no such servers.
     pub summed: Vec<ServedRange>,
+    /// The class of the server that owns it, where ranks of this class only have a replica, which they update with
+    /// the gradients that the owner has added up.
+    pub replica_of: Option<ClassId>,
     /// The tensors that ranks hold of it.
     pub held: Held,
 }
@@ -304,13 +309,19 @@ impl Program {
         others.map(|&other| self.class(other).delay).fold(class.delay, f64::max)
     }
 
+    /// Whether servers have replicas of what others own.
+    pub fn has_replicas(&self) -> bool {
+        let mut buckets = self.classes.iter().flat_map(|class| &class.buckets);
+        buckets.any(|bucket| bucket.replica_of.is_some())
+    }
+
     /// Whether ranks of `class` own a tensor of theirs among the classes that hold such a one of the same
     /// bucket: the first of them does.
     pub fn owns(&self, class: ClassId, tensor: TensorId) -> bool {
         let node = self.class(class);
         let tensor = node.tensor(tensor);
         let Some(bucket) = tensor.bucket.map(|id| node.bucket(id)) else { return true };
-        if !bucket.served.is_empty() {
+        if !bucket.served.is_empty() || bucket.replica_of.is_some() {
             return false;
         }
         let value = |class: &Class, bucket: &Bucket| {

@@ -77,6 +77,21 @@ impl Ring {
         owners
     }
 
+    /// The servers that follow the owner of a range, from the nearest on, each once: those that have its replicas
+    /// (Li et al. 2014, OSDI, section 4.3).
+    pub fn successors(&self, range: usize, owner: u32) -> Vec<u32> {
+        let mut order: Vec<u32> = vec![];
+        for server in self.followers(place(range)) {
+            if !order.contains(&server) {
+                order.push(server);
+            }
+        }
+        let own = order.iter().position(|&server| server == owner);
+        order.rotate_left(own.map_or(0, |own| own));
+        order.retain(|&server| server != owner);
+        order
+    }
+
     /// The servers from a place on, each as often as it has points.
     fn followers(&self, place: u64) -> impl Iterator<Item = u32> + '_ {
         let first = self.points.partition_point(|&(point, _)| point < place);

@@ -35,6 +35,9 @@ pub enum Carried {
     Weights(BucketId),
     /// Gradients of a range of the sender's bucket, to the server.
     Gradients(BucketId),
+    /// Gradients of the sender's bucket, added up over all workers, from the server that owns it to one that has a
+    /// replica of it.
+    Aggregated(BucketId),
     /// Gradients of a range of the receiver's bucket, summed over all workers, from the server that sums them.
     Sums(BucketId),
     /// Which rows of a piece of the sender's table it looks up, to the server that holds this piece: its number.
@@ -120,10 +123,11 @@ pub(crate) fn messages(global: &[usize], from: Side<'_>, to: Side<'_>) -> Vec<Me
 }
 
 impl Route {
-    /// Whether it is between a server and a worker.
+    /// Whether it is between a server and a worker, or between servers.
     pub fn is_of_server(&self) -> bool {
         match self.carried {
             Carried::Weights(_) | Carried::Gradients(_) | Carried::Sums(_) => true,
+            Carried::Aggregated(_) => true,
             Carried::Lookups(..) | Carried::LookedUp(..) | Carried::RowGradients(..) => true,
             Carried::Value(_) | Carried::Gradient(_) | Carried::Norm => false,
         }
@@ -186,6 +190,7 @@ impl Route {
             Carried::Value(_) | Carried::Gradient(_) => of_entry,
             Carried::Norm | Carried::Weights(_) | Carried::Gradients(_) | Carried::Sums(_) => None,
             Carried::Lookups(..) | Carried::LookedUp(..) | Carried::RowGradients(..) => None,
+            Carried::Aggregated(_) => None,
         }
     }
 

@@ -18,6 +18,27 @@ fn moved(before: &[u32], after: &[u32], sizes: &[usize]) -> f64 {
     moved as f64 / sizes.iter().sum::<usize>() as f64
 }
 
+/// By definition: from the range on along the ring, whoever is the first to stand behind the owner and the others.
+#[test]
+fn successors_are_all_other_servers_and_where_the_owner_goes_the_first_stands_in() {
+    for servers in [2, 3, 7] {
+        // Equal ranges, few for each server, so that none is dealt to another than the nearest for its load alone.
+        let sizes = vec![1; 4];
+        let ring = Ring::of(0..servers);
+        for (range, owner) in ring.owners(&sizes).into_iter().enumerate() {
+            let successors = ring.successors(range, owner);
+            let mut all = successors.clone();
+            all.push(owner);
+            all.sort_unstable();
+            assert_eq!(all, (0..servers).collect::<Vec<_>>());
+            // On the ring without the owner the order of the others is the same.
+            let without = Ring::of((0..servers).filter(|&it| it != owner));
+            let rest = without.successors(range, successors[0]);
+            assert_eq!(rest, successors[1..], "{range} of {servers}");
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: 256,

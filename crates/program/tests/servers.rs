@@ -38,7 +38,7 @@ fn program(workers: u32, count: u32, staleness: u32) -> Program {
 
 fn program_within(workers: u32, count: u32, staleness: Staleness) -> Program {
     let graph = small();
-    let plan = plan(&graph, workers, Servers { count, staleness });
+    let plan = plan(&graph, workers, Servers::of(count, staleness));
     lower(&graph, &plan, plan.device_count()).unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -245,17 +245,15 @@ fn an_answer_that_does_not_wait_for_those_of_another_client_is_rejected() {
 #[test]
 fn what_servers_cannot_go_with_is_refused_by_name() {
     let graph = small();
-    let good = plan(&graph, 2, Servers { count: 1, staleness: Staleness::Within(0) });
+    let good = plan(&graph, 2, Servers::of(1, Staleness::Within(0)));
     let changed = |how: &dyn Fn(&mut Plan)| {
         let mut plan = good.clone();
         how(&mut plan);
         plan
     };
     let scaled = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0, reference_batch: Some(8) };
-    let uniform = Uniform {
-        sync: Sync::default(),
-        ..uniform(2, Servers { count: 1, staleness: Staleness::Within(0) })
-    };
+    let uniform =
+        Uniform { sync: Sync::default(), ..uniform(2, Servers::of(1, Staleness::Within(0))) };
     let wide = uniform.plan(&graph, "model", "local");
     let split = Uniform { pp: 2, mesh: Mesh::SINGLE, ..uniform }.plan(&graph, "model", "local");
     for (plan, key) in [
@@ -268,22 +266,18 @@ fn what_servers_cannot_go_with_is_refused_by_name() {
         (
             changed(&|it| {
                 it.optimizer = scaled;
-                it.sync.servers = Some(Servers { count: 1, staleness: Staleness::Unbounded });
+                it.sync.servers = Some(Servers::of(1, Staleness::Unbounded));
             }),
             "optimizer.reference_batch",
         ),
         (
-            changed(&|it| {
-                it.sync.servers = Some(Servers { count: 99, staleness: Staleness::Within(0) })
-            }),
+            changed(&|it| it.sync.servers = Some(Servers::of(99, Staleness::Within(0)))),
             "ranges of parameters",
         ),
         (Plan { pipeline: split.pipeline, ..good.clone() }, "pipeline.stage"),
         (Plan { pipeline: wide.pipeline, ..good.clone() }, "pipeline.stage.mesh"),
         (
-            changed(&|it| {
-                it.sync.servers = Some(Servers { count: 0, staleness: Staleness::Within(0) })
-            }),
+            changed(&|it| it.sync.servers = Some(Servers::of(0, Staleness::Within(0)))),
             "sync.servers.count = 0",
         ),
     ] {
@@ -314,7 +308,7 @@ fn parameters_are_cut_between_servers_where_an_update_is_by_element() {
         (Optimizer::sgd(0.0), true),
         (Optimizer::Lamb { beta1: 0.9, beta2: 0.99, epsilon: 1e-6, weight_decay: 0.0 }, false),
     ] {
-        let servers = Servers { count: 2, staleness: Staleness::Unbounded };
+        let servers = Servers::of(2, Staleness::Unbounded);
         let mut plan = plan(&graph, 2, servers);
         plan.optimizer = optimizer;
         // Two elements: less than any parameter.
@@ -331,7 +325,7 @@ fn parameters_are_cut_between_servers_where_an_update_is_by_element() {
 #[test]
 fn servers_that_hold_other_elements_than_workers_send_are_rejected() {
     let graph = small();
-    let servers = Servers { count: 2, staleness: Staleness::Within(1) };
+    let servers = Servers::of(2, Staleness::Within(1));
     let mut plan = plan(&graph, 2, servers);
     plan.sync.bucket_bytes = 8;
     let good = lower(&graph, &plan, 4).unwrap_or_else(|error| panic!("{error}"));

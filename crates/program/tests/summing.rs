@@ -318,7 +318,7 @@ fn two_equal_pieces_of_a_parameter_that_are_swapped_are_rejected() {
 fn a_server_with_weights_to_which_equal_pieces_of_a_parameter_come_swapped_is_rejected() {
     let graph = small();
     for staleness in [Staleness::SYNCHRONOUS, Staleness::Within(1)] {
-        let servers = Some(Servers { count: 1, staleness });
+        let servers = Some(Servers::of(1, staleness));
         // One server's neighbouring pieces would be one range: deal them to two.
         let servers = servers.map(|it| Servers { count: 2, ..it });
         let sync = Sync { servers, bucket_bytes: 16, ..Sync::default() };
@@ -470,9 +470,7 @@ fn what_servers_that_sum_cannot_go_with_is_refused_by_name() {
         (changed(&|it| it.updates = Updates::Round), "updates"),
         (changed(&|it| it.weights = Weights::Stash), "weights.rule"),
         (
-            changed(&|it| {
-                it.sync.servers = Some(Servers { count: 1, staleness: Staleness::Within(0) })
-            }),
+            changed(&|it| it.sync.servers = Some(Servers::of(1, Staleness::Within(0)))),
             "and not both",
         ),
         (of(all(0)), "sync.summation.servers = 0"),

@@ -17,7 +17,7 @@ fn program(workers: u32, staleness: u32) -> Program {
     let graph = gpt(2, false);
     let uniform = Uniform {
         sync: Sync {
-            servers: Some(Servers { count: 1, staleness: Staleness::Within(staleness) }),
+            servers: Some(Servers::of(1, Staleness::Within(staleness))),
             bucket_bytes: 1 << 30,
             ..Sync::default()
         },
@@ -250,7 +250,7 @@ fn eight_workers_of_23_million_parameters_move_1_47_gigabytes_in_a_step() {
     assert_eq!(graph.parameter_count(), 23_000_000);
     let (workers, whole) = (8, 4 * graph.parameter_count());
     for count in [1, 2, 4] {
-        let servers = Servers { count, staleness: Staleness::SYNCHRONOUS };
+        let servers = Servers::of(count, Staleness::SYNCHRONOUS);
         let bucket_bytes = servers.bucket_bytes(&graph);
         let uniform = Uniform {
             sync: Sync { servers: Some(servers), bucket_bytes, ..Sync::default() },

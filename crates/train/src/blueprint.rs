@@ -20,6 +20,9 @@ pub(crate) type Way = dyn Synchronisation + Send + Sync;
 #[derive(Clone)]
 pub struct Blueprint {
     pub(crate) graph: Graph,
+    /// What was lowered, and on how many devices.
+    pub(crate) plan: Plan,
+    pub(crate) devices: usize,
     pub(crate) program: Program,
     /// By class.
     pub(crate) buffers: Vec<BufferPlan>,
@@ -79,7 +82,8 @@ impl Blueprint {
         settings: Settings,
         way: Option<Arc<Way>>,
     ) -> Result<Blueprint> {
-        let mut plan = plan.clone();
+        let original = plan;
+        let mut plan = original.clone();
         if let Some(reason) = untrainable(&plan) {
             return Err(Error::Unsupported { reason: reason.into() });
         }
@@ -96,6 +100,8 @@ impl Blueprint {
         let (device, connected) = (processor(), Connected::Here);
         Ok(Blueprint {
             graph,
+            plan: original.clone(),
+            devices,
             program,
             buffers,
             messages,

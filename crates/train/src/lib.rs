@@ -23,4 +23,4 @@ pub use sampler::Sampler;
 /// The environment variable that chooses the instructions of the kernels.
 pub use shardloom_kernels::tier::VARIABLE as KERNELS_VARIABLE;
 pub use stragglers::Straggler;
-pub use trainer::{Evaluation, OnNonFinite, RunClock, Settings, Step, Trainer};
+pub use trainer::{Evaluation, LostServer, OnNonFinite, RunClock, Settings, Step, Trainer};

@@ -88,7 +88,7 @@ fn plans() -> Vec<Uniform> {
         ..serial()
     };
     let sharded = Sync { zero: 3, ..Sync::default() };
-    let servers = Some(Servers { count: 2, staleness: Staleness::Within(0) });
+    let servers = Some(Servers::of(2, Staleness::Within(0)));
     let served = Sync { servers, bucket_bytes: 200, ..Sync::default() };
     vec![
         serial(),

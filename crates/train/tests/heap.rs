@@ -233,7 +233,7 @@ fn with_parameter_servers() {
     let graph = gpt(2);
     for (workers, count) in [(1, 1), (2, 1), (2, 2)] {
         // Without a bound of staleness workers end the row at different times.
-        let servers = Some(Servers { count, staleness: Staleness::Within(0) });
+        let servers = Some(Servers::of(count, Staleness::Within(0)));
         let sync = Sync { servers, ..uniform().sync };
         let mesh = mesh(workers, 1, 1);
         let uniform = Uniform { mesh, sync, microbatches: 2, clip_norm: None, ..uniform() };

@@ -227,7 +227,7 @@ fn runs_as_stale_as_is_allowed_are_their_serial_replay_bit_for_bit() {
     for optimizer in [Optimizer::sgd(0.0), Optimizer::default()] {
         let found = ALL.map(|staleness| {
             let answers = as_stale_as_allowed(staleness);
-            check(Servers { count: 1, staleness }, optimizer, Some(vec![answers]))
+            check(Servers::of(1, staleness), optimizer, Some(vec![answers]))
         });
         let all_differ = found.windows(2).all(|pair| pair[0] != pair[1]);
         assert!(all_differ, "staleness shows");
@@ -239,7 +239,7 @@ fn runs_as_they_come_on_threads_are_their_serial_replay_bit_for_bit() {
     for optimizer in [Optimizer::sgd(0.0), Optimizer::default()] {
         for staleness in ALL {
             for count in [1, 3] {
-                check(Servers { count, staleness }, optimizer, None);
+                check(Servers::of(count, staleness), optimizer, None);
             }
         }
     }

@@ -45,7 +45,7 @@ fn trained(
 }
 
 fn synchronous(count: u32) -> Sync {
-    let servers = Some(Servers { count, staleness: Staleness::SYNCHRONOUS });
+    let servers = Some(Servers::of(count, Staleness::SYNCHRONOUS));
     Sync { servers, bucket_bytes: 4000, ..Sync::default() }
 }
 
@@ -113,8 +113,7 @@ fn one_worker_and_its_servers_train_as_one_rank_bit_for_bit() {
             started(&graph, &unclipped(optimizer).plan(&graph, "m", "c"), RunClock::Wall);
         let expected = (train(&mut alone, STEPS), weights(&mut alone));
         for clock in clocks() {
-            let plan =
-                served(&graph, 1, Servers { count: 2, staleness: Staleness::Within(1) }, optimizer);
+            let plan = served(&graph, 1, Servers::of(2, Staleness::Within(1)), optimizer);
             let mut trainer = started(&graph, &plan, clock);
             assert_eq!((train(&mut trainer, STEPS), weights(&mut trainer)), expected);
         }
@@ -146,7 +145,7 @@ fn weights_never_lack_more_steps_than_the_bound_allows() {
     let graph = gpt();
     for bound in [0, 1, 2] {
         for clock in clocks() {
-            let servers = Servers { count: 2, staleness: Staleness::Within(bound) };
+            let servers = Servers::of(2, Staleness::Within(bound));
             let plan = served(&graph, 4, servers, Optimizer::default());
             let mut trainer = started(&graph, &plan, clock);
             train(&mut trainer, STEPS);
@@ -168,12 +167,7 @@ fn in_turn(workers: u32, steps: u32, first: u32) -> Vec<u32> {
 #[test]
 fn a_run_with_given_answers_is_bitwise_the_one_that_wrote_them() {
     let graph = gpt();
-    let plan = served(
-        &graph,
-        4,
-        Servers { count: 1, staleness: Staleness::Within(2) },
-        Optimizer::default(),
-    );
+    let plan = served(&graph, 4, Servers::of(1, Staleness::Within(2)), Optimizer::default());
     let mut wrote = started(&graph, &plan, RunClock::Wall);
     let losses = train(&mut wrote, STEPS);
     let answers = wrote.answers().to_vec();
@@ -200,12 +194,7 @@ fn a_run_with_given_answers_is_bitwise_the_one_that_wrote_them() {
 #[test]
 fn answers_that_break_the_bound_are_refused() {
     let graph = gpt();
-    let plan = served(
-        &graph,
-        2,
-        Servers { count: 1, staleness: Staleness::Within(0) },
-        Optimizer::default(),
-    );
+    let plan = served(&graph, 2, Servers::of(1, Staleness::Within(0)), Optimizer::default());
     // The first worker's gradients, and then its weights before the other has come; and the second's first, which
     // are added after the first's.
     for log in [vec![0, 0, 1, 1], vec![1, 0, 0, 1]] {
@@ -220,12 +209,7 @@ fn answers_that_break_the_bound_are_refused() {
         let error = trainer.repeat_answers(vec![vec![]; ranks]).expect_err("there are 3 ranks");
         assert!(error.to_string().contains(&format!("answers of {ranks} ranks")), "{error}");
     }
-    let plan = served(
-        &graph,
-        2,
-        Servers { count: 1, staleness: Staleness::Within(0) },
-        Optimizer::default(),
-    );
+    let plan = served(&graph, 2, Servers::of(1, Staleness::Within(0)), Optimizer::default());
     let mut virtually = started(&graph, &plan, RunClock::Virtual(cluster()));
     assert!(virtually.repeat_answers(vec![vec![]; 3]).is_err());
 }
@@ -233,12 +217,7 @@ fn answers_that_break_the_bound_are_refused() {
 #[test]
 fn executed_and_simulated_timelines_are_equal_and_bytes_and_memory_as_predicted() {
     let graph = gpt();
-    let plan = served(
-        &graph,
-        4,
-        Servers { count: 2, staleness: Staleness::Within(1) },
-        Optimizer::default(),
-    );
+    let plan = served(&graph, 4, Servers::of(2, Staleness::Within(1)), Optimizer::default());
     assert_runs_as_predicted(&graph, &plan, STEPS);
     // A worker sends and gets every parameter once a step, four bytes each.
     let whole: usize = graph
@@ -256,7 +235,7 @@ fn twice_the_parameters_go_between_each_worker_and_the_servers_in_a_step() {
     for staleness in [Staleness::Within(0), Staleness::Within(2), Staleness::Unbounded] {
         for (workers, count) in [(1, 1), (2, 1), (4, 1), (4, 3)] {
             for clock in clocks() {
-                let servers = Servers { count, staleness };
+                let servers = Servers::of(count, staleness);
                 let plan = served(&graph, workers, servers, Optimizer::sgd(0.0));
                 let mut trainer = started(&graph, &plan, clock);
                 train(&mut trainer, STEPS);
@@ -281,12 +260,7 @@ fn twice_the_parameters_go_between_each_worker_and_the_servers_in_a_step() {
 #[test]
 fn a_resumed_run_with_the_same_answers_is_bitwise_the_uninterrupted_one() {
     let graph = gpt();
-    let plan = served(
-        &graph,
-        2,
-        Servers { count: 2, staleness: Staleness::Within(1) },
-        Optimizer::default(),
-    );
+    let plan = served(&graph, 2, Servers::of(2, Staleness::Within(1)), Optimizer::default());
     let mut whole = started(&graph, &plan, RunClock::Wall);
     train(&mut whole, 3);
     let folder = tempfile::tempdir().expect("a folder");
@@ -308,7 +282,7 @@ fn what_servers_have_saved_goes_on_under_another_plan_and_back() {
     let alone = unclipped(sgd).plan(&graph, "m", "c");
     let mut whole = started(&graph, &alone, RunClock::Wall);
     train(&mut whole, 4);
-    let plan = served(&graph, 2, Servers { count: 1, staleness: Staleness::Within(0) }, sgd);
+    let plan = served(&graph, 2, Servers::of(1, Staleness::Within(0)), sgd);
     let mut trainer = started(&graph, &plan, RunClock::Wall);
     train(&mut trainer, 2);
     trainer.replan(&alone, 1).expect("replanned");
@@ -321,12 +295,7 @@ fn what_servers_have_saved_goes_on_under_another_plan_and_back() {
 #[test]
 fn evaluation_is_with_the_weights_that_all_gradients_have_changed() {
     let graph = gpt();
-    let plan = served(
-        &graph,
-        4,
-        Servers { count: 1, staleness: Staleness::Within(2) },
-        Optimizer::sgd(0.0),
-    );
+    let plan = served(&graph, 4, Servers::of(1, Staleness::Within(2)), Optimizer::sgd(0.0));
     let mut trainer = started(&graph, &plan, RunClock::Wall);
     train(&mut trainer, 3);
     let found = trainer.validate(8).expect("it runs").expect("samples");

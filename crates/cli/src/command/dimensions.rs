@@ -488,7 +488,7 @@ impl Dimensions {
     ) -> Result<Uniform, Failure> {
         let servers = self.split.servers.map(|count| {
             let staleness = self.split.staleness.unwrap_or(Staleness::SYNCHRONOUS);
-            Servers { count, staleness }
+            Servers::of(count, staleness)
         });
         let averaging = self.split.average_every.map(|every| Averaging {
             every,

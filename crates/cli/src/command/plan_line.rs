@@ -50,11 +50,15 @@ pub fn plan_line(plan: &Plan) -> String {
         format!(" with {} replicas {share}, each", counts.join("-"))
     });
     if let Some(servers) = plan.sync.servers {
+        let replicas = match servers.replicas {
+            0 => String::new(),
+            replicas => format!(" with {} of each range", counted(replicas as usize, "replica")),
+        };
         return format!(
-            "{}: {} and {}, staleness {}, {} of {}, recompute {}",
+            "{}: {} and {}{replicas}, staleness {}, {} of {}, recompute {}",
             counted(plan.device_count(), "device"),
             counted(plan.pipeline.len(), "worker"),
-            counted(servers.count as usize, "server"),
+            counted(servers.left().count(), "server"),
             servers.staleness,
             counted(plan.microbatches, "micro-batch"),
             counted(plan.microbatch_samples(), "sample"),

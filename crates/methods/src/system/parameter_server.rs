@@ -27,7 +27,7 @@ fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
     }
     let graph = task.graph;
     let mut choice = workers::fastest(task, |count, common| {
-        let servers = Servers { count, staleness: Staleness::SYNCHRONOUS };
+        let servers = Servers::of(count, Staleness::SYNCHRONOUS);
         let bucket_bytes = servers.bucket_bytes(graph);
         Uniform {
             sync: Sync { servers: Some(servers), bucket_bytes, ..common.sync },

@@ -12,7 +12,7 @@ mod serving;
 use serving::Serving;
 pub use serving::{Client, Handler, Serve, When};
 
-use crate::class::{Body, BodyId, BodyKind, Class, Program};
+use crate::class::{Body, BodyId, BodyKind, Class, ClassId, Program};
 use crate::{Action, Group, View};
 
 /// A body that is run once in a step.
@@ -246,6 +246,11 @@ impl<'p> Cursor<'p> {
         serving.serve_in_turn()
     }
 
+    /// Up to which step each client of a server has ended its steps, by their number among its clients.
+    pub(crate) fn clocks(&self) -> &[i64] {
+        self.serving.as_ref().map_or(&[], Serving::clocks)
+    }
+
     /// How many steps of the row a server has finished with all of its clients.
     pub fn served_steps(&self) -> Option<i64> {
         self.serving.as_ref().map(Serving::finished)
@@ -378,6 +383,13 @@ impl Class {
             let otherwise = otherwise.iter().map(|entry| (Some(false), entry));
             own.chain(then).chain(otherwise)
         })
+    }
+
+    /// The server for which an entry with this number is run, whose replicas a server has; none for all others.
+    pub fn served_owner(&self, program: &Program, number: usize) -> Option<ClassId> {
+        let serve = self.serves()?;
+        let client = serve.clients[serve.client_of(number)?].class;
+        program.class(client).serves().map(|_| client)
     }
 
     /// The entries that every step has: those outside of guards.

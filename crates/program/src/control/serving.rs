@@ -124,8 +124,15 @@ impl<'p> Serving<'p> {
     }
 
     pub fn serve_in_turn(&mut self) -> Run {
-        let behind = self.open().map(|(client, _)| client).min_by_key(|&client| self.done[client]);
+        // By step and by how much of it is done: not all clients have as many handlers.
+        let place = |&client: &usize| self.next(client).map(|(step, index, _)| (step, index));
+        let behind = self.open().map(|(client, _)| client).min_by_key(place);
         self.serve(behind.expect("the client that is furthest behind waits for nobody"))
+    }
+
+    /// Up to which step each client has ended its steps.
+    pub fn clocks(&self) -> &[i64] {
+        &self.clocks
     }
 
     /// How many steps all clients have ended.

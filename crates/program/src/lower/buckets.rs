@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use shardloom_collectives::{Algorithm, chunk};
 use shardloom_graph::{Extents, Graph, ValueId, gradient};
-use shardloom_plan::{Axis, Mesh, Optimizer, Plan, Updates};
+use shardloom_plan::{Axis, Mesh, Optimizer, Plan, Servers, Updates};
 
 use super::holdings::{Keeps, ParameterGroupId, Ways, Whose};
 use super::stage::StageModel;
@@ -174,6 +174,7 @@ impl<'a> Parameters<'a> {
                 served: vec![],
                 summed: vec![],
                 classes: key.classes,
+                replica_of: None,
                 held,
             });
         }
@@ -220,17 +221,26 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// Deals ranges of all buckets to so many servers, the first of which is `first`.
-    fn deal(&mut self, first: ClassId, servers: usize) {
+    /// Deals ranges of all buckets to servers, the first of which that is left is the class `first`. Who owns what
+    /// is said by the ring of all; for a server that is lost, those that follow it stand in.
+    fn deal(&mut self, first: ClassId, servers: Servers) {
         let pieces: Vec<(usize, Range<usize>)> = self.pieces().collect();
         let sizes: Vec<usize> = pieces.iter().map(|(_, range)| range.len()).collect();
-        let owners = Ring::of(0..servers as u32).owners(&sizes);
-        for ((bucket, range), owner) in pieces.into_iter().zip(owners) {
-            let server = ClassId(first.0 + owner);
+        let ring = Ring::of(0..servers.count);
+        let owners = ring.owners(&sizes);
+        let left: Vec<u32> = servers.left().collect();
+        for (number, ((bucket, range), owner)) in pieces.into_iter().zip(owners).enumerate() {
+            let all = std::iter::once(owner).chain(ring.successors(number, owner));
+            let places = all.filter_map(|server| left.binary_search(&server).ok());
+            let mut holders = places.map(|place| ClassId(first.0 + place as u32));
+            let server = holders.next().expect("some server is left");
+            let replicas: Vec<ClassId> = holders.take(servers.replicas as usize).collect();
             let served = &mut self.buckets[bucket].served;
-            match served.last_mut().filter(|last| last.server == server) {
+            let is_same =
+                |last: &&mut ServedRange| (last.server, &last.replicas) == (server, &replicas);
+            match served.last_mut().filter(is_same) {
                 Some(last) => last.range.end = range.end,
-                None => served.push(ServedRange { range, server }),
+                None => served.push(ServedRange { range, server, replicas }),
             }
         }
     }
@@ -294,12 +304,18 @@ impl<'a> Parameters<'a> {
         runs
     }
 
-    /// Those of a server, which updates ranges of these buckets, alone and by itself.
+    /// Those of a server, which updates ranges of these buckets, alone and by itself, and has replicas of others.
     pub fn of_server(&self, server: ClassId) -> Parameters<'a> {
         let mut parts = Parameters::none(self.plan, self.ways, Mesh::SINGLE);
         for (index, bucket) in self.buckets.iter().enumerate() {
             for ServedRange { range, .. } in bucket.served.iter().filter(|it| it.server == server) {
-                parts.hold_range(self, index, range, None);
+                parts.hold_range(self, index, range, (None, None));
+            }
+        }
+        // Replicas come behind what it owns.
+        for (index, bucket) in self.buckets.iter().enumerate() {
+            for served in bucket.served.iter().filter(|it| it.replicas.contains(&server)) {
+                parts.hold_range(self, index, &served.range, (None, Some(served.server)));
             }
         }
         parts
@@ -313,20 +329,21 @@ impl<'a> Parameters<'a> {
             for ServedRange { range, .. } in bucket.served.iter().filter(|it| it.server == server) {
                 let rows = rows.min(range.len() / columns);
                 let lookups = Lookups { rows, columns, holder: Holder::Server { workers } };
-                parts.hold_range(self, index, range, Some(lookups));
+                parts.hold_range(self, index, range, (Some(lookups), None));
             }
         }
         parts.add_norm();
         parts
     }
 
-    /// Adds a range of a bucket of `from`, which it updates by itself, as a bucket of its own.
+    /// Adds a range of a bucket of `from`, which it updates by itself, as a bucket of its own: as a replica, if
+    /// another owns it.
     fn hold_range(
         &mut self,
         from: &Parameters<'a>,
         index: usize,
         range: &Range<usize>,
-        lookups: Option<Lookups>,
+        (lookups, replica_of): (Option<Lookups>, Option<ClassId>),
     ) {
         let bucket = &from.buckets[index];
         let id = BucketId(self.buckets.len() as u32);
@@ -347,15 +364,21 @@ impl<'a> Parameters<'a> {
         let keeps = Keeps { is_delayed: false, backs_up: false, averages: false, servers: None };
         let group = from.groups[index];
         let whose = Whose { lookups, ..Whose::alone(group) };
-        let held = self.hold(id, &bucket.name, range.len(), &ids, whose, keeps);
+        let name = match replica_of {
+            Some(_) => format!("replica of {}", bucket.name),
+            None => bucket.name.clone(),
+        };
+        let held = self.hold(id, &name, range.len(), &ids, whose, keeps);
         self.groups.push(group);
         self.lookups.push(lookups);
         self.buckets.push(Bucket {
+            name,
             params: ids,
             elements: range.len(),
             held,
             served: vec![],
-            owned_here: true,
+            owned_here: replica_of.is_none(),
+            replica_of,
             ..bucket.clone()
         });
     }

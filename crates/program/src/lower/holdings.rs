@@ -2,7 +2,9 @@
 //! plan's optimizer, corrections and validation on the rest.
 
 use shardloom_graph::Graph;
-use shardloom_plan::{Axis, Kept, ParameterGroups, Plan, PlanError, Precision, Prediction, Sync};
+use shardloom_plan::{
+    Axis, Kept, ParameterGroups, Plan, PlanError, Precision, Prediction, Servers, Sync,
+};
 
 use super::buckets::Parameters;
 use crate::class::{Bucket, BucketId, ClassId, ParamId, WeightParam};
@@ -129,8 +131,8 @@ pub(super) struct Keeps {
     pub backs_up: bool,
     /// Whether its weights are averaged over replicas that have their own.
     pub averages: bool,
-    /// The servers that update what it holds: the first of their classes, and how many there are.
-    pub servers: Option<(ClassId, usize)>,
+    /// The servers that update what it holds, and the first of their classes.
+    pub servers: Option<(ClassId, Servers)>,
 }
 
 impl<'a> Parameters<'a> {

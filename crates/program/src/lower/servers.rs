@@ -1,24 +1,28 @@
 //! Servers and their workers (see [`crate::sync::Server`]): a worker ends a step by sending its gradients to the
 //! servers and begins the next by getting the weights from them; a server updates with what comes from a worker,
-//! or without staleness from all of them, and sends it the weights when the bound allows.
+//! or without staleness from all of them, and sends it the weights when the bound allows. What it has added up it
+//! sends to the servers that have replicas, which update with it as it does; as they send no weights before they
+//! have, workers go on once all replicas are as their owners are.
 
 use shardloom_cluster::DeviceId;
-use shardloom_plan::{Mesh, Plan, Staleness};
+use shardloom_plan::{Mesh, Plan, Servers, Staleness};
 
 use super::boundary::Boundaries;
 use super::buckets::Parameters;
 use super::epilogue;
 use super::order::Order;
-use crate::class::{Body, BodyId, BodyKind, BucketId, Class, ClassId, Part, Rank, ServedRange};
+use crate::class::{
+    Body, BodyId, BodyKind, Bucket, BucketId, Class, ClassId, Part, Rank, ServedRange,
+};
 use crate::sync::{Synchronisation, add};
 use crate::{
     Action, Carried, Client, Control, Entry, Extent, Handler, Instruction, Keep, Mode,
     ProgramError, Route, RouteId, Serve, TensorId, View, When,
 };
 
-/// The first class of servers, behind so many of workers, and how many there are.
-pub(super) fn classes(way: &dyn Synchronisation, workers: usize) -> Option<(ClassId, usize)> {
-    way.servers().map(|servers| (ClassId(workers as u32), servers.count as usize))
+/// The first class of servers, behind so many of workers, and which there are.
+pub(super) fn classes(way: &dyn Synchronisation, workers: usize) -> Option<(ClassId, Servers)> {
+    way.servers().map(|servers| (ClassId(workers as u32), servers))
 }
 
 /// The routes of a range of a worker's bucket to its server and back.
@@ -31,16 +35,30 @@ struct RangeRoutes {
     weights: RouteId,
 }
 
+/// The route of what a server adds up for a bucket to another that has a replica of it.
+#[derive(Clone, Copy)]
+struct ReplicaRoute {
+    owner: ClassId,
+    /// The owner's bucket.
+    bucket: BucketId,
+    holder: ClassId,
+    /// The holder's bucket.
+    replica: BucketId,
+    route: RouteId,
+}
+
 /// What servers do for workers.
 pub(super) struct Service<'a> {
-    staleness: Staleness,
+    servers: Servers,
     /// By server.
     parameters: Vec<Parameters<'a>>,
-    /// By server and bucket: where a worker's gradients come to before they are added to those of others;
+    /// By server and bucket that it owns: where a worker's gradients come to before they are added to those of others;
     /// none where servers update with each worker's by themselves.
     arrived: Option<Vec<Vec<TensorId>>>,
     /// By worker, in the order of its buckets and their ranges, which is that of a server's buckets.
     routes: Vec<Vec<RangeRoutes>>,
+    /// In the order of the ranges.
+    replicas: Vec<ReplicaRoute>,
 }
 
 impl<'a> Service<'a> {
@@ -61,7 +79,8 @@ impl<'a> Service<'a> {
             let instead = "a smaller sync.bucket_bytes";
             return Err(ProgramError::TooManyServers { key, servers, ranges, instead });
         }
-        let servers = (0..asked.count).map(|server| ClassId(workers.len() as u32 + server));
+        let first = workers.len() as u32;
+        let servers = (first..).zip(asked.left()).map(|(class, _)| ClassId(class));
         let mut parameters: Vec<Parameters<'a>> =
             servers.map(|server| workers[0].of_server(server)).collect();
         let adds_up = asked.staleness == Staleness::SYNCHRONOUS && workers.len() > 1;
@@ -70,7 +89,7 @@ impl<'a> Service<'a> {
         for (worker, parameters) in (0u32..).map(ClassId).zip(workers) {
             let mut of_worker = vec![];
             for (id, bucket) in epilogue::buckets(parameters) {
-                for ServedRange { range, server } in &bucket.served {
+                for ServedRange { range, server, .. } in &bucket.served {
                     let mut add = |carried, ends, tensor: View| {
                         let format = parameters.tensor(tensor).format;
                         boundaries.add_route(Route::of_range(carried, ends, format, range.len()))
@@ -88,7 +107,8 @@ impl<'a> Service<'a> {
             }
             routes.push(of_worker);
         }
-        Ok(Some(Service { staleness: asked.staleness, parameters, arrived, routes }))
+        let replicas = replica_routes(&workers[0], (first, &parameters), boundaries);
+        Ok(Some(Service { servers: asked, parameters, arrived, routes, replicas }))
     }
 
     /// What ends a worker's step: it sends its gradients.
@@ -125,20 +145,26 @@ impl<'a> Service<'a> {
     /// Adds the classes of servers to those of workers.
     pub fn add_servers(&self, plan: &Plan, classes: &mut Vec<Class>) {
         let workers = classes.len();
-        for ((server, parameters), device) in
-            self.parameters.iter().enumerate().zip(plan.server_devices())
+        let places = self.servers.left().zip(plan.server_devices());
+        for ((server, parameters), (number, device)) in
+            self.parameters.iter().enumerate().zip(places)
         {
             let mut bodies = vec![];
-            let clients = (0..workers)
+            let of_workers = (0..workers)
                 .map(|worker| self.client((server, ClassId(worker as u32)), workers, &mut bodies));
-            let clients = clients.collect();
+            let mut clients: Vec<Client> = of_workers.collect();
+            let own = ClassId((workers + server) as u32);
+            let servers = (0..self.parameters.len()).map(|other| ClassId((workers + other) as u32));
+            clients.extend(
+                servers.filter_map(|owner| self.owner(own, owner, parameters, &mut bodies)),
+            );
             let own = Class {
                 tensors: parameters.tensors.clone(),
                 params: parameters.params.clone(),
                 buckets: parameters.buckets.clone(),
                 bodies,
                 control: vec![Control::Serve(Serve { clients })],
-                ..class(classes, server as u32, device)
+                ..class(classes, number, device)
             };
             classes.push(own);
         }
@@ -179,7 +205,14 @@ impl<'a> Service<'a> {
         push.extend(sums);
         let mut kind = BodyKind::Synchronisation;
         if updates {
-            push.extend(epilogue::updates(parameters));
+            for replica in self.replicas.iter().filter(|replica| replica.owner == own) {
+                let send = Action::Send { route: replica.route };
+                let sum = parameters.replicated(replica.bucket).reduced;
+                push.push(Instruction::new(send, [sum], []));
+            }
+            for (id, _) in owned(parameters) {
+                push.extend(epilogue::update(parameters, id));
+            }
             kind = BodyKind::Epilogue;
         }
         let mut handler = |kind, instructions, when, publishes| {
@@ -189,10 +222,80 @@ impl<'a> Service<'a> {
         };
         let sent = if arrived.is_some() { When::InTurn } else { When::Sent };
         let push = handler(kind, push, sent, true);
-        let within = When::Within(self.staleness);
+        let within = When::Within(self.servers.staleness);
         let pull = handler(BodyKind::Synchronisation, pull, within, false);
         Client { class, handlers: vec![push, pull] }
     }
+
+    /// What a server does for one that it has replicas of: updates them with what that has added up. None if it has
+    /// none of it.
+    fn owner(
+        &self,
+        own: ClassId,
+        class: ClassId,
+        parameters: &Parameters<'_>,
+        bodies: &mut Vec<Body>,
+    ) -> Option<Client> {
+        let replicas = self.replicas.iter().filter(|it| (it.owner, it.holder) == (class, own));
+        let mut instructions = vec![];
+        let mut updates = vec![];
+        for replica in replicas {
+            let receive = Action::Receive { route: replica.route };
+            let gradients = parameters.replicated(replica.replica).reduced;
+            instructions.push(Instruction::new(receive, [], [gradients]));
+            updates.extend(epilogue::update(parameters, replica.replica));
+        }
+        if instructions.is_empty() {
+            return None;
+        }
+        instructions.extend(updates);
+        bodies.push(Body { kind: BodyKind::Epilogue, part: Part::default(), instructions });
+        let run = Entry::new(BodyId(bodies.len() as u32 - 1), None);
+        let handler = Handler { when: When::Sent, run, publishes: true };
+        Some(Client { class, handlers: vec![handler] })
+    }
+}
+
+/// What a server owns.
+fn owned<'a>(parameters: &'a Parameters<'_>) -> impl Iterator<Item = (BucketId, &'a Bucket)> {
+    epilogue::buckets(parameters).filter(|(_, bucket)| bucket.replica_of.is_none())
+}
+
+/// Adds the routes between servers, of which `first` is the first class, to those of values.
+fn replica_routes(
+    worker: &Parameters<'_>,
+    (first, servers): (u32, &[Parameters<'_>]),
+    boundaries: &mut Boundaries,
+) -> Vec<ReplicaRoute> {
+    // By server: how many of its buckets are passed, of what it owns and of its replicas.
+    let mut passed: Vec<(u32, u32)> =
+        servers.iter().map(|parameters| (0, owned(parameters).count() as u32)).collect();
+    let mut routes = vec![];
+    for (_, bucket) in epilogue::buckets(worker) {
+        for ServedRange { range, server: owner, replicas } in &bucket.served {
+            let own = &mut passed[(owner.0 - first) as usize].0;
+            let id = BucketId(*own);
+            *own += 1;
+            let parameters = &servers[(owner.0 - first) as usize];
+            let format = parameters.tensor(parameters.replicated(id).reduced).format;
+            for holder in replicas {
+                let held = &mut passed[(holder.0 - first) as usize].1;
+                let ends = [(*owner, 0), (*holder, 0)];
+                let route = Route::of_range(Carried::Aggregated(id), ends, format, range.len());
+                let route = boundaries.add_route(route);
+                let (bucket, replica) = (id, BucketId(*held));
+                routes.push(ReplicaRoute {
+                    owner: *owner,
+                    bucket,
+                    holder: *holder,
+                    replica,
+                    route,
+                });
+                *held += 1;
+            }
+        }
+    }
+    routes
 }
 
 /// The class of the server of this number on a device, behind these classes, which holds and does nothing yet.
@@ -217,7 +320,7 @@ pub(super) fn class(before: &[Class], number: u32, device: u32) -> Class {
 
 /// Adds where a worker's gradients come to, for each bucket of a server.
 fn add_arrived(parameters: &mut Parameters<'_>) -> Vec<TensorId> {
-    let gradients = epilogue::buckets(parameters).map(|(id, bucket)| {
+    let gradients = owned(parameters).map(|(id, bucket)| {
         let extent = Extent::Exactly(bucket.elements);
         parameters.unheld(id).gradients("gradients of a worker", extent, Keep::Resident)
     });

@@ -247,7 +247,9 @@ fn dealt(
         Ranges::Equal => {
             let dealt = buckets.map(|index| {
                 let ranges = cut(index, servers as usize).zip((0..).map(ClassId));
-                ranges.map(|(range, server)| ServedRange { range, server }).collect()
+                ranges
+                    .map(|(range, server)| ServedRange { range, server, replicas: vec![] })
+                    .collect()
             });
             dealt.collect()
         }
@@ -261,7 +263,9 @@ fn dealt(
             let mut owners = Ring::of(0..servers).owners(&sizes).into_iter().map(ClassId);
             let of_bucket = |pieces: Vec<_>| {
                 let ranges = pieces.into_iter().zip(owners.by_ref());
-                ranges.map(|(range, server)| ServedRange { range, server }).collect()
+                ranges
+                    .map(|(range, server)| ServedRange { range, server, replicas: vec![] })
+                    .collect()
             };
             pieces.into_iter().map(of_bucket).collect()
         }
@@ -312,7 +316,11 @@ fn placed(parameters: &Parameters<'_>, id: BucketId, servers: &[u32]) -> Vec<Ser
         let at = move |row: usize| param.offset + each * row;
         servers.iter().enumerate().map(move |(piece, &server)| {
             let rows = chunk(rows, servers.len(), piece);
-            ServedRange { range: at(rows.start)..at(rows.end), server: ClassId(server) }
+            ServedRange {
+                range: at(rows.start)..at(rows.end),
+                server: ClassId(server),
+                replicas: vec![],
+            }
         })
     });
     pieces.filter(|piece| !piece.range.is_empty()).collect()

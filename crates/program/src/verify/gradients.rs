@@ -11,7 +11,7 @@ use super::row::{Row, Step, entries, instructions, steps};
 use super::violation::Violation;
 use crate::{
     Action, Bucket, BucketId, Carried, ClassId, Content, Extent, Group, Mode, ParamId, Program,
-    RouteId, Shape, TensorId, View, Window, overlap,
+    RouteId, Run, Shape, TensorId, View, Window, overlap,
 };
 
 /// Over whom a sum is reduced.
@@ -82,19 +82,23 @@ type Sent = BTreeMap<RouteId, VecDeque<BTreeMap<ValueId, Vec<(u32, OpId)>>>>;
 /// Checks the gradients of all classes in a row.
 pub(super) fn check(program: &Program, row: Row, found: &mut Vec<Violation>) {
     let mut read = Read::new();
+    let mut read_for_replicas = Read::new();
     let mut sent = Sent::new();
-    // Servers read what others send.
+    // Servers read what others send, and for replicas what servers send.
     let (servers, others): (Vec<_>, Vec<_>) =
         program.classes().partition(|(_, class)| class.stages.is_empty());
     // What those that only sum do is looked at by itself.
-    let all = others.into_iter().chain(servers);
-    for (id, _) in all.filter(|(_, class)| !class.sums() || class.holds_tables()) {
+    let again = servers.clone().into_iter().map(|(id, class)| (id, class, true));
+    let all = others.into_iter().chain(servers).map(|(id, class)| (id, class, false));
+    let all = all.chain(again.filter(|(_, class, _)| class.serves().is_some()));
+    for (id, _, for_replicas) in all.filter(|(_, class, _)| !class.sums() || class.holds_tables()) {
         Reductions {
             program,
             id,
+            for_replicas,
             sums: BTreeMap::new(),
             statistics: BTreeMap::new(),
-            read: &mut read,
+            read: if for_replicas { &mut read_for_replicas } else { &mut read },
             sent: &mut sent,
         }
         .run(row, found);
@@ -106,7 +110,7 @@ pub(super) fn check(program: &Program, row: Row, found: &mut Vec<Violation>) {
         }));
     }
     let microbatches = steps(program) * program.microbatches as u32;
-    for (value, by_microbatch) in &mut read {
+    for (value, by_microbatch) in read.iter_mut().chain(&mut read_for_replicas) {
         by_microbatch.values_mut().for_each(|ops| ops.sort());
         let first = by_microbatch.get(&0).cloned();
         let differs = |it: &u32| by_microbatch.get(it) != first.as_ref();
@@ -121,6 +125,9 @@ pub(super) fn check(program: &Program, row: Row, found: &mut Vec<Violation>) {
 struct Reductions<'a> {
     program: &'a Program,
     id: ClassId,
+    /// Whether of what a server does only that is followed which it does for servers whose replicas it has, which
+    /// is left out otherwise.
+    for_replicas: bool,
     sums: BTreeMap<Place, Sum>,
     /// The statistics that are found, and over whom they are summed.
     statistics: BTreeMap<TensorId, BTreeSet<Over>>,
@@ -131,7 +138,10 @@ struct Reductions<'a> {
 impl Reductions<'_> {
     fn run(mut self, row: Row, found: &mut Vec<Violation>) {
         let class = self.program.class(self.id);
-        for step in instructions(class, self.id, &entries(self.program, class, row)) {
+        let mut entries = entries(self.program, class, row);
+        let is_for_replicas = |run: &Run| class.served_owner(self.program, run.number).is_some();
+        entries.retain(|run| is_for_replicas(run) == self.for_replicas);
+        for step in instructions(class, self.id, &entries) {
             match &step.instruction.action {
                 Action::Kernel { op, .. } => {
                     for write in &step.instruction.writes {
@@ -149,6 +159,11 @@ impl Reductions<'_> {
                 }
                 // What is summed here for workers is looked at by itself.
                 Action::Send { .. } | Action::Add if class.sums() => {}
+                &Action::Send { route }
+                    if matches!(self.program.route(route).carried, Carried::Aggregated(_)) =>
+                {
+                    self.send_aggregated(&step, route, found);
+                }
                 &Action::Send { route } if reads(&step) == Content::Gradient => {
                     let server = self.program.class(self.program.route(route).to);
                     match server.sums() {
@@ -231,6 +246,20 @@ impl Reductions<'_> {
             tensor: class.tensor(*tensor).name.clone(),
         });
         found.extend(left);
+    }
+
+    /// A server sends what it has added up to one that has a replica, and updates with it itself.
+    fn send_aggregated(&mut self, step: &Step<'_>, route: RouteId, found: &mut Vec<Violation>) {
+        let read = step.instruction.reads[0];
+        self.require_reduced(step, read, found);
+        let value = |param: &ParamId| step.class.param(*param).value;
+        let sum = self.sums.get(&place(read)).filter(|sum| sum.is_pending());
+        let Some(sum) = sum else {
+            let tensor = step.tensor_name(read.tensor);
+            return found.push(Violation::ReducedTwice { at: step.site(), tensor });
+        };
+        let parts = sum.parts.iter().map(|(param, parts)| (value(param), parts.clone())).collect();
+        self.sent.entry(route).or_default().push_back(parts);
     }
 
     /// An operator adds to a parameter's gradient.

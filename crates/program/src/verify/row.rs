@@ -83,7 +83,7 @@ pub(super) fn parts<'p>(program: &Program, class: &'p Class, row: Row) -> Vec<Pa
     while let Some(next) = cursor.advance() {
         parts.push(match next {
             Next::Run(run) => Part::Run(run),
-            Next::Serve => Part::Run(match answered(&cursor, row, parts.len()) {
+            Next::Serve => Part::Run(match answered((program, class), &cursor, row, parts.len()) {
                 Some(client) => cursor.serve(client),
                 None => cursor.serve_in_turn(),
             }),
@@ -97,10 +97,25 @@ pub(super) fn parts<'p>(program: &Program, class: &'p Class, row: Row) -> Vec<Pa
     parts
 }
 
-/// Whom a server answers that has answered so many; none if each in turn.
-fn answered(cursor: &Cursor<'_>, row: Row, before: usize) -> Option<usize> {
+/// Whom a server answers that has answered so many; none if each in turn. What other servers send for their replicas
+/// comes once they have heard of all workers, for which two servers must not wait first.
+fn answered(
+    (program, class): (&Program, &Class),
+    cursor: &Cursor<'_>,
+    row: Row,
+    before: usize,
+) -> Option<usize> {
     let Row::Served(order) = row else { return None };
-    let open: Vec<usize> = cursor.open().map(|(client, _)| client).collect();
+    let is_worker = |client: usize| {
+        let client = class.serves().map(|serve| serve.clients[client].class);
+        client.is_some_and(|client| program.class(client).serves().is_none())
+    };
+    let clocks = cursor.clocks();
+    let of_workers = (0..clocks.len()).filter(|&client| is_worker(client));
+    let heard = of_workers.map(|client| clocks[client]).min().unwrap_or(0);
+    let open = cursor.open().map(|(client, _)| client);
+    let open: Vec<usize> =
+        open.filter(|&client| is_worker(client) || clocks[client] < heard).collect();
     let place = match order {
         0 => 0,
         1 => open.len() - 1,

@@ -12,7 +12,8 @@ use super::row::{instructions, place};
 use super::violation::Violation;
 use crate::{
     Action, BodyId, Bucket, Carried, Class, ClassId, Client, Content, Control, Cursor, Entry,
-    Handler, Instruction, Next, Program, RouteId, Run, View, WeightParam, When, overlap,
+    Handler, Instruction, Next, Program, Route, RouteId, Run, ServedRange, View, WeightParam, When,
+    overlap,
 };
 
 /// Checks what a server does for each of its clients in a step: it takes in what the client sends, ends one
@@ -67,10 +68,13 @@ pub(super) fn ranges(program: &Program, id: ClassId, found: &mut Vec<Violation>)
             };
             fits &= match sums {
                 true => program.class(server).sums(),
-                false => held.filter(|held| held.elements == there.len()).any(same),
+                false => held
+                    .filter(|held| held.elements == there.len() && held.replica_of.is_none())
+                    .any(same),
             };
             ranges[kind].push((here, server));
         }
+        fits &= bucket.served.iter().all(|it| has_replicas(program, (class, bucket), it));
         let served = bucket.served.iter().chain(&bucket.summed);
         let served = served.map(|it| (it.range.clone(), it.server));
         let served: Vec<_> = served.collect();
@@ -87,8 +91,34 @@ pub(super) fn ranges(program: &Program, id: ClassId, found: &mut Vec<Violation>)
     }
 }
 
-/// Checks that each message between a worker and a server is, at both ends, of the elements of parameters that its
-/// route says: on a worker of the bucket that it names, on a server of those in what it is received to or sent from.
+/// Whether each server that is to have a replica of a range of a worker's bucket has one, of the same elements, and
+/// is sent by the owner what this adds up for it.
+fn has_replicas(
+    program: &Program,
+    (worker, bucket): (&Class, &Bucket),
+    served: &ServedRange,
+) -> bool {
+    let owner = program.class(served.server);
+    let wanted = elements(worker, bucket, &served.range);
+    let is_it = |class: &Class, held: &Bucket| elements(class, held, &(0..held.elements)) == wanted;
+    served.replicas.iter().all(|&id| {
+        let class = program.class(id);
+        let is_replica =
+            |held: &Bucket| held.replica_of == Some(served.server) && is_it(class, held);
+        let is_sent = |route: &Route| {
+            let Carried::Aggregated(bucket) = route.carried else { return false };
+            let own = owner.buckets.get(bucket.0 as usize);
+            (route.from, route.to) == (served.server, id)
+                && own.is_some_and(|own| is_it(owner, own))
+        };
+        class.buckets.iter().filter(|held| is_replica(held)).count() == 1
+            && program.routes.iter().filter(|route| is_sent(route)).count() == 1
+    })
+}
+
+/// Checks that each message between a worker and a server, or between servers, is, at both ends, of the elements of
+/// parameters that its route says: at the end that names it of this bucket, on a server of those in what it is received
+/// to or sent from.
 pub(super) fn pieces(program: &Program, found: &mut Vec<Violation>) {
     for (id, class) in program.classes() {
         let bodies = (0..class.bodies.len() as u32).map(BodyId);
@@ -119,6 +149,7 @@ fn is_of_route(
         Carried::Gradients(bucket) => (bucket, of.from, Content::Gradient),
         Carried::Sums(bucket) => (bucket, of.to, Content::Gradient),
         Carried::Weights(bucket) => (bucket, of.to, Content::Weight),
+        Carried::Aggregated(bucket) => (bucket, of.from, Content::Gradient),
         Carried::Value(_) | Carried::Gradient(_) | Carried::Norm => return true,
         // Rows are looked at by themselves.
         Carried::Lookups(..) | Carried::LookedUp(..) | Carried::RowGradients(..) => return true,
@@ -160,6 +191,12 @@ pub(super) fn elements(
     params.filter_map(part).collect()
 }
 
+/// Whether a route brings what a server has added up to another.
+fn is_aggregated(program: &Program, route: RouteId) -> bool {
+    let route = program.routes.get(route.0 as usize);
+    route.is_some_and(|route| matches!(route.carried, Carried::Aggregated(_)))
+}
+
 fn is_served(program: &Program, (id, class): (ClassId, &Class), client: &Client) -> bool {
     let handlers = &client.handlers;
     let ends: Vec<usize> = (0..handlers.len()).filter(|&it| handlers[it].publishes).collect();
@@ -170,6 +207,10 @@ fn is_served(program: &Program, (id, class): (ClassId, &Class), client: &Client)
         let body = class.bodies.get(handler.run.body.0 as usize);
         let Some(instructions) = body.map(|body| &body.instructions) else { return false };
         let is_between = |instruction: &Instruction| match instruction.action {
+            Action::Send { route } if is_aggregated(program, route) => {
+                let route = program.route(route);
+                !waits(handler) && route.from == id && route.to != client.class
+            }
             Action::Send { route } => {
                 let route = program.routes.get(route.0 as usize);
                 waits(handler)
@@ -276,6 +317,11 @@ fn messages(program: &Program, id: ClassId, steps: u32) -> Vec<&Instruction> {
     all.filter(|it| it.involves_others()).collect()
 }
 
+/// Whether a class is a server.
+fn is_server(program: &Program, class: ClassId) -> bool {
+    program.class(class).serves().is_some()
+}
+
 /// What is explored.
 struct Search<'p> {
     program: &'p Program,
@@ -335,9 +381,22 @@ impl<'p> Search<'p> {
             state.taken[class][client] += 1;
         }
         if body.iter().any(|it| it.action == Action::Optimizer) {
-            state.applied[class] = state.taken[class].clone();
+            // An update of replicas is with what their owner sends, and of what it owns with what workers do.
+            let serves = class_of.serves().map_or(&[][..], |serve| &serve.clients);
+            let is_owner = |client: usize| {
+                serves.get(client).is_some_and(|it| is_server(self.program, it.class))
+            };
+            for other in 0..state.taken[class].len() {
+                if other == client || (!is_owner(client) && !is_owner(other)) {
+                    state.applied[class][other] = state.taken[class][other];
+                }
+            }
         }
-        if body.iter().any(|it| matches!(it.action, Action::Send { .. })) {
+        let sends_weights = |it: &Instruction| match it.action {
+            Action::Send { route } => !is_aggregated(self.program, route),
+            _ => false,
+        };
+        if body.iter().any(sends_weights) {
             let own = &mut state.sent[class][client];
             *own += 1;
             let own = *own;

@@ -16,7 +16,12 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
     let changed: Vec<TensorId> =
         class.tensors().filter(|(_, it)| is_updated(it)).map(|(tensor, _)| tensor).collect();
     let mut times: BTreeMap<TensorId, i64> = BTreeMap::new();
-    let (mut updates, mut tests, mut stale) = (0, 0, BTreeMap::new());
+    // A server updates what it owns and its replicas of each other at different times.
+    let owner = |tensor: TensorId| {
+        class.tensor(tensor).bucket.and_then(|bucket| class.bucket(bucket).replica_of)
+    };
+    let mut updates: BTreeMap<Option<ClassId>, i64> = BTreeMap::new();
+    let (mut tests, mut stale) = (0, BTreeMap::new());
     let mut copies: BTreeMap<TensorId, View> = BTreeMap::new();
     for run in entries(program, class, row) {
         let mut now: BTreeMap<TensorId, usize> = BTreeMap::new();
@@ -65,12 +70,13 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
             }
         }
         let kind = class.body_of(&run.entry).kind;
-        updates += i64::from(kind == BodyKind::Epilogue);
+        let updated_for = class.served_owner(program, run.number);
+        *updates.entry(updated_for).or_default() += i64::from(kind == BodyKind::Epilogue);
         let is_update = matches!(kind, BodyKind::Epilogue | BodyKind::Redo);
         for &tensor in &changed {
             let number = now.get(&tensor).copied().unwrap_or(0);
             *times.entry(tensor).or_default() += number as i64;
-            if number != usize::from(is_update) {
+            if number != usize::from(is_update && owner(tensor) == updated_for) {
                 let (place, tensor) =
                     (place(class, run.entry.body), class.tensor(tensor).name.clone());
                 found.push(Violation::Updates { place, tensor, times: number });
@@ -78,12 +84,15 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
         }
     }
     let are_tested = program.classes.iter().any(Class::tests_updates);
-    if are_tested && tests != updates {
+    let of = |owner| updates.get(&owner).copied().unwrap_or(0);
+    if are_tested && tests != of(None) {
+        let updates = of(None);
         found.push(Violation::Tests { place: class.place(), updates, times: tests });
     }
     // What is rebuilt from what was put back need not be put back itself.
     for &tensor in changed.iter().filter(|&&it| class.tensor(it).keep != Keep::Resident) {
         let times = times.get(&tensor).copied().unwrap_or(0);
+        let updates = of(owner(tensor));
         if times != updates {
             let (place, tensor) = (class.place(), class.tensor(tensor).name.clone());
             found.push(Violation::UpdatesOfAll { place, tensor, updates, times });

@@ -87,7 +87,7 @@ pub fn served() -> Vec<Case> {
     let graph = perceptron(2);
     let of = |(workers, count, staleness): (u32, u32, u32)| {
         let plain = uniform(1, Mesh::SINGLE, 0);
-        let servers = Some(Servers { count, staleness: Staleness::Within(staleness) });
+        let servers = Some(Servers::of(count, Staleness::Within(staleness)));
         let sync = Sync { servers, bucket_bytes: 100, ..plain.sync };
         let mesh = Mesh::of(workers, 1, 1);
         let microbatches = plain.microbatches / workers as usize;

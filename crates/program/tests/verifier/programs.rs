@@ -111,10 +111,7 @@ pub fn local_sgd() -> Program {
 pub fn served() -> Program {
     let graph = gpt(false);
     let uniform = uniform(ScheduleKind::OneForwardOneBackward, 1, mesh(2, 1), 0);
-    let sync = Sync {
-        servers: Some(Servers { count: 1, staleness: Staleness::Within(1) }),
-        ..uniform.sync
-    };
+    let sync = Sync { servers: Some(Servers::of(1, Staleness::Within(1))), ..uniform.sync };
     let uniform = Uniform { sync, clip_norm: None, global_batch: 4, microbatches: 2, ..uniform };
     lowered(&graph, &uniform.plan(&graph, "model", "local"))
 }

@@ -13,7 +13,7 @@ use shardloom_fabric::FabricError;
 use shardloom_checkpoint::{Checkpoint, Saved, Shard, Shards, Snapshot};
 
 use crate::Error;
-use crate::rank::{NotedRows, OwnedPiece, StepOutcome};
+use crate::rank::{Gradients, NotedRows, OwnedPiece, RowEnd, StepOutcome};
 
 /// What all ranks are told to do, in the same order.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -55,6 +55,20 @@ pub(crate) enum StateCommand {
         from: Arc<SavedState>,
         updates: Updates,
     },
+    /// Say how far the rank has come in a row of steps that was broken off.
+    EndRow,
+    /// Bring the gradients that the rank sends to servers.
+    BringGradients,
+    /// Update these buckets, by class, in the n-th step of the row that was broken off, with these gradients of the
+    /// workers.
+    CatchUp {
+        step: u32,
+        buckets: BTreeMap<u32, Vec<u32>>,
+        #[serde(with = "shared")]
+        gradients: Arc<Vec<Gradients>>,
+    },
+    /// Bring all that the rank holds of these buckets, by class.
+    BringBuckets { of: BTreeMap<u32, Vec<u32>> },
     /// Start from these weights, whole tensors by parameter name.
     SetWeights(#[serde(with = "shared")] Arc<BTreeMap<String, Vec<f32>>>),
 }
@@ -133,7 +147,11 @@ pub(crate) enum Answer {
     Updates(Vec<(String, u64)>),
     /// What it counted of rows that choose experts.
     Rows(Vec<NotedRows>),
-    /// What the rank owns.
+    /// How far it has come in a row.
+    RowEnd(RowEnd),
+    /// What it sends to servers.
+    Gradients(Gradients),
+    /// What the rank owns, or holds.
     Pieces(Vec<OwnedPiece>),
     /// What it has written.
     Shard(Shard),
@@ -255,6 +273,14 @@ mod tests {
             StateCommand::Save(shards),
             restore(SavedState::Files(checkpoint)),
             restore(SavedState::Memory(snapshot)),
+            StateCommand::EndRow,
+            StateCommand::BringGradients,
+            StateCommand::CatchUp {
+                step: 3,
+                buckets: BTreeMap::from([(4, vec![0, 2])]),
+                gradients: Arc::new(vec![Gradients::from([(7, vec![0.1, 3e-39])])]),
+            },
+            StateCommand::BringBuckets { of: BTreeMap::from([(4, vec![0, 2])]) },
             StateCommand::SetWeights(Arc::new(weights)),
         ];
         let record = Some(Duration::from_nanos(1_234_567_891));
@@ -289,6 +315,12 @@ mod tests {
             Some(Answer::Updates(vec![("w".to_owned(), 4)])),
             Some(Answer::Rows(counted)),
             Some(Answer::Pieces(vec![owned])),
+            Some(Answer::Gradients(Gradients::from([(7, vec![0.1, 3e-39])]))),
+            Some(Answer::RowEnd(RowEnd {
+                updated: vec![1, 0],
+                updates_before: BTreeMap::from([("w".to_owned(), 4)]),
+                outcomes: vec![StepOutcome::default()],
+            })),
             Some(Answer::Shard(shard)),
         ];
         for answer in answers {

@@ -29,6 +29,16 @@ pub(super) fn carry_out(rank: &mut Rank, command: &StateCommand) -> Result<Answe
             rank.set_updates(|name| updates.of(name));
             rank.restore(from.saved()).map(|()| Answer::Done)
         }
+        StateCommand::EndRow => Ok(Answer::RowEnd(rank.end_row())),
+        StateCommand::BringGradients => Ok(Answer::Gradients(rank.gradients_for_servers())),
+        StateCommand::CatchUp { step, buckets, gradients } => {
+            let own = buckets.get(&rank.class_id().0).map_or(&[][..], Vec::as_slice);
+            rank.catch_up(*step, own, gradients).map(|()| Answer::Done)
+        }
+        StateCommand::BringBuckets { of } => {
+            let own = of.get(&rank.class_id().0).map_or(&[][..], Vec::as_slice);
+            Ok(Answer::Pieces(rank.bucket_pieces(own)))
+        }
         StateCommand::SetWeights(weights) => {
             rank.set_weights(&|name| weights.get(name).cloned()).map(|()| Answer::Done)
         }

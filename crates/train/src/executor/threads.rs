@@ -167,6 +167,14 @@ impl Threads {
             .collect()
     }
 
+    /// Has every rank carry out `command`, in the one process that there is: their answers in order of rank, none of
+    /// those that fail.
+    pub fn run_each(&self, command: &Command) -> Vec<Option<Done>> {
+        let mut answers: Vec<Option<Done>> = (0..self.ranks).map(|_| None).collect();
+        self.carry(command, &mut |report| answers[report.rank as usize] = report.outcome.ok());
+        answers
+    }
+
     /// Has the ranks of this process carry out `command`, and takes what they report, in the order in which they
     /// do.
     fn carry(&self, command: &Command, take: &mut impl FnMut(Report)) {
@@ -224,7 +232,8 @@ struct Worker {
     gives_back_at_once: bool,
 }
 
-/// Carries out what a rank is told, and answers everything: after a failure, that it failed.
+/// Carries out what a rank is told, and answers everything: after a failure, that it failed. Where servers have
+/// replicas, a rank that only stopped since another is gone still answers what is about its own state.
 fn serve(
     shared: &Arc<Shared>,
     mut endpoint: Box<dyn Endpoint<Contribution>>,
@@ -261,20 +270,25 @@ fn serve(
             Err(error)
         }
     };
+    let mut stopped = false;
     while let Ok(command) = inbox.recv() {
         let outcome = match &mut worker {
+            Ok(_) if stopped && !matches!(command, Command::State(_)) => Err(Error::Failed),
             Ok(worker) => catching(rank, || worker.obey(&command)),
             Err(error) => Err(std::mem::replace(error, Error::Failed)),
         };
         // Whoever hears of the outcome may rely on nothing of the command being in use any more.
         drop(command);
         let outcome = outcome.map_err(|error| RankFailure::from(&error));
-        let reason = outcome.as_ref().err().map(|failure| failure.reason.clone());
+        let failure = outcome.as_ref().err().cloned();
         let told = reports.send(Report { rank, outcome });
         // Only then, since others fail by it, and the first to say so is the cause.
-        if let (Some(reason), Ok(failed)) = (reason, &worker) {
-            failed.endpoint.fail(&reason);
-            worker = Err(Error::Failed);
+        if let (Some(failure), Ok(failed)) = (failure, &worker) {
+            failed.endpoint.fail(&failure.reason);
+            stopped = failure.by_another && shared.program.has_replicas();
+            if !stopped {
+                worker = Err(Error::Failed);
+            }
         }
         if told.is_err() {
             break;

@@ -26,6 +26,7 @@ mod rows;
 mod scratch;
 mod store;
 mod table_rows;
+mod takeover;
 mod update;
 
 use std::sync::Arc;
@@ -55,6 +56,7 @@ pub use rows::RowExchange;
 use rows::{CountedRows, Lists};
 use store::Store;
 pub(crate) use store::stored;
+pub(crate) use takeover::{Gradients, RowEnd};
 pub(crate) use update::StepOutcome;
 
 /// What all ranks of a run have in common.
@@ -97,6 +99,8 @@ pub(crate) struct Rank {
     lists: Lists,
     /// How often its class updates its weights in a step.
     updates: u32,
+    /// By bucket: how often it was updated in the row of steps.
+    updated: Vec<u32>,
     memory: Memory,
     arena: Arena,
     /// What kernels need besides their operands; none while an instruction has it.
@@ -179,6 +183,7 @@ impl Rank {
             sample: vec![],
             lists: Lists::default(),
             updates: node.updates(),
+            updated: vec![0; node.buckets.len()],
             memory,
             arena,
             scratch,
@@ -265,9 +270,11 @@ impl Rank {
             first_sample: first_step * samples,
         };
         self.clear();
+        self.updated.fill(0);
         self.losses.clear();
         self.losses.reserve(self.store.in_flight());
-        self.outcomes = Vec::with_capacity(steps.min(MOST_RESERVED) as usize);
+        self.outcomes.clear();
+        self.outcomes.reserve(steps.min(MOST_RESERVED) as usize);
         self.store.forget_older();
         self.begin_step(0);
     }
@@ -284,7 +291,9 @@ impl Rank {
     /// What each of `steps` steps in a row came to on this rank.
     pub fn end_steps(&mut self, steps: u32) -> Vec<StepOutcome> {
         self.end_step();
-        let mut outcomes = std::mem::take(&mut self.outcomes);
+        // They stay here, in case that another rank is lost before all have ended the row.
+        let mut outcomes = Vec::with_capacity(steps as usize);
+        outcomes.extend_from_slice(&self.outcomes);
         outcomes.resize(steps as usize, StepOutcome::default());
         outcomes
     }

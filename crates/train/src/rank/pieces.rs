@@ -21,8 +21,8 @@ use crate::{Error, Result};
 type Read<'a> = dyn Fn(&str, &Site, Range<usize>) -> Result<Option<Vec<f32>>> + 'a;
 
 /// Where a parameter's local part lies in the whole.
-struct Site {
-    name: String,
+pub(super) struct Site {
+    pub(super) name: String,
     global: Vec<usize>,
     placement: Placement,
     /// Whether what is read belongs to the whole parameter and not to its elements.
@@ -73,7 +73,7 @@ impl OwnedPiece {
 }
 
 impl Rank {
-    fn site(&self, param: ParamId) -> Site {
+    pub(super) fn site(&self, param: ParamId) -> Site {
         let spec = self.class().param(param);
         let node = self.shared.graph.value(spec.value);
         let global = self.program().microbatch_extents(&self.shared.graph).shape(&node.axes);
@@ -83,32 +83,41 @@ impl Rank {
 
     /// The weights that this rank owns: in full precision, where it holds them so.
     pub fn weight_pieces(&self) -> Vec<OwnedPiece> {
-        self.pieces(is_weight, |_| true)
+        self.pieces(|id, tensor| self.owns(id) && is_weight(tensor), |_| true)
     }
 
     /// Those of one parameter.
     pub fn weight_pieces_of(&self, parameter: &str) -> Vec<OwnedPiece> {
-        self.pieces(is_weight, |name| name == parameter)
+        let wanted = |id, tensor: &Tensor| self.owns(id) && is_weight(tensor);
+        self.pieces(wanted, |name| name == parameter)
     }
 
     /// All that lasts from step to step besides the weights and that this rank owns: the optimizer's state
     /// and what corrections keep.
     pub fn state_pieces(&self) -> Vec<OwnedPiece> {
-        self.pieces(|tensor| !is_weight(tensor), |_| true)
+        self.pieces(|id, tensor| self.owns(id) && !is_weight(tensor), |_| true)
     }
 
-    /// What this rank owns of its state tensors that are `wanted`, where the name is.
+    /// All that lasts from step to step of these buckets, as if the rank owned them.
+    pub fn bucket_pieces(&self, buckets: &[u32]) -> Vec<OwnedPiece> {
+        let is_of = |_, tensor: &Tensor| tensor.bucket.is_some_and(|it| buckets.contains(&it.0));
+        self.pieces(is_of, |_| true)
+    }
+
+    /// Whether its class is the one that owns a tensor.
+    fn owns(&self, tensor: TensorId) -> bool {
+        self.program().owns(self.class, tensor)
+    }
+
+    /// This rank's part of its state tensors that are `wanted`, where the name is.
     fn pieces(
         &self,
-        wanted: impl Fn(&Tensor) -> bool,
+        wanted: impl Fn(TensorId, &Tensor) -> bool,
         named: impl Fn(&str) -> bool,
     ) -> Vec<OwnedPiece> {
         let class = self.class();
         let mut pieces = vec![];
-        for (id, tensor) in self.state_tensors().filter(|(_, it)| wanted(it)) {
-            if !self.program().owns(self.class, id) {
-                continue;
-            }
+        for (id, tensor) in self.state_tensors().filter(|&(id, it)| wanted(id, it)) {
             let bucket = class.bucket(tensor.bucket.expect("state belongs to parameters"));
             let owned = class.owned_within(bucket, self.position);
             let saved = self.saved_under(bucket);

@@ -92,7 +92,9 @@ impl Sends {
             Sent { number, part: BoxIn::of(&message.source, tensor), rows }
         });
         let moves_rows = linker.shared.program.route(route).moves_rows();
-        let unwritten = Unwritten::link(linker, read).filter(|_| !moves_rows);
+        // What a server sends to replicas is written by messages, and by no operator.
+        let is_of_operators = !linker.class.stages.is_empty();
+        let unwritten = Unwritten::link(linker, read).filter(|_| is_of_operators && !moves_rows);
         Sends { route, messages: sent.collect(), from: linker.slot(read), unwritten }
     }
 }

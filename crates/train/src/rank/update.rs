@@ -285,6 +285,7 @@ impl Rank {
             self.store.put(weights.slot, at, values);
             self.put_sums(read, at);
             self.parameters.owned[bucket] = owned;
+            self.updated[bucket] += 1;
         }
         if of.is_last {
             self.parameters.sums.end_all();

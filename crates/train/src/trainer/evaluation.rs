@@ -6,6 +6,7 @@ use shardloom_data::{Field, Part};
 
 use super::Trainer;
 use crate::executor::{Command, Done};
+use crate::rank::StepOutcome;
 use crate::{Error, Result};
 
 /// What a model comes to on validation samples.
@@ -42,7 +43,8 @@ impl Trainer {
         let done = self.running.run(&Command::Evaluate { microbatches })?;
         self.note(&done);
         let targets = microbatches * samples * self.shared.graph.targets_per_sample() as u64;
-        let loss = self.loss_sum(&done, 0) / targets as f64;
+        let outcomes: Vec<&[StepOutcome]> = done.iter().map(|done| &done.steps[..]).collect();
+        let loss = self.loss_sum(&outcomes, 0) / targets as f64;
         let accuracy = match self.shared.graph.sample_classes() {
             Some(_) => Some(self.accuracy(&done, microbatches * samples)?),
             None => None,

@@ -1,8 +1,10 @@
 //! Training: steps, validation, checkpoints, on all ranks of a program at once.
 
 mod evaluation;
+mod takeover;
 
 pub use evaluation::Evaluation;
+pub use takeover::LostServer;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -90,6 +92,11 @@ pub struct Step {
 pub struct Trainer {
     running: RunningRanks,
     shared: Arc<Shared>,
+    /// What ranks were started for.
+    plan: Plan,
+    devices: usize,
+    /// Servers whose ranges others have taken over.
+    lost: Vec<LostServer>,
     on_non_finite: OnNonFinite,
     /// With which the run was started.
     settings: Settings,
@@ -153,6 +160,8 @@ impl Trainer {
         Tier::selected()?;
         let Blueprint {
             graph,
+            plan,
+            devices,
             program,
             buffers,
             messages,
@@ -192,6 +201,9 @@ impl Trainer {
         Ok(Trainer {
             running,
             shared,
+            plan,
+            devices,
+            lost: vec![],
             on_non_finite: settings.on_non_finite,
             settings,
             way,
@@ -273,15 +285,20 @@ impl Trainer {
     /// it is the same as so many single steps. With servers a row ends with all gradients applied, and steps
     /// of one row are those that workers may be ahead by.
     ///
+    /// Where a server is lost whose ranges have replicas, those that have them take its place and training goes on
+    /// from the last update, to weights that are bitwise the same: [`Trainer::lost_servers`] says so. Ranks are
+    /// started anew for that, as by [`Trainer::replan`], but in the case of several processes.
+    ///
     /// # Errors
-    /// If a rank fails, a loss is not finite and the setting is to stop, or the row has more than
+    /// If another rank fails, a loss is not finite and the setting is to stop, or the row has more than
     /// 2^32 - 1 micro-batches.
     pub fn train_steps(&mut self, steps: u32) -> Result<Vec<Step>> {
         self.train(steps, false).map(|(steps, _)| steps)
     }
 
     /// Likewise, and records what every rank did when; of the first synchronous steps that a plan without
-    /// flush may ask for, which are rows of their own, only in the last row.
+    /// flush may ask for, which are rows of their own, only in the last row; after the loss of a server only what
+    /// has been trained since.
     ///
     /// # Errors
     /// As [`Trainer::train_steps`].
@@ -318,7 +335,23 @@ impl Trainer {
             let start = Instant::now();
             let answers = self.repeated.take();
             let command = Command::Train { first_step, steps: row, record, answers };
-            let mut done = self.running.run(&command)?;
+            let mut done = match self.running.run(&command) {
+                Ok(done) => done,
+                Err(error) => {
+                    let reason = error.to_string();
+                    let Some(taken) = self.take_over((first_step, row), &reason)? else {
+                        return Err(error);
+                    };
+                    let seconds = start.elapsed().as_secs_f64() / f64::from(taken.steps.max(1));
+                    let outcomes: Vec<&[StepOutcome]> =
+                        taken.outcomes.iter().map(Vec::as_slice).collect();
+                    for number in 0..taken.steps as usize {
+                        trained.push(self.trained(&outcomes, number, seconds)?);
+                    }
+                    *self = taken.next;
+                    continue;
+                }
+            };
             let elapsed = start.elapsed().as_secs_f64();
             self.note(&done);
             let computing = done.iter().map(|done| done.computing.as_secs_f64());
@@ -330,20 +363,26 @@ impl Trainer {
                 Clock::Wall => elapsed,
                 Clock::Virtual | Clock::Simulated => timeline.makespan().seconds(),
             };
+            let outcomes: Vec<&[StepOutcome]> = done.iter().map(|done| &done.steps[..]).collect();
             for number in 0..row as usize {
-                trained.push(self.trained(&done, number, seconds / f64::from(row))?);
+                trained.push(self.trained(&outcomes, number, seconds / f64::from(row))?);
             }
         }
         Ok((trained, timeline))
     }
 
-    /// The n-th of the steps that all ranks have `done`.
-    fn trained(&mut self, done: &[Done], number: usize, seconds: f64) -> Result<Step> {
+    /// The n-th of the steps that came to this on all ranks.
+    fn trained(
+        &mut self,
+        outcomes: &[&[StepOutcome]],
+        number: usize,
+        seconds: f64,
+    ) -> Result<Step> {
         let step = self.next_step;
         let program = &self.shared.program;
         let tokens = (program.global_batch * self.shared.graph.targets_per_sample()) as u64;
-        let loss = self.loss_sum(done, number) / tokens as f64;
-        let StepOutcome { gradient_norm, skipped, .. } = done[0].steps[number];
+        let loss = self.loss_sum(outcomes, number) / tokens as f64;
+        let StepOutcome { gradient_norm, skipped, .. } = outcomes[0][number];
         if self.on_non_finite == OnNonFinite::Stop {
             if !loss.is_finite() {
                 return Err(Error::NonFiniteLoss { step, loss });
@@ -483,6 +522,7 @@ impl Trainer {
         let mut next = Trainer::started(blueprint, Arc::clone(&self.shared.source))?;
         let step = self.next_step;
         next.restore(SavedState::Memory(snapshot), Updates { of: updates, others: step }, step)?;
+        next.lost = std::mem::take(&mut self.lost);
         *self = next;
         Ok(())
     }
@@ -611,11 +651,11 @@ impl Trainer {
     }
 
     /// Adds up the ranks' parts of the n-th step's loss: over samples, and not over ranks that computed the same.
-    fn loss_sum(&self, done: &[Done], number: usize) -> f64 {
+    fn loss_sum(&self, outcomes: &[&[StepOutcome]], number: usize) -> f64 {
         let program = &self.shared.program;
-        let parts = done.iter().zip(0u32..).filter_map(|(done, rank)| {
+        let parts = outcomes.iter().zip(0u32..).filter_map(|(outcomes, rank)| {
             let (class, position) = program.locate(shardloom_program::Rank(rank));
-            let loss = done.steps[number].loss_sum?;
+            let loss = outcomes[number].loss_sum?;
             // Of ranks that computed the same part, the first speaks.
             let own = program.class(class).loss_axes(&self.shared.graph)?;
             let axes = program.class(class).mesh.axes();

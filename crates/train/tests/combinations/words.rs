@@ -96,10 +96,7 @@ fn ways() -> Vec<Way> {
     let both = Corrections { discrepancy: Some(0.135), ..along_update };
     let weights = Weights::Newest { corrections: both };
     ways.push(Way { replicas: turns, ..way(ScheduleKind::PipeDream, weights) });
-    ways.push(Way {
-        servers: Some(Servers { count: 2, staleness: Staleness::Within(1) }),
-        ..flush
-    });
+    ways.push(Way { servers: Some(Servers::of(2, Staleness::Within(1))), ..flush });
     for (schedule, averaging) in [
         (ScheduleKind::OneForwardOneBackward, Averaging::local_sgd(2)),
         (ScheduleKind::ZeroBubbleH1, Averaging::local_sgd(1)),

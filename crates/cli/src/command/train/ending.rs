@@ -9,7 +9,7 @@ use shardloom::program::timeline::Timeline;
 use shardloom::train::Straggler;
 use shardloom_report::{Report, Table, perfetto_trace, swimlane};
 
-use super::run::{History, Job, straggling};
+use super::run::{History, Job, straggling, taken_over};
 use crate::failure::Failure;
 use crate::output_file::OutputFile;
 use crate::table::table;
@@ -140,7 +140,10 @@ fn write_files(
             losses: history.losses.clone(),
             predicted: predicted.cloned(),
             measured: history.measured.clone(),
-            notes: history.stragglers.iter().map(straggling).collect(),
+            notes: {
+                let lost = history.lost.iter().map(taken_over);
+                lost.chain(history.stragglers.iter().map(straggling)).collect()
+            },
             tables: vec![
                 Table {
                     title: "Memory and bytes sent".into(),
@@ -214,8 +217,10 @@ fn remains(summary: &Summary) -> impl Iterator<Item = (String, String)> {
 const COLUMNS: [&str; 4] = ["rank", "peak memory", "predicted peak", "sent"];
 
 fn memory_rows(job: &Job, session: &mut Session) -> Vec<Vec<String>> {
-    let predicted = job.prediction.as_ref().map(|it| it.peak_bytes_per_rank()).unwrap_or_default();
     let trainer = session.trainer();
+    // What was predicted is of ranks among which there was every server.
+    let prediction = job.prediction.as_ref().filter(|_| trainer.lost_servers().is_empty());
+    let predicted = prediction.map(|it| it.peak_bytes_per_rank()).unwrap_or_default();
     let ranks = trainer.peak_bytes_per_rank().iter().zip(trainer.sent_bytes_per_rank());
     ranks
         .enumerate()

@@ -8,7 +8,7 @@ use serde::Serialize;
 use shardloom::plan::Plan;
 use shardloom::program::quantity::{digits, percent, seconds};
 use shardloom::program::timeline::Timeline;
-use shardloom::train::{Evaluation, Settings, Step, Straggler};
+use shardloom::train::{Evaluation, LostServer, Settings, Step, Straggler};
 use shardloom::{CheckpointFolder, Data, Launched, Model, Prediction, Resumed, Session};
 use shardloom_report::LossPoint;
 
@@ -85,6 +85,8 @@ pub struct History {
     pub checkpoint: Option<PathBuf>,
     /// Ranks that are slow, as far as was said.
     pub stragglers: Vec<Straggler>,
+    /// Servers that were lost and whose ranges others have, as far as was said.
+    pub lost: Vec<LostServer>,
     /// The signal by which the user stopped it.
     pub interrupted: Option<i32>,
     /// Why nothing more is printed, if so.
@@ -232,13 +234,16 @@ impl Job {
                 false => session.train_steps(row)?,
                 true => {
                     let (trained, timeline) = session.train_steps_recorded(row)?;
-                    history.measured = Some(timeline);
+                    // Nothing was recorded where a server was lost in the last step.
+                    history.measured = Some(timeline).filter(|it| !it.tracks.is_empty());
                     trained
                 }
             };
             let step = trained.pop().expect("a row has a step");
             let stragglers = session.trainer().stragglers();
             bar.suspend(|| history.note_stragglers(stragglers, terminal));
+            let lost = session.trainer().lost_servers();
+            bar.suspend(|| history.note_lost(lost, terminal));
             for step in trained {
                 self.note(&step, None, history, terminal);
             }
@@ -346,6 +351,14 @@ impl History {
         self.stragglers = now;
     }
 
+    /// Says which servers were lost since it was said last.
+    fn note_lost(&mut self, all: &[LostServer], terminal: Terminal) {
+        for lost in &all[self.lost.len()..] {
+            terminal.note(taken_over(lost));
+            self.lost.push(lost.clone());
+        }
+    }
+
     /// The step time that half of the steps undercut.
     pub fn median_step_seconds(&self) -> Option<f64> {
         let mut sorted = self.step_seconds.clone();
@@ -357,6 +370,20 @@ impl History {
             _ => Some(sorted[middle]),
         }
     }
+}
+
+/// What is said of a server that was lost.
+pub fn taken_over(LostServer { server, step, taken_over_by, reason }: &LostServer) -> String {
+    let others: Vec<String> = taken_over_by.iter().map(u32::to_string).collect();
+    let (noun, others) = match others.split_last() {
+        Some((last, [])) => ("server", last.clone()),
+        Some((last, first)) => ("servers", format!("{} and {last}", first.join(", "))),
+        None => ("servers", "none".to_owned()),
+    };
+    format!(
+        "server {server} was lost after {step} steps ({reason}); {noun} {others} had replicas of its ranges and took \
+         them over"
+    )
 }
 
 /// What is said of a rank that is slow.
@@ -404,7 +431,22 @@ fn for_people(step: &Step, validation: Option<Evaluation>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::History;
+    use super::{History, LostServer, taken_over};
+
+    #[test]
+    fn of_a_lost_server_it_is_said_who_has_its_ranges() {
+        let lost = |taken_over_by| LostServer {
+            server: 1,
+            step: 7,
+            taken_over_by,
+            reason: "rank 3: gone".into(),
+        };
+        let rest = "had replicas of its ranges and took them over";
+        for (by, who) in [(vec![2], "server 2"), (vec![0, 2, 3], "servers 0, 2 and 3")] {
+            let expected = format!("server 1 was lost after 7 steps (rank 3: gone); {who} {rest}");
+            assert_eq!(taken_over(&lost(by)), expected);
+        }
+    }
 
     #[test]
     fn the_median_of_an_even_number_is_between_the_middle_two() {
