@@ -1,7 +1,7 @@
 //! What passes of each stage take, given for a whole device or stage by stage.
 
-use shardloom::plan::PassTimes;
-use shardloom::schedule::{Action, PassKind, StageMap};
+use shardloom::plan::{PassTimes, ScheduleKind};
+use shardloom::schedule::{Action, Instance, PassKind, StageMap};
 
 use super::slots::Scale;
 
@@ -78,6 +78,44 @@ impl StageTimes {
             }
         };
         action.passes().map(pass).sum()
+    }
+
+    /// A bound on the makespan of so many steps of any order of `kind`, known before one is made. A micro-batch
+    /// goes through all stages and back, all of a pipeline's go one after another through its last, and a device
+    /// does one thing at a time.
+    pub fn least_makespan(&self, map: &StageMap, kind: ScheduleKind, steps: u32) -> f64 {
+        let mut busy = vec![0.0; map.devices()];
+        let mut least = 0.0f64;
+        for (chain, pipeline) in map.chains().iter().zip(0..) {
+            let first = Instance { pipeline, stage: 0 };
+            let microbatches = map.microbatches_of(first).len() as f64 * f64::from(steps);
+            let mut way = 0.0;
+            for (stage, &device) in chain.0.iter().enumerate() {
+                let [forward, input, weight] = self.stages[stage];
+                // Only input gradients are waited for where they come without weight gradients.
+                let back = if kind.halves() { input } else { input + weight };
+                let is_last = stage + 1 == chain.stages();
+                way += if is_last { microbatches } else { 1.0 } * (forward + back);
+                let crosses = chain.0.get(stage + 1).is_some_and(|&next| next != device);
+                way += if crosses { 2.0 * self.device.message } else { 0.0 };
+                busy[device] += microbatches * (forward + input + weight);
+            }
+            least = least.max(way);
+        }
+        busy.into_iter().fold(least, f64::max)
+    }
+
+    /// How long the shortest action of any order of `kind` is at most.
+    pub fn shortest_action(&self, kind: ScheduleKind) -> f64 {
+        let of_stage = |&[forward, input, weight]: &[f64; 3]| match (kind.overlaps(), kind.halves())
+        {
+            // Others may run beside another pass, but the first forwards find none.
+            (true, _) => forward,
+            (false, true) => forward.min(input).min(weight),
+            (false, false) => forward.min(input + weight),
+        };
+        let stages = if kind.overlaps() { &self.stages[..1] } else { &self.stages[..] };
+        stages.iter().map(of_stage).fold(f64::INFINITY, f64::min)
     }
 }
 
