@@ -121,6 +121,10 @@ impl StageTimes {
 
 #[cfg(test)]
 mod tests {
+    use shardloom::plan::Arrangement;
+    use shardloom::schedule::{Schedule, time_with};
+
+    use super::super::slots::Slots;
     use super::*;
 
     /// Two devices with two stages each.
@@ -141,5 +145,58 @@ mod tests {
         assert_eq!(times.stages.iter().map(|it| in_given(it[1])).sum::<f64>(), 12.0);
         let three = GivenTimes { passes: [vec![1.0; 3], vec![1.0], vec![1.0]], ..given };
         assert_eq!(StageTimes::of(&three, &map, scale), None);
+    }
+
+    /// Every kind that is built, with times of passes and messages.
+    #[test]
+    fn no_order_has_fewer_columns_than_are_known_before_it_is_made() {
+        let kinds = ScheduleKind::ALL.into_iter().filter(|&kind| kind != ScheduleKind::Table);
+        let given = [[1.0, 1.0, 1.0, 0.0], [1.0, 0.5, 1.5, 0.25], [3.0, 2.0, 1.0, 1.0]];
+        let mut tight = 0;
+        for (kind, [forward, input, weight, message]) in
+            kinds.flat_map(|kind| given.map(|given| (kind, given)))
+        {
+            let arrangement = kind.arrangement().unwrap_or(Arrangement::Chain);
+            let chunks = arrangement.least_chunks();
+            let map = StageMap::arranged(arrangement, 4, chunks, 8).expect("a map");
+            let passes = [vec![forward], vec![input], vec![weight]];
+            let given = GivenTimes { passes, message, kept: 1.0 };
+            let scale = Scale::of(&given.all(), chunks);
+            let times = StageTimes::of(&given, &map, scale).expect("times");
+            let schedule = Schedule::build(kind, map, &times.device).expect("a schedule");
+            let steps = schedule.ahead() + 1;
+            let duration = |action| times.duration(action);
+            let timing = time_with(&schedule, steps, times.device.message, duration);
+            let timing = timing.expect("no deadlock");
+            let map = &schedule.map;
+            let least = times.least_makespan(map, kind, steps);
+            assert!(least <= timing.makespan, "{kind:?} {given:?}: {least} {}", timing.makespan);
+            tight += usize::from(least == timing.makespan);
+            let slots = Slots::of(&timing, map, u64::MAX).expect("a table");
+            let columns = Slots::fewest_columns(least, times.shortest_action(kind));
+            assert!(columns <= slots.rows[0].len() as u64, "{kind:?} {given:?}: {columns}");
+            if kind == ScheduleKind::OneForwardOneBackward && message == 0.0 {
+                assert_eq!(least, timing.makespan, "micro-batches never wait in 1F1B");
+            }
+        }
+        assert!(tight > 3, "{tight} bounds are met");
+    }
+
+    #[test]
+    fn the_bound_on_large_tables_is_the_time_there_and_back_and_all_micro_batches() {
+        for (kind, microbatches, least) in [
+            (ScheduleKind::OneForwardOneBackward, 1000, 999 * 3 + 1000 * 3),
+            (ScheduleKind::VHalf, 30, 1999 * 2 + 30 * 2),
+        ] {
+            let arrangement = kind.arrangement().unwrap_or(Arrangement::Chain);
+            let chunks = arrangement.least_chunks();
+            let map = StageMap::arranged(arrangement, 1000, chunks, microbatches).expect("a map");
+            let passes = [vec![1.0], vec![1.0], vec![1.0]];
+            let given = GivenTimes { passes, message: 0.0, kept: 1.0 };
+            let times = StageTimes::of(&given, &map, Scale::of(&given.all(), chunks));
+            let times = times.expect("times");
+            let found = times.least_makespan(&map, kind, 1);
+            assert_eq!(Slots::fewest_columns(found, times.shortest_action(kind)), least);
+        }
     }
 }
