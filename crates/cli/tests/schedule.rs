@@ -406,6 +406,9 @@ fn numbers_that_are_none_are_refused() {
         ("1f1b --stages 4 --microbatches 4 --input 1", "--weight"),
         ("1f1b --stages 4 --microbatches 4 --input 1 --weight 1 --backward 2", "--backward"),
         ("hanyao --stages 4 --microbatches 4", "did you mean hanayo?"),
+        // Known before the order is made: `at least`, where a table that was timed has `over`.
+        ("1f1b --stages 1000 --microbatches 1000", "at least 5997000 cells; at most 4000000"),
+        ("v-half --stages 1000 --microbatches 30", "at least 4058000 cells; at most 4000000"),
     ] {
         place.run(&format!("schedule {arguments} --json")).refuses("usage", hint);
     }

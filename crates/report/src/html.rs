@@ -4,6 +4,7 @@ use maud::{Markup, PreEscaped, html};
 use serde::{Deserialize, Serialize};
 use shardloom_program::timeline::{Activity, Timeline};
 
+use crate::drawn::{Drawn, MOST_DRAWN};
 use crate::page::{Page, script};
 use crate::palette::{ACTIVITIES, look};
 use crate::payload::Payload;
@@ -76,7 +77,8 @@ impl Report {
     /// The page: one HTML document without references to anything outside itself.
     ///
     /// With a predicted and a measured timeline, both are drawn per rank under each other on one time
-    /// axis, each from its own first start, and their totals are compared.
+    /// axis, each from its own first start, and their totals are compared. Of timelines of very many intervals a
+    /// part is drawn, as the page then says; tables are of all.
     ///
     /// # Examples
     ///
@@ -90,14 +92,17 @@ impl Report {
     /// ```
     pub fn html(&self) -> String {
         let timelines = self.timelines();
-        let payload = Payload::new(&self.losses, timelines.iter().copied());
+        let drawn = Drawn::of(&timelines, MOST_DRAWN);
+        let shown: Vec<(&'static str, &Timeline)> =
+            drawn.timelines.iter().map(|(source, timeline)| (*source, timeline.as_ref())).collect();
+        let payload = Payload::new(&self.losses, shown.iter().copied());
         let main = html! {
             noscript { p.notice { "The charts need JavaScript; the tables do not." } }
             (figures(&self.summary))
             (notes(&self.notes))
             (comparison(&timelines))
-            (swimlanes(&timelines))
-            (memory(&timelines))
+            (swimlanes(&shown, &drawn.left_out))
+            (memory(&shown))
             @for (source, timeline) in &timelines { (ranks(source, timeline)) }
             (losses(&self.losses))
             (accuracies(&self.losses))
@@ -159,7 +164,7 @@ fn notes(notes: &[String]) -> Markup {
     }
 }
 
-fn swimlanes(timelines: &[(&str, &Timeline)]) -> Markup {
+fn swimlanes(timelines: &[(&str, &Timeline)], left_out: &[String]) -> Markup {
     let occurs = |activity| {
         let tracks = timelines.iter().flat_map(|(_, timeline)| &timeline.tracks);
         tracks.flat_map(|track| &track.intervals).any(|interval| interval.activity == activity)
@@ -181,6 +186,7 @@ fn swimlanes(timelines: &[(&str, &Timeline)]) -> Markup {
                         button type="button" data-view="all" { "Show all" }
                     }
                 }
+                @for sentence in left_out { p.help { (sentence) } }
                 ul.legend aria-label="Colours" {
                     @for activity in ACTIVITIES {
                         @if occurs(activity) {

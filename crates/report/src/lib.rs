@@ -8,6 +8,7 @@
 //! - [`ValidationPage::html`] gives one of predictions beside measurements.
 //! - [`perfetto_trace`] gives bytes that <https://ui.perfetto.dev> and `trace_processor` open.
 
+mod drawn;
 mod html;
 mod label;
 mod legend;

@@ -11,8 +11,10 @@
 //! for which few micro-batches with slow messages are better off, [with slots of their own](super::reordering);
 //! the best is kept.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
+use super::held::{Held, Use};
+use super::pass_table::PassEnds;
 use super::timing::{Purpose, best, time_with};
 use super::weight_filling::{Memory, fill, without_weights};
 use super::{Action, Instance, Pass, PassKind, Schedule, StageMap, reordering};
@@ -32,7 +34,7 @@ type Rows = Vec<Vec<Option<Pass>>>;
 /// repeats; and made for the given times where these allow several.
 pub(super) fn orders(map: &StageMap, purpose: Purpose<'_>, block: &Block) -> Vec<Vec<Action>> {
     let mut rows = repeated(map, block);
-    let limit = rows.iter().map(|row| peak(row)).max().unwrap_or(0);
+    let limit = rows.iter().map(|row| held(row).most()).max().unwrap_or(0);
     let mut orders = vec![];
     // What moved makes room for more.
     for _ in 0..2 {
@@ -93,65 +95,54 @@ fn actions(row: &[Option<Pass>]) -> Vec<Action> {
     with_weights(row).map(Action::Alone).collect()
 }
 
-/// The most micro-batches in flight.
-fn peak(row: &[Option<Pass>]) -> usize {
-    let (mut in_flight, mut peak) = (0, 0);
-    for pass in with_weights(row) {
-        match pass.kind {
-            PassKind::Forward => in_flight += 1,
-            PassKind::BackwardWeight => in_flight -= 1,
-            PassKind::Backward | PassKind::BackwardInput => {}
-        }
-        peak = peak.max(in_flight);
-    }
-    peak
+/// What a device's slots are used for; weight gradients take idle ones.
+fn held(row: &[Option<Pass>]) -> Held {
+    let used = |pass: &Option<Pass>| match pass.map(|pass| pass.kind) {
+        None => Use::Idle,
+        Some(PassKind::Forward) => Use::Forward,
+        Some(PassKind::Backward | PassKind::BackwardInput) => Use::Gradients,
+        Some(PassKind::BackwardWeight) => Use::Weights,
+    };
+    Held::new(row.iter().map(used).collect())
 }
 
 /// Moves passes into earlier empty slots, while the pipeline fills and while it drains, as far as what
 /// they wait for and `limit` allow. In the order of the slots, so what a pass waits for has moved before.
 fn move_forward(map: &StageMap, rows: &mut Rows, limit: usize) {
-    let mut slots: BTreeMap<Pass, usize> = BTreeMap::new();
-    let mut queue: Vec<(usize, usize, Pass)> = vec![];
-    for (device, row) in rows.iter().enumerate() {
+    let mut ends = PassEnds::new(map, 1);
+    for row in rows.iter() {
         for (slot, pass) in row.iter().enumerate() {
-            if let &Some(pass) = pass {
-                slots.insert(pass, slot);
-                queue.push((slot, device, pass));
-            }
+            pass.iter().for_each(|&pass| ends.insert(pass, (slot + 1) as f64));
         }
     }
-    queue.sort_unstable();
     // Full from when the first micro-batch has left the first stage until the last has entered it.
     let first = Instance { pipeline: 0, stage: 0 };
-    let at = |kind, microbatch| slots[&Pass { kind, instance: first, microbatch }];
-    let full = at(PassKind::BackwardInput, 0)..=at(PassKind::Forward, map.microbatches() - 1);
+    let slot = |kind, microbatch| {
+        let end = ends.get(Pass { kind, instance: first, microbatch });
+        end.expect("all passes have slots") as usize - 1
+    };
+    let full = slot(PassKind::BackwardInput, 0)..=slot(PassKind::Forward, map.microbatches() - 1);
+    let mut queue: Vec<(usize, usize, Pass)> = vec![];
+    for (device, row) in rows.iter().enumerate() {
+        let moving = row.iter().enumerate().filter(|(slot, _)| !full.contains(slot));
+        queue.extend(moving.filter_map(|(slot, pass)| Some((slot, device, (*pass)?))));
+    }
+    queue.sort_unstable();
+    let mut devices: Vec<Held> = rows.iter().map(|row| held(row)).collect();
     for (slot, device, pass) in queue {
-        if full.contains(&slot) {
-            continue;
-        }
-        let row = &mut rows[device];
-        for earlier in earliest(map, &slots, pass)..slot {
-            if row[earlier].is_some() {
-                continue;
-            }
-            row.swap(earlier, slot);
-            // Later slots see only what was done earlier.
-            if peak(&row[..=slot]) <= limit {
-                slots.insert(pass, earlier);
-                break;
-            }
-            row.swap(earlier, slot);
-        }
+        let place = devices[device].move_forward(earliest(map, &ends, pass), slot, limit);
+        rows[device].swap(place, slot);
+        ends.insert(pass, (place + 1) as f64);
     }
 }
 
 /// The first slot in which `pass` can run, when what it waits for runs in its slot.
-fn earliest(map: &StageMap, slots: &BTreeMap<Pass, usize>, pass: Pass) -> usize {
+fn earliest(map: &StageMap, ends: &PassEnds, pass: Pass) -> usize {
     let required = super::requirements(map, pass).into_iter().flatten();
-    let required = required.filter_map(|it| it.as_slice().iter().find_map(|it| slots.get(it)));
+    let required = required.filter_map(|it| it.as_slice().iter().find_map(|&it| ends.get(it)));
     let before = pass.microbatch.checked_sub(1).map(|microbatch| Pass { microbatch, ..pass });
-    let before = before.and_then(|before| slots.get(&before));
-    required.chain(before).max().map_or(0, |slot| slot + 1)
+    let before = before.and_then(|before| ends.get(before));
+    required.chain(before).fold(0.0, f64::max) as usize
 }
 
 /// The orders run without delay: in which slots what runs then.

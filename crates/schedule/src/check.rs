@@ -1,7 +1,8 @@
 //! The checker: proves of given orders what every schedule promises.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
+use super::pass_table::PassSet;
 use super::{Action, Instance, Pass, PassKind, Schedule, StageMap};
 use crate::ScheduleError;
 
@@ -36,12 +37,13 @@ pub fn check(schedule: &Schedule, buffers: usize) -> Result<Vec<usize>, Schedule
         }
     }
     let orders = schedule.unrolled(steps);
-    check_passes(map, &orders, steps * map.microbatches())?;
-    Execution::new(map, buffers).run(&orders)
+    check_passes(map, &orders, steps)?;
+    Execution::new(map, buffers, steps).run(&orders)
 }
 
 /// Whether every pass that belongs to the steps runs once, where its stage lives.
-fn check_passes(map: &StageMap, orders: &[Vec<Action>], end: u32) -> Result<(), ScheduleError> {
+fn check_passes(map: &StageMap, orders: &[Vec<Action>], steps: u32) -> Result<(), ScheduleError> {
+    let end = steps * map.microbatches();
     let refuse = |device: usize, pass: Pass, what: &str| {
         let pass = map.pass_text(device, pass);
         Err(ScheduleError::Rule(format!("device {device} {what} {pass}")))
@@ -50,10 +52,12 @@ fn check_passes(map: &StageMap, orders: &[Vec<Action>], end: u32) -> Result<(), 
         let message = format!("{} orders for {} devices", orders.len(), map.devices());
         return Err(ScheduleError::Rule(message));
     }
+    let mut seen = PassSet::new(map, steps);
+    let mut stages: Vec<Vec<Instance>> = vec![vec![]; map.devices()];
+    map.instances().for_each(|instance| stages[map.device(instance)].push(instance));
     for (device, order) in orders.iter().enumerate() {
-        let mut seen: BTreeSet<Pass> = BTreeSet::new();
         for pass in order.iter().flat_map(|action| action.passes()) {
-            let runs = |kind| seen.contains(&Pass { kind, ..pass });
+            let runs = |kind| seen.contains(Pass { kind, ..pass });
             let belongs = map.device(pass.instance) == device
                 && pass.microbatch < end
                 && map.feeds(pass.instance, pass.microbatch);
@@ -68,23 +72,26 @@ fn check_passes(map: &StageMap, orders: &[Vec<Action>], end: u32) -> Result<(), 
                 return refuse(device, pass, "runs, twice or where it does not belong,");
             }
         }
-        for instance in map.instances_on(device) {
-            for microbatch in (0..end).filter(|&it| map.feeds(instance, it)) {
+        for &instance in &stages[device] {
+            let of_step = |step: u32| {
+                map.microbatches_of(instance).iter().map(move |it| step * map.microbatches() + it)
+            };
+            for microbatch in (0..steps).flat_map(of_step) {
                 let pass = |kind| Pass { kind, instance, microbatch };
-                let whole = seen.contains(&pass(PassKind::Backward));
+                let whole = seen.contains(pass(PassKind::Backward));
                 let needed: &[PassKind] = match whole {
                     true => &[PassKind::Forward],
                     false => {
                         &[PassKind::Forward, PassKind::BackwardInput, PassKind::BackwardWeight]
                     }
                 };
-                let missing = needed.iter().map(|&kind| pass(kind)).find(|it| !seen.contains(it));
+                let missing = needed.iter().map(|&kind| pass(kind)).find(|&it| !seen.contains(it));
                 match missing {
                     Some(missing) if missing.kind == PassKind::Forward => {
                         return refuse(device, missing, "never runs");
                     }
                     // Neither whole nor in parts: say it as most schedules have it.
-                    Some(_) if !seen.contains(&pass(PassKind::BackwardInput)) => {
+                    Some(_) if !seen.contains(pass(PassKind::BackwardInput)) => {
                         return refuse(device, pass(PassKind::Backward), "never runs");
                     }
                     Some(missing) => return refuse(device, missing, "never runs"),
@@ -100,7 +107,7 @@ fn check_passes(map: &StageMap, orders: &[Vec<Action>], end: u32) -> Result<(), 
 struct Execution<'m> {
     map: &'m StageMap,
     buffers: usize,
-    done: BTreeSet<Pass>,
+    done: PassSet,
     /// Messages sent to a stage and not yet received: activations, and gradients.
     waiting: BTreeMap<(Instance, bool), usize>,
     in_flight: Vec<usize>,
@@ -108,12 +115,12 @@ struct Execution<'m> {
 }
 
 impl<'m> Execution<'m> {
-    fn new(map: &'m StageMap, buffers: usize) -> Execution<'m> {
+    fn new(map: &'m StageMap, buffers: usize, steps: u32) -> Execution<'m> {
         let devices = map.devices();
         Execution {
             map,
             buffers,
-            done: BTreeSet::new(),
+            done: PassSet::new(map, steps),
             waiting: BTreeMap::new(),
             in_flight: vec![0; devices],
             peak: vec![0; devices],
@@ -172,7 +179,7 @@ impl<'m> Execution<'m> {
             waiting + action.passes().filter(|&pass| way(pass) == Some(to)).count() <= self.buffers
         };
         let has_all = |pass: Pass| {
-            let done = |any: &[Pass]| any.iter().any(|it| self.done.contains(it));
+            let done = |any: &[Pass]| any.iter().any(|&it| self.done.contains(it));
             let mut requirements = super::requirements(self.map, pass).into_iter().flatten();
             requirements.all(|required| done(required.as_slice()))
         };

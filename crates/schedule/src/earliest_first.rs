@@ -7,6 +7,7 @@
 
 use shardloom_plan::PassTimes;
 
+use super::first::First;
 use super::weight_filling::{Filling, Memory};
 use super::zero_bubble::pass;
 use super::{Action, PassKind, StageMap};
@@ -29,19 +30,20 @@ pub(super) fn orders(
 ) -> Vec<Vec<Action>> {
     let mut filling = Filling::new(map, times, memory, eager);
     let mut progress = vec![Progress::default(); map.devices()];
-    let action = |filling: &Filling, progress: &[Progress], device: usize| {
-        next(map, filling, progress[device], device)
-    };
-    let mut actions: Vec<Option<(f64, PassKind)>> =
-        (0..map.devices()).map(|device| action(&filling, &progress, device)).collect();
     // Of devices that are as early the last: gradients come from there.
-    let earliest = |actions: &[Option<(f64, PassKind)>]| {
-        let actions = actions.iter().enumerate();
-        let actions = actions
-            .filter_map(|(device, action)| action.map(|(start, kind)| (start, device, kind)));
-        actions.min_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)))
-    };
-    while let Some((_, device, kind)) = earliest(&actions) {
+    let mut first = First::new(map.devices());
+    let last = map.devices() - 1;
+    let mut kinds: Vec<Option<PassKind>> = vec![None; map.devices()];
+    let mut changed: Vec<usize> = (0..map.devices()).collect();
+    loop {
+        for device in changed {
+            let action = next(map, &filling, progress[device], device);
+            first.set(last - device, action.map(|(start, _)| start));
+            kinds[device] = action.map(|(_, kind)| kind);
+        }
+        let Some((_, place)) = first.get() else { break };
+        let device = last - place;
+        let Some(kind) = kinds[device] else { break };
         let it = &mut progress[device];
         let count = match kind {
             PassKind::Forward => &mut it.forwards,
@@ -54,9 +56,7 @@ pub(super) fn orders(
         *count += 1;
         // Only the devices beside this one may have waited for it.
         let beside = [device.checked_sub(1), Some(device), Some(device + 1)];
-        for device in beside.into_iter().flatten().filter(|&it| it < map.devices()) {
-            actions[device] = action(&filling, &progress, device);
-        }
+        changed = beside.into_iter().flatten().filter(|&it| it <= last).collect();
     }
     filling.finish()
 }

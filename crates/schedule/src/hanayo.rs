@@ -19,6 +19,7 @@
 
 use shardloom_plan::PassTimes;
 
+use super::first::First;
 use super::timing::{Purpose, best};
 use super::{Action, Instance, Pass, PassKind, StageMap};
 use crate::ScheduleError;
@@ -93,8 +94,8 @@ struct Ready<'m> {
     buffers: usize,
     clocks: Vec<f64>,
     passes: Vec<Vec<(f64, Pass)>>,
-    /// By device when it could start the first of its passes, if any, as long as that is known.
-    starts: Vec<Option<f64>>,
+    /// When each device could start the first of its passes, if any, as long as that is known.
+    starts: First,
     /// Devices of which it is not.
     changed: Vec<usize>,
     /// By stage messages on the way to it, of activations and of gradients, and when last one was taken.
@@ -119,7 +120,7 @@ impl<'m> Ready<'m> {
             buffers,
             clocks: vec![0.0; map.devices()],
             passes: vec![vec![]; map.devices()],
-            starts: vec![None; map.devices()],
+            starts: First::new(map.devices()),
             changed: vec![],
             waiting: vec![[None; 2]; map.chains()[0].stages()],
         };
@@ -166,11 +167,10 @@ impl<'m> Ready<'m> {
         for device in std::mem::take(&mut self.changed) {
             let starts = self.passes[device].iter();
             let starts = starts.filter_map(|&(since, pass)| self.start(device, since, pass));
-            self.starts[device] = starts.min_by(f64::total_cmp);
+            let earliest = starts.min_by(f64::total_cmp);
+            self.starts.set(device, earliest);
         }
-        let starts = self.starts.iter().enumerate();
-        let starts = starts.filter_map(|(device, start)| Some(((*start)?, device)));
-        let (start, device) = starts.min_by(|one, other| one.0.total_cmp(&other.0))?;
+        let (start, device) = self.starts.get()?;
         let can = |&(since, pass): &(f64, Pass)| self.start(device, since, pass) == Some(start);
         let passes = self.passes[device].iter().enumerate().filter(|(_, it)| can(it));
         // No two passes of one micro-batch can ever run at the same time.

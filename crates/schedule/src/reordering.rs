@@ -7,6 +7,7 @@
 //! gradients wherever it leaves slots.
 
 use super::building_block::{Block, PERIOD};
+use super::held::{Held, Use};
 use super::{Action, Instance, Pass, PassKind, StageMap};
 
 /// Passes of a device by the order in which a micro-batch meets them: forwards of its first and its second
@@ -65,24 +66,15 @@ fn add_weights(slots: &mut Slots) {
     slots[WEIGHTS].extend(row.len()..row.len() + waiting);
 }
 
-/// The most activations of a stage that a device holds. Weight gradients without slots take idle ones.
-fn most_held(slots: &Slots) -> usize {
-    let placed = !slots[WEIGHTS].is_empty();
-    let (mut held, mut most, mut waiting) = (0, 0, 0);
-    for kind in row(slots) {
-        match kind {
-            Some(0 | 1) => held += 1,
-            Some(WEIGHTS) => held -= 1,
-            Some(_) => waiting += 1,
-            None if !placed && waiting > 0 => {
-                held -= 1;
-                waiting -= 1;
-            }
-            None => {}
-        }
-        most = most.max(held);
-    }
-    most
+/// What a device's slots are used for. Weight gradients without slots take idle ones.
+fn held(slots: &Slots) -> Held {
+    let used = |kind: Option<usize>| match kind {
+        None => Use::Idle,
+        Some(0 | 1) => Use::Forward,
+        Some(WEIGHTS) => Use::Weights,
+        Some(_) => Use::Gradients,
+    };
+    Held::new(row(slots).into_iter().map(used).collect())
 }
 
 /// All passes, earliest first: slot, device, kind and number.
@@ -108,45 +100,50 @@ fn handed(devices: &[Slots], device: usize, kind: usize, number: usize) -> Optio
     devices.get(from).map(|slots| slots[kind][number])
 }
 
+/// The slots of a device's input gradients, earliest first.
+fn gradients(slots: &Slots) -> Vec<usize> {
+    let mut gradients: Vec<usize> = slots[2].iter().chain(&slots[3]).copied().collect();
+    gradients.sort_unstable();
+    gradients
+}
+
+/// Moves one of ascending `slots` to an earlier place.
+fn move_in(slots: &mut [usize], from: usize, to: usize) {
+    let old = slots.partition_point(|&slot| slot < from);
+    let new = slots.partition_point(|&slot| slot < to);
+    slots[old] = to;
+    slots[new..=old].rotate_right(1);
+}
+
 /// Moves passes into earlier empty slots without holding more: while the pipeline drains, and where weight
 /// gradients have slots also while it fills.
 fn reorder(devices: &mut [Slots]) {
-    let limit = devices.iter().map(most_held).max().unwrap_or(0);
+    let mut held: Vec<Held> = devices.iter().map(held).collect();
+    let limit = held.iter_mut().map(Held::most).max().unwrap_or(0);
     let fills = !devices[0][WEIGHTS].is_empty();
-    let mut used: Vec<Vec<bool>> =
-        devices.iter().map(|slots| vec![false; row(slots).len()]).collect();
+    let mut gradients: Vec<Vec<usize>> = devices.iter().map(gradients).collect();
     let (mut is_full, mut drains) = (false, false);
     for (slot, device, kind, number) in earliest_first(devices) {
         // Full from when the first device has the first gradients of its first stage, to the last forward.
         is_full |= (device, kind) == (0, 3);
         if is_full && !drains || !is_full && !fills {
             drains |= is_full && kind == 0 && number + 1 == devices[0][0].len();
-            used[device][slot] = true;
             continue;
         }
         let own = &devices[device];
         let before = match kind {
             0 => None,
-            WEIGHTS => {
-                let mut gradients: Vec<usize> = own[2].iter().chain(&own[3]).copied().collect();
-                gradients.sort_unstable();
-                Some(gradients[number])
-            }
+            WEIGHTS => Some(gradients[device][number]),
             _ => Some(own[kind - 1][number]),
         };
         let last = number.checked_sub(1).map(|number| own[kind][number]);
         let required = [before, last, handed(devices, device, kind, number)];
         let first = required.into_iter().flatten().max().map_or(0, |slot| slot + 1);
-        let mut place = slot;
-        for earlier in (first..slot).filter(|&earlier| !used[device][earlier]) {
-            devices[device][kind][number] = earlier;
-            if most_held(&devices[device]) <= limit {
-                place = earlier;
-                break;
-            }
-        }
+        let place = held[device].move_forward(first, slot, limit);
         devices[device][kind][number] = place;
-        used[device][place] = true;
+        if matches!(kind, 2 | 3) {
+            move_in(&mut gradients[device], slot, place);
+        }
     }
 }
 

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use shardloom_plan::{Arrangement, ScheduleKind};
 
-use super::{Action, Instance, Pass, PassKind};
+use super::notation::Notation;
+use super::{Action, Instance, Pass};
 use crate::ScheduleError;
 
 /// A pipeline: the device of each of its stages, first to last. A device here is whatever runs one
@@ -270,24 +271,12 @@ impl StageMap {
     /// A pass as people write it on `device`: kind, micro-batch, `@chunk` where the device holds several
     /// that run the same way, `<` for the reverse direction.
     pub fn pass_text(&self, device: usize, pass: Pass) -> String {
-        let reverse = self.chain(pass.instance).is_reverse();
-        let chunks = self.chunks(device, reverse);
-        let mut text = format!("{}{}", pass.kind.letter(), pass.microbatch);
-        if chunks.len() > 1 {
-            let chunk = chunks.iter().position(|it| it.contains(&pass.instance));
-            text += &chunk.map_or_else(|| "@?".into(), |chunk| format!("@{chunk}"));
-        }
-        if reverse {
-            text.push('<');
-        }
-        text
+        self.notation(device).pass(pass)
     }
 
     /// An action as people write it: `F3`, or `F3+B1<` where two overlap.
     pub fn text(&self, device: usize, action: Action) -> String {
-        let passes: Vec<String> =
-            action.passes().map(|pass| self.pass_text(device, pass)).collect();
-        passes.join("+")
+        self.notation(device).text(action)
     }
 
     /// Reads what [`StageMap::text`] writes.
@@ -295,49 +284,12 @@ impl StageMap {
     /// # Errors
     /// If it is no action, or not one of this device.
     pub fn parse(&self, device: usize, text: &str) -> Result<Action, ScheduleError> {
-        let mut passes = vec![];
-        for part in text.split('+') {
-            passes.push(self.parse_pass(device, part.trim())?);
-        }
-        match passes[..] {
-            [pass] => Ok(Action::Alone(pass)),
-            [first, second] => Ok(Action::Overlapped(first, second)),
-            _ => {
-                let message = format!("device {device}: {text:?} has more than two passes at once");
-                Err(ScheduleError::Rule(message))
-            }
-        }
+        self.notation(device).parse(text)
     }
 
-    fn parse_pass(&self, device: usize, text: &str) -> Result<Pass, ScheduleError> {
-        let refuse = |rule: &str| {
-            ScheduleError::Rule(format!("device {device}: {text:?} is no pass: {rule}"))
-        };
-        let form = "write a pass (F, B, I or W), a micro-batch, @chunk where the device holds several \
-                    stages, < for the reverse direction: F3, W0@1, B2<";
-        let reverse = text.ends_with('<');
-        let rest = text.strip_suffix('<').unwrap_or(text);
-        let kind = match rest.chars().next() {
-            Some('F') => PassKind::Forward,
-            Some('B') => PassKind::Backward,
-            Some('I') => PassKind::BackwardInput,
-            Some('W') => PassKind::BackwardWeight,
-            _ => return Err(refuse(form)),
-        };
-        let (microbatch, chunk) = match rest[1..].split_once('@') {
-            Some((microbatch, chunk)) => (microbatch, chunk.parse().map_err(|_| refuse(form))?),
-            None => (&rest[1..], 0usize),
-        };
-        let microbatch: u32 = microbatch.parse().map_err(|_| refuse(form))?;
-        let chunks = self.chunks(device, reverse);
-        let chunk = chunks.get(chunk).ok_or_else(|| match chunks.len() {
-            0 => refuse("the device holds no stage of that direction"),
-            _ => refuse("the device holds fewer chunks of that direction"),
-        })?;
-        let fed = chunk.iter().copied().find(|&it| self.feeds(it, microbatch));
-        let instance =
-            fed.ok_or_else(|| refuse("that micro-batch does not go through that stage"))?;
-        Ok(Pass { kind, instance, microbatch })
+    /// How passes of `device` are written, to write or read many.
+    pub fn notation(&self, device: usize) -> Notation<'_> {
+        Notation::new(self, device)
     }
 }
 

@@ -28,7 +28,8 @@ impl Schedule {
         }
         let order = |(device, order): (usize, &String)| {
             let actions = order.split_whitespace().filter(|&action| action != ".");
-            actions.map(|action| map.parse(device, action)).collect()
+            let notation = map.notation(device);
+            actions.map(|action| notation.parse(action)).collect()
         };
         let orders = orders.iter().enumerate().map(order).collect::<Result<_, _>>()?;
         let schedule = Schedule { map, orders };

@@ -2,7 +2,7 @@
 
 use shardloom_plan::PassTimes;
 
-use super::pass_ends::PassEnds;
+use super::pass_table::PassEnds;
 use super::{Action, Pass, PassKind, Schedule, StageMap};
 use crate::ScheduleError;
 
@@ -79,18 +79,33 @@ pub(super) fn best(
     let Purpose { times, succession } = purpose;
     let mut best: Option<([f64; 2], Vec<Vec<Action>>)> = None;
     for orders in candidates {
-        let schedule = Schedule { map: map.clone(), orders };
-        let Ok(timing) = time(&schedule, 1, times) else { continue };
-        let (span, makespan) = (timing.longest_span(), timing.makespan);
+        let Some((span, makespan)) = lengths(map, times, &orders) else { continue };
         let length = match succession {
             Succession::Own => [span, makespan],
             Succession::Common => [makespan, span],
         };
         if best.as_ref().is_none_or(|(least, _)| length < *least) {
-            best = Some((length, schedule.orders));
+            best = Some((length, orders));
         }
     }
     best.map(|(_, orders)| orders).expect("some candidate does not deadlock")
+}
+
+/// Of a step of these orders the longest span of a device and the makespan, as [`time`] has them; none if they
+/// deadlock.
+fn lengths(map: &StageMap, times: &PassTimes, orders: &[Vec<Action>]) -> Option<(f64, f64)> {
+    let duration = |action: Action| action.passes().map(|pass| pass_time(map, times, pass)).sum();
+    let mut spans: Vec<Option<(f64, f64)>> = vec![None; orders.len()];
+    let done = follow(map, orders, 1, times.message, duration, |device, timed| {
+        let (start, _) = spans[device].unwrap_or((timed.start, timed.end));
+        spans[device] = Some((start, timed.end));
+    });
+    if done.iter().zip(orders).any(|(&done, order)| done < order.len()) {
+        return None;
+    }
+    let spans = || spans.iter().flatten();
+    let span = spans().map(|(start, end)| end - start).fold(0.0, f64::max);
+    Some((span, spans().map(|&(_, end)| end).fold(0.0, f64::max)))
 }
 
 /// Times `steps` steps of `schedule` in a row, with the same times on all stages: `times` are a whole
@@ -127,14 +142,44 @@ pub fn time_with(
 ) -> Result<Timing, ScheduleError> {
     let map = &schedule.map;
     let orders = schedule.unrolled(steps);
+    let mut actions: Vec<Vec<Timed>> =
+        orders.iter().map(|order| Vec::with_capacity(order.len())).collect();
+    follow(map, &orders, steps, message, duration, |device, timed| actions[device].push(timed));
+    for (device, order) in orders.iter().enumerate() {
+        if let Some(&action) = order.get(actions[device].len()) {
+            let action = map.text(device, action);
+            let message = format!("deadlock: device {device} waits at {action}");
+            return Err(ScheduleError::Rule(message));
+        }
+    }
+    let ends = actions.iter().filter_map(|actions| Some(actions.last()?.end));
+    let makespan = ends.fold(0.0, f64::max);
+    let busy: f64 = actions.iter().flatten().map(|timed| timed.end - timed.start).sum();
+    let bubble_fraction = match makespan > 0.0 {
+        true => 1.0 - busy / (orders.len() as f64 * makespan),
+        false => 0.0,
+    };
+    Ok(Timing { actions, makespan, bubble_fraction })
+}
+
+/// Runs the `orders` of so many steps, each action as soon as it can, and says of each when it is. Returns how
+/// many of its actions each device comes to.
+fn follow(
+    map: &StageMap,
+    orders: &[Vec<Action>],
+    steps: u32,
+    message: f64,
+    duration: impl Fn(Action) -> f64,
+    mut note: impl FnMut(usize, Timed),
+) -> Vec<usize> {
     let mut ends = PassEnds::new(map, steps);
     let mut clocks = vec![0.0f64; orders.len()];
-    let mut actions: Vec<Vec<Timed>> = vec![vec![]; orders.len()];
+    let mut done = vec![0; orders.len()];
     let mut moved = true;
     while moved {
         moved = false;
         for (device, order) in orders.iter().enumerate() {
-            while let Some(&action) = order.get(actions[device].len()) {
+            while let Some(&action) = order.get(done[device]) {
                 let mut ready = Some(clocks[device]);
                 for required in action.passes().flat_map(|pass| super::requirements(map, pass)) {
                     let Some(required) = required else { continue };
@@ -148,23 +193,11 @@ pub fn time_with(
                 let end = start + duration(action);
                 clocks[device] = end;
                 action.passes().for_each(|pass| ends.insert(pass, end));
-                actions[device].push(Timed { action, start, end });
+                note(device, Timed { action, start, end });
+                done[device] += 1;
                 moved = true;
             }
         }
     }
-    for (device, order) in orders.iter().enumerate() {
-        if let Some(&action) = order.get(actions[device].len()) {
-            let action = map.text(device, action);
-            let message = format!("deadlock: device {device} waits at {action}");
-            return Err(ScheduleError::Rule(message));
-        }
-    }
-    let makespan = clocks.iter().copied().fold(0.0, f64::max);
-    let busy: f64 = actions.iter().flatten().map(|timed| timed.end - timed.start).sum();
-    let bubble_fraction = match makespan > 0.0 {
-        true => 1.0 - busy / (orders.len() as f64 * makespan),
-        false => 0.0,
-    };
-    Ok(Timing { actions, makespan, bubble_fraction })
+    done
 }

@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 
 use shardloom_plan::PassTimes;
 
-use super::pass_ends::PassEnds;
+use super::first::First;
+use super::pass_table::PassEnds;
 use super::timing::pass_time;
 use super::{Action, Pass, PassKind, StageMap};
 
@@ -246,15 +247,12 @@ pub(super) fn fill(
         let arrival = filling.arrival(*orders[device].get(next[device])?)?;
         Some(arrival.max(filling.clock(device)))
     };
-    let mut starts: Vec<Option<f64>> =
-        (0..orders.len()).map(|device| start(&filling, &next, device)).collect();
     // Earliest first, so that idle times are compared at about the same time.
-    let earliest = |starts: &[Option<f64>]| {
-        let starts = starts.iter().enumerate();
-        let starts = starts.filter_map(|(device, start)| Some(((*start)?, device)));
-        starts.min_by(|a, b| a.0.total_cmp(&b.0))
-    };
-    while let Some((_, device)) = earliest(&starts) {
+    let mut first = First::new(orders.len());
+    for device in 0..orders.len() {
+        first.set(device, start(&filling, &next, device));
+    }
+    while let Some((_, device)) = first.get() {
         let pass = orders[device][next[device]];
         filling.run(pass);
         next[device] += 1;
@@ -262,7 +260,7 @@ pub(super) fn fill(
         let beside = [map.before(pass.instance), map.after(pass.instance)];
         let beside = beside.into_iter().flatten().map(|instance| map.device(instance));
         for device in [device].into_iter().chain(beside) {
-            starts[device] = start(&filling, &next, device);
+            first.set(device, start(&filling, &next, device));
         }
     }
     filling.finish()

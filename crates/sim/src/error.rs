@@ -57,6 +57,22 @@ pub enum SimError {
         /// Steps of the simulation.
         steps: usize,
     },
+    /// More than can be simulated in reasonable time and memory.
+    #[error(
+        "{steps} steps have {instructions} instructions, and at most {most} are simulated; {}fewer \
+         micro-batches or fewer blocks have fewer",
+        if *.folded { "" } else { "one rank for all that do the same (without --unfolded), " }
+    )]
+    TooMany {
+        /// Instructions, over all ranks that are simulated and all steps.
+        instructions: u64,
+        /// How many may be.
+        most: u64,
+        /// Steps of the simulation.
+        steps: u32,
+        /// Whether ranks that do the same are simulated once.
+        folded: bool,
+    },
     /// A simulation of no step.
     #[error("a simulation needs at least 1 step, not 0")]
     NoSteps,

@@ -7,6 +7,7 @@ use shardloom_graph::Graph;
 use shardloom_program::Program;
 use shardloom_program::timeline::{Picos, Timeline};
 
+use crate::instruction_count::{MOST_INSTRUCTIONS, require_few};
 use crate::{Modelled, Options, RowCounts, SimError, run};
 
 /// What happened when, over some steps.
@@ -29,7 +30,7 @@ pub struct Simulation {
 ///
 /// # Errors
 /// If the cluster lacks a device of the program, a device does not compute in its precision, ranks wait for
-/// each other for ever, or it takes longer than 213 days.
+/// each other for ever, it takes longer than 213 days, or it has more than [`MOST_INSTRUCTIONS`].
 pub fn simulate(
     graph: &Graph,
     cluster: &Cluster,
@@ -53,6 +54,7 @@ pub fn simulate_rows(
 ) -> Result<Simulation, SimError> {
     let folded = options.folded && rows.are_alike(graph, program)?;
     let options = Options { folded, ..options }.filled(program);
+    require_few(program, options, MOST_INSTRUCTIONS)?;
     let mut driver = Modelled::new(graph, cluster, program)?.with_rows(rows);
     let mut simulation = run(program, cluster, options, &mut driver)?;
     simulation.count_rows(program, &driver)?;

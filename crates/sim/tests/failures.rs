@@ -5,9 +5,10 @@ mod scenario;
 use scenario::{gpt, h100, lowered, uniform};
 use shardloom_cluster::{ClusterError, Stack};
 use shardloom_plan::Plan;
-use shardloom_program::{Action, BodyKind, PersistentBytes, lower};
+use shardloom_program::{Action, BodyKind, Class, PersistentBytes, lower};
 use shardloom_sim::{
-    Fit, MemoryFit, Modelled, Options, Recorded, Recorder, SimError, run, simulate,
+    Fit, MemoryFit, Modelled, Options, Recorded, Recorder, SimError, instruction_count, run,
+    simulate,
 };
 
 const ONE: Options = Options { steps: 1, folded: true };
@@ -19,6 +20,32 @@ fn no_steps_are_refused() {
     let options = Options { steps: 0, folded: true };
     let found = simulate(&graph, &h100(2), &program, options);
     assert!(matches!(found, Err(SimError::NoSteps)));
+}
+
+#[test]
+fn more_instructions_than_can_be_simulated_are_refused_with_what_has_fewer() {
+    let graph = gpt(2, false);
+    let program = lowered(&graph, &uniform(2, 2, 1, 2));
+    let count = |steps, folded| instruction_count(&program, Options { steps, folded });
+    let of_entries = |class: &Class| -> usize {
+        class.entries().map(|entry| class.body_of(entry).instructions.len()).sum()
+    };
+    let step: usize = program.classes.iter().map(of_entries).sum();
+    assert!(step > 0);
+    assert_eq!(count(1, true), step as u64);
+    assert_eq!(count(3, true), 3 * step as u64);
+    assert_eq!(count(3, false), 6 * step as u64, "two ranks of each class");
+    // So many that none of them can have been simulated.
+    for (folded, apart) in [(true, false), (false, true)] {
+        let options = Options { steps: u32::MAX, folded };
+        let found = simulate(&graph, &h100(4), &program, options).expect_err("too many");
+        let text = found.to_string();
+        let begins = format!("{} steps have {} instructions, ", u32::MAX, count(u32::MAX, folded));
+        assert!(text.starts_with(&begins), "{text}");
+        assert!(text.contains("at most 30000000 are simulated"), "{text}");
+        assert_eq!(text.contains("--unfolded"), apart, "{text}");
+        assert!(text.contains("fewer micro-batches"), "{text}");
+    }
 }
 
 #[test]

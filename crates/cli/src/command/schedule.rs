@@ -5,7 +5,7 @@ use serde::Serialize;
 use shardloom::plan::{Arrangement, PassTimes, ScheduleKind};
 use shardloom::program::ProgramError;
 use shardloom::program::quantity::percent;
-use shardloom::schedule::{self, ScheduleError, StageMap, Succession, Timed};
+use shardloom::schedule::{self, Notation, ScheduleError, StageMap, Succession, Timed};
 use shardloom_report::{schedule_legend, schedule_table};
 
 use super::schedule_kind::{Named, listing, schedule_kind};
@@ -237,6 +237,7 @@ impl Schedule {
         let unit = Scale::of(&given.all(), chunks);
         let scale = unit.units();
         let times = StageTimes::of(&given, &map, unit).ok_or_else(|| self.unmatched(&map))?;
+        self.require_few_cells(&map, &times, self.steps.unwrap_or(1))?;
         let schedule = self.schedule(map, &times.device)?;
         let ahead = schedule.ahead();
         let steps = self.steps.unwrap_or(match ahead {
@@ -245,31 +246,28 @@ impl Schedule {
         });
         self.require_few_passes(devices, chunks, steps)?;
         let timing = timed(&schedule, steps, &times)?;
+        let slots = Slots::of(&timing, &schedule.map, MOST_CELLS)
+            .ok_or_else(|| self.too_many_cells(devices, &format!("over {MOST_CELLS}")))?;
         let waiting = (ahead as usize + 2) * microbatches;
         let peaks = schedule::check(&schedule, waiting).map_err(program)?;
         let steady_utilisation = match ahead {
             0 => None,
             _ => Some(self.steady_utilisation(&schedule, &times, chunks)?),
         };
-        let slots = Slots::of(&timing, &schedule.map, MOST_CELLS).ok_or_else(|| {
-            let message = format!(
-                "{devices} devices: with {microbatches} micro-batches and these times there are over \
-                 {MOST_CELLS} cells; at most {MOST_CELLS} are drawn"
-            );
-            Failure::usage("--stages", message)
-        })?;
-        let action = |device: usize, timed: &Timed| ActionTime {
-            action: schedule.map.text(device, timed.action),
+        let action = |notation: &Notation, timed: &Timed| ActionTime {
+            action: notation.text(timed.action),
             start: timed.start / scale,
             end: timed.end / scale,
         };
         let order = |(device, order): (usize, &Vec<schedule::Action>)| {
-            let texts = order.iter().map(|&action| schedule.map.text(device, action));
+            let notation = schedule.map.notation(device);
+            let texts = order.iter().map(|&action| notation.text(action));
             texts.collect::<Vec<_>>().join(" ")
         };
         let actions = timing.actions.iter().enumerate();
         let of_device = |(device, timed): (usize, &Vec<Timed>)| {
-            timed.iter().map(|it| action(device, it)).collect()
+            let notation = schedule.map.notation(device);
+            timed.iter().map(|it| action(&notation, it)).collect()
         };
         Ok(Answer {
             kind: self.named.kind.name(),
@@ -484,6 +482,32 @@ impl Schedule {
             self.microbatches
         );
         Err(Failure::usage("--stages", message))
+    }
+
+    /// Refuses a table that has too many cells whatever the order is.
+    fn require_few_cells(
+        &self,
+        map: &StageMap,
+        times: &StageTimes,
+        steps: u32,
+    ) -> Result<(), Failure> {
+        let kind = self.named.kind;
+        let makespan = times.least_makespan(map, kind, steps);
+        let columns = Slots::fewest_columns(makespan, times.shortest_action(kind));
+        let cells = columns.saturating_mul(map.devices() as u64);
+        match cells <= MOST_CELLS {
+            true => Ok(()),
+            false => Err(self.too_many_cells(map.devices() as u32, &format!("at least {cells}"))),
+        }
+    }
+
+    fn too_many_cells(&self, devices: u32, cells: &str) -> Failure {
+        let message = format!(
+            "{devices} devices: with {} micro-batches and these times there are {cells} cells; at most \
+             {MOST_CELLS} are drawn",
+            self.microbatches
+        );
+        Failure::usage("--stages", message)
     }
 }
 

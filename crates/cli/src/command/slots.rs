@@ -60,6 +60,13 @@ pub struct Slots {
 const FINEST: u64 = 24;
 
 impl Slots {
+    /// As few columns as there are when it takes `makespan`, of which the shortest action is at most `shortest`.
+    pub fn fewest_columns(makespan: f64, shortest: f64) -> u64 {
+        // Starts and ends that are no whole units are rounded to some.
+        let width = if shortest.fract() == 0.0 { shortest } else { shortest + 1.0 };
+        (makespan / width).floor() as u64
+    }
+
     /// Puts `timing`, in whole units, in columns as wide as possible. Nothing if there are more than
     /// `most_cells` cells.
     pub fn of(timing: &Timing, map: &StageMap, most_cells: u64) -> Option<Slots> {
@@ -77,9 +84,10 @@ impl Slots {
         }
         let column = |time: f64| (time / width).round() as usize;
         let row = |(device, actions): (usize, &Vec<Timed>)| {
+            let notation = map.notation(device);
             let mut row = vec![".".to_owned(); columns as usize];
             for timed in actions {
-                row[column(timed.start)..column(timed.end)].fill(map.text(device, timed.action));
+                row[column(timed.start)..column(timed.end)].fill(notation.text(timed.action));
             }
             row
         };

@@ -1,0 +1,33 @@
+//! How many instructions a simulation follows, known before it begins.
+
+use shardloom_program::{Class, Program};
+
+use crate::{Options, SimError};
+
+/// The most instructions that are simulated, over all ranks and steps. Each is kept in the timeline, with what it
+/// allocates: they take about 3 GB of memory, and some three microseconds each.
+pub const MOST_INSTRUCTIONS: u64 = 30_000_000;
+
+/// The instructions of all steps, of one rank of each class where these are folded.
+pub fn instruction_count(program: &Program, options: Options) -> u64 {
+    let of_class = |class: &Class| {
+        let entries = class.entries();
+        let step: u64 = entries.map(|it| class.body_of(it).instructions.len() as u64).sum();
+        let ranks = if options.folded { 1 } else { class.mesh.size() as u64 };
+        step.saturating_mul(ranks)
+    };
+    let step = program.classes.iter().map(of_class).fold(0, u64::saturating_add);
+    step.saturating_mul(u64::from(options.steps))
+}
+
+/// Refuses a simulation of more instructions than `most`.
+pub(crate) fn require_few(program: &Program, options: Options, most: u64) -> Result<(), SimError> {
+    let instructions = instruction_count(program, options);
+    match instructions <= most {
+        true => Ok(()),
+        false => {
+            let (steps, folded) = (options.steps, options.folded);
+            Err(SimError::TooMany { instructions, most, steps, folded })
+        }
+    }
+}
