@@ -236,7 +236,7 @@ fn copies_of_gradients_are_held_all_the_time() {
         (copies, fit.peak_bytes)
     };
     // Two bytes a parameter, each.
-    let copy = 2 * graph.parameter_count() as u64;
+    let copy = 2 * graph.parameter_count();
     let (none, plain) = held(2, false, false);
     assert_eq!(none, 0);
     for (separate, buckets, copies) in [(true, false, 1), (false, true, 1), (true, true, 2)] {
