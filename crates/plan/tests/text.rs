@@ -531,6 +531,7 @@ fn examples_of_the_documentation_are_plans() {
         compressed,
         negotiated,
         sparse,
+        served,
         averaging,
         summing,
         by_group,
@@ -538,7 +539,7 @@ fn examples_of_the_documentation_are_plans() {
         axes,
     ] = documented()[..]
     else {
-        panic!("eleven examples")
+        panic!("twelve examples")
     };
     let (words, _) = whole.split_once("[[pipeline]]").expect("it has pipelines");
     let (first, rest) = whole.split_once("[sync]").expect("it has a table of sync");
@@ -550,6 +551,10 @@ fn examples_of_the_documentation_are_plans() {
     let apart = unshared.replace("clip_norm = 1.0\n", "");
     // A table of its own, so that it may stand behind all others of `sync`; nothing is sharded over workers.
     let workers = words.replace("zero = 1 ", "zero = 0 ");
+    // Servers have everything in fp32, and no norm over all of them.
+    let in_fp32 =
+        workers.replace("\"bf16\"", "\"fp32\"").replace("master = true ", "master = false ");
+    let served = format!("{}\n{served}\n{pipelines}", in_fp32.replace("clip_norm = 1.0\n", ""));
     let summed = format!("{workers}\n{summing}\n{pipelines}");
     let tables = format!("{workers}\n{summing}\n{tables}\n{pipelines}");
     let summed_by_group = format!("{workers}\n{summing}\n{by_group}\n{pipelines}");
@@ -562,6 +567,7 @@ fn examples_of_the_documentation_are_plans() {
         format!("{whole}\n{sparse}"),
         format!("{words}\n{pipelines}"),
         format!("{apart}\n{averaging}"),
+        served,
         summed,
         summed_by_group,
         tables,

@@ -169,8 +169,8 @@ impl<'c> Terms<'_, 'c> {
     }
 }
 
-/// What a device holds all the time: weights, gradients with their copies, and optimizer state, or its shards, where so many
-/// `sharers` share, and so many what context parallelism splits.
+/// What a device holds all the time: weights, gradients with their copies, and optimizer state, or its
+/// shards, where so many `sharers` share, and so many what context parallelism splits.
 pub(super) fn persistent_bytes(
     settings: &Settings,
     stack: &Stack,
