@@ -89,6 +89,13 @@ pub struct ServedRange {
     pub replicas: Vec<ClassId>,
 }
 
+impl ServedRange {
+    /// A range that has no replicas.
+    pub fn of(range: Range<usize>, server: ClassId) -> ServedRange {
+        ServedRange { range, server, replicas: vec![] }
+    }
+}
+
 /// Parameters that are gathered, reduced and updated together, contiguous in memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bucket {
@@ -123,9 +130,9 @@ pub struct Bucket {
     /// The ranges of its gradients, in order, that servers sum over all workers and send back; the workers sum
     /// the rest among themselves. None where there are no such servers.
     pub summed: Vec<ServedRange>,
-    /// The class of the server that owns it, where ranks of this class only have a replica, which they update with
-    /// the gradients that the owner has added up.
-    pub replica_of: Option<ClassId>,
+    /// The server that owns it, and its bucket there, where ranks of this class only have a replica, which they
+    /// update with the gradients that the owner has added up.
+    pub replica_of: Option<(ClassId, BucketId)>,
     /// The tensors that ranks hold of it.
     pub held: Held,
 }

@@ -155,10 +155,16 @@ fn replicas_of_other_elements_or_of_part_of_the_gradients_are_rejected() {
         instructions[at].reads[0] = add.reads[0];
     });
     has(&found, |it| matches!(it, Violation::ReducedTwice { .. }));
-    // A range whose replica is said to be of another server, or is of other elements.
+    // A range whose replica is said to be of none or of another range, or is of other elements.
     let found = rejected(&|program| {
         let replica = program.classes[3].buckets.iter_mut().find(|it| it.replica_of.is_some());
         replica.expect("it has one").replica_of = None;
+    });
+    has(&found, |it| matches!(it, Violation::Served { .. }));
+    let found = rejected(&|program| {
+        let mut replicas =
+            program.classes[3].buckets.iter_mut().filter_map(|it| it.replica_of.as_mut());
+        replicas.next().expect("it has one").1.0 += 1;
     });
     has(&found, |it| matches!(it, Violation::Served { .. }));
     let found = rejected(&|program| {

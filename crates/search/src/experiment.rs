@@ -6,7 +6,9 @@ use shardloom_graph::Graph;
 use shardloom_plan::Plan;
 use shardloom_program::timeline::{Clock, Picos};
 use shardloom_program::{Action, Class, ClassId, Guard, Instruction, Program};
-use shardloom_sim::{Actor, Call, Driver, Modelled, Options, SimError, Simulation, run};
+use shardloom_sim::{
+    Actor, Call, Driver, ExtraBytes, Modelled, Options, SimError, Simulation, run,
+};
 
 use crate::SearchError;
 
@@ -98,12 +100,8 @@ impl Driver for Scaled<'_, '_> {
         }
     }
 
-    fn workspace_bytes(&mut self, call: &Call<'_>) -> u64 {
-        self.modelled.workspace_bytes(call)
-    }
-
-    fn saved_bytes(&mut self, call: &Call<'_>) -> u64 {
-        self.modelled.saved_bytes(call)
+    fn extra_bytes(&mut self, call: &Call<'_>) -> ExtraBytes {
+        self.modelled.extra_bytes(call)
     }
 
     fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {

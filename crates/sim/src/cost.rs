@@ -1,6 +1,8 @@
 //! How long single instructions, collectives and messages take.
 
-use shardloom_cluster::{Cluster, DeviceId, DeviceKind, Path, Precision};
+use std::collections::BTreeSet;
+
+use shardloom_cluster::{Cluster, DeviceId, DeviceKind, Kernels, Path, Precision};
 use shardloom_graph::work::{self, MatmulShape, Pass, Work};
 use shardloom_graph::{Extents, Graph, OpId, OpKind};
 use shardloom_plan::Number;
@@ -9,6 +11,7 @@ use shardloom_program::{
     Message, Placement, Program, Route, Shape, Tensor, View, multiplies_in_8_bits,
 };
 
+use crate::held::ExtraBytes;
 use crate::lookups::Lookups;
 use crate::rate::{collective_rate_name, rate_name};
 use crate::{RowCounts, SimError, host};
@@ -31,6 +34,8 @@ pub struct CostModel<'a> {
     lookups: Lookups,
     /// Per class, whether it exchanges messages with other nodes; empty where that costs nothing.
     crosses: Vec<bool>,
+    /// Per class, the operators of which it runs the forward pass twice.
+    run_again: Vec<BTreeSet<OpId>>,
 }
 
 impl<'a> CostModel<'a> {
@@ -39,7 +44,8 @@ impl<'a> CostModel<'a> {
         let extents = program.microbatch_extents(graph);
         let crosses = host::crosses(cluster, program);
         let (rows, lookups) = (RowCounts::Even, Lookups::of(program));
-        CostModel { graph, cluster, program, extents, rows, lookups, crosses }
+        let run_again = program.classes.iter().map(run_again).collect();
+        CostModel { graph, cluster, program, extents, rows, lookups, crosses, run_again }
     }
 
     /// The same where every stage exchanges messages with other nodes if `crosses`, and none otherwise.
@@ -539,45 +545,37 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    /// Bytes of memory in use while `position` of `class` runs `instruction`, besides tensors.
-    pub fn workspace_bytes(
+    /// What `instruction` takes of memory on `position` of `class` besides tensors. Of a forward pass that is run
+    /// a second time, what is saved is the second's.
+    pub fn extra_bytes(
         &self,
         class: ClassId,
         position: usize,
         instruction: &Instruction,
-    ) -> u64 {
-        let Action::Kernel { op, pass, .. } = &instruction.action else { return 0 };
-        let stack = self.cluster.stack();
-        if stack.operators.is_empty() {
-            return 0;
-        }
-        let each = stack.kernels(&rate_name(self.graph, *op, *pass)).workspace;
-        if each == 0.0 {
-            return 0;
-        }
-        let class = self.program.class(class);
-        let elements = instruction.operands().map(|view| class.view_range(view, position).len());
-        (each * elements.max().unwrap_or(0) as f64) as u64
-    }
-
-    /// Bytes that a forward pass on `position` leaves for its operator's backward pass besides what the program's
-    /// tensors hold; of what is computed twice the second time.
-    pub fn saved_bytes(&self, class: ClassId, position: usize, instruction: &Instruction) -> u64 {
-        let Action::Kernel { op, pass: pass @ Pass::Forward, again, .. } = &instruction.action
-        else {
-            return 0;
+    ) -> ExtraBytes {
+        let Action::Kernel { op, pass, again, .. } = &instruction.action else {
+            return ExtraBytes::default();
         };
         let stack = self.cluster.stack();
         if stack.operators.is_empty() {
-            return 0;
+            return ExtraBytes::default();
         }
-        let each = stack.kernels(&rate_name(self.graph, *op, *pass)).saved;
+        let Kernels { workspace, saved, .. } = stack.kernels(&rate_name(self.graph, *op, *pass));
+        let saves = *pass == Pass::Forward && (*again || !self.runs_again(class, *op));
+        let saved = if saves { saved } else { 0.0 };
+        if (workspace, saved) == (0.0, 0.0) {
+            return ExtraBytes::default();
+        }
         let class = self.program.class(class);
-        if each == 0.0 || (!again && runs_again(class, *op)) {
-            return 0;
-        }
         let elements = instruction.operands().map(|view| class.view_range(view, position).len());
-        (each * elements.max().unwrap_or(0) as f64) as u64
+        let elements = elements.max().unwrap_or(0) as f64;
+        let bytes = |each: f64| (each * elements) as u64;
+        ExtraBytes { workspace: bytes(workspace), saved: bytes(saved) }
+    }
+
+    /// Whether backward passes of `class` run the forward pass of `op` a second time.
+    fn runs_again(&self, class: ClassId, op: OpId) -> bool {
+        self.run_again[class.0 as usize].contains(&op)
     }
 
     /// Bytes that pass through memory besides the operands of the operator's matrix products: those of
@@ -649,9 +647,12 @@ fn pass_name(pass: Pass) -> &'static str {
     }
 }
 
-/// Whether backward passes of `class` run the forward pass of `op` a second time.
-fn runs_again(class: &Class, op: OpId) -> bool {
-    class.bodies.iter().flat_map(|body| &body.instructions).any(|instruction| {
-        matches!(&instruction.action, Action::Kernel { op: other, again: true, .. } if *other == op)
-    })
+/// The operators of which backward passes of `class` run the forward pass a second time.
+fn run_again(class: &Class) -> BTreeSet<OpId> {
+    let instructions = class.bodies.iter().flat_map(|body| &body.instructions);
+    let ops = instructions.filter_map(|instruction| match instruction.action {
+        Action::Kernel { op, again: true, .. } => Some(op),
+        _ => None,
+    });
+    ops.collect()
 }

@@ -4,6 +4,7 @@ use shardloom_program::timeline::{Clock, Picos};
 use shardloom_program::{ClassId, Guard, Instruction, Rank, Run};
 
 use crate::SimError;
+use crate::held::ExtraBytes;
 
 /// One participant of a simulation: a rank, or a whole class that its first rank stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,16 +61,10 @@ pub trait Driver {
         Ok(Picos::ZERO)
     }
 
-    /// Bytes of memory in use while an instruction runs that needs nobody else, besides the program's tensors;
-    /// none of a driver that holds nothing else. Asked right before [`Driver::local`].
-    fn workspace_bytes(&mut self, _call: &Call<'_>) -> u64 {
-        0
-    }
-
-    /// Bytes that a forward pass leaves for its operator's backward pass, besides the program's tensors; none of a
+    /// What an instruction that needs nobody else takes of memory besides the program's tensors; nothing of a
     /// driver that holds nothing else. Asked right before [`Driver::local`].
-    fn saved_bytes(&mut self, _call: &Call<'_>) -> u64 {
-        0
+    fn extra_bytes(&mut self, _call: &Call<'_>) -> ExtraBytes {
+        ExtraBytes::default()
     }
 
     /// Performs an instruction that needs nobody else.

@@ -30,7 +30,7 @@ use shardloom_program::timeline::{Picos, Timeline};
 use shardloom_program::{Class, Program, Queue, Rank, RouteId};
 
 use crate::actor::{ActorState, Lanes, Made, Moved};
-use crate::held::Besides;
+use crate::held::ExtraBytes;
 use crate::negotiation::Negotiations;
 use crate::rendezvous::{self, Rendezvous};
 use crate::script::{Doing, Line, Script};
@@ -304,9 +304,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         let actor = &mut self.actors[index];
         let start = actor.earliest(line);
         let call = actor.call(start);
-        let workspace = driver.workspace_bytes(&call);
-        let besides = Besides { workspace, saved: driver.saved_bytes(&call) };
-        self.tracks[index].remember(actor, start, besides);
+        self.tracks[index].remember(actor, start, driver.extra_bytes(&call));
         let end = start + driver.local(&call)?;
         actor.end(line, end);
         self.tracks[index].compute(actor, start, end);
@@ -355,7 +353,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         }
         self.transfers.end_send(route, call.actor.position, microbatch);
         let actor = &mut self.actors[index];
-        self.tracks[index].remember(actor, actor.clock(), Besides::default());
+        self.tracks[index].remember(actor, actor.clock(), ExtraBytes::default());
         actor.end(line, arrival);
         self.tracks[index].communicate(line, shown(actor), start, arrival);
         Ok(())
@@ -381,7 +379,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         self.inflows[index] = arrival;
         let start = actor.earliest(line).max(arrival);
         let call = actor.call(start);
-        self.tracks[index].remember(actor, actor.clock(), Besides::default());
+        self.tracks[index].remember(actor, actor.clock(), ExtraBytes::default());
         let end = start + driver.receive(&call)?;
         actor.end(line, end);
         if self.waits_for_messages {
@@ -438,7 +436,7 @@ impl<'s, 'p> Engine<'s, 'p> {
     ) -> Result<(), D::Error> {
         self.arrive(index);
         let actor = &self.actors[index];
-        self.tracks[index].remember(actor, actor.clock(), Besides::default());
+        self.tracks[index].remember(actor, actor.clock(), ExtraBytes::default());
         driver.request(&actor.call(actor.ready(line)))?;
         let made = self.actors[index].request(line);
         let group = self.groups_of[index][group] as usize;

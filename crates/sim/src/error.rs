@@ -61,7 +61,7 @@ pub enum SimError {
     #[error(
         "{steps} steps have {instructions} instructions, and at most {most} are simulated; {}fewer \
          micro-batches or fewer blocks have fewer",
-        if *.folded { "" } else { "one rank for all that do the same (without --unfolded), " }
+        if *.folded { "" } else { "a folded simulation, one rank for all that do the same, " }
     )]
     TooMany {
         /// Instructions, over all ranks that are simulated and all steps.

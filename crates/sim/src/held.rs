@@ -1,15 +1,16 @@
 //! What software holds of a device's memory besides the plan's tensors.
 
+use serde::{Deserialize, Serialize};
 use shardloom_cluster::Stack;
 use shardloom_plan::Precision;
 use shardloom_program::{Class, Program};
 
 /// Bytes that an instruction takes besides the program's tensors.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Besides {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExtraBytes {
     /// While it runs.
     pub workspace: u64,
-    /// From then on, until its operator's backward pass has run.
+    /// Of a forward pass: from when it runs until its operator's backward pass has.
     pub saved: u64,
 }
 

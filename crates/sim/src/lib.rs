@@ -73,6 +73,7 @@ pub use cost::{CostModel, matmul_precision};
 pub use driver::{Actor, Call, Driver};
 pub use engine::{Options, run};
 pub use error::SimError;
+pub use held::ExtraBytes;
 pub use instruction_count::{MOST_INSTRUCTIONS, instruction_count};
 pub use modelled::Modelled;
 pub use rate::{collective_rate_name, rate_name};

@@ -11,6 +11,7 @@ use shardloom_program::{
 };
 
 use crate::contention::{Siblings, concurrent_messages};
+use crate::held::ExtraBytes;
 use crate::{Actor, Call, CostModel, Driver, RowCounts, SimError};
 
 /// Durations from a [`CostModel`], each asked for once.
@@ -45,10 +46,8 @@ struct ClassDurations {
 struct Known {
     /// Its launch by the host.
     launch: Option<Picos>,
-    /// What it uses of memory besides tensors.
-    workspace: Option<u64>,
-    /// What it leaves for its operator's backward pass.
-    saved: Option<u64>,
+    /// What it takes of memory besides tensors.
+    extra: Option<ExtraBytes>,
     /// Its local part, per position of [`ClassDurations::firsts`].
     local: Vec<(u32, Picos)>,
     /// As a collective of folded classes.
@@ -288,24 +287,14 @@ impl Driver for Modelled<'_> {
         Ok(picos)
     }
 
-    fn workspace_bytes(&mut self, call: &Call<'_>) -> u64 {
+    fn extra_bytes(&mut self, call: &Call<'_>) -> ExtraBytes {
         let (Actor { class, position, .. }, body) = (call.actor, call.run.entry.body);
-        if let Some(bytes) = self.known(class, body, call.index).workspace {
+        if let Some(bytes) = self.known(class, body, call.index).extra {
             return bytes;
         }
         // Values, of which operators have some for operands, are equally large at all positions.
-        let bytes = self.costs.workspace_bytes(class, position, call.instruction);
-        self.known(class, body, call.index).workspace = Some(bytes);
-        bytes
-    }
-
-    fn saved_bytes(&mut self, call: &Call<'_>) -> u64 {
-        let (Actor { class, position, .. }, body) = (call.actor, call.run.entry.body);
-        if let Some(bytes) = self.known(class, body, call.index).saved {
-            return bytes;
-        }
-        let bytes = self.costs.saved_bytes(class, position, call.instruction);
-        self.known(class, body, call.index).saved = Some(bytes);
+        let bytes = self.costs.extra_bytes(class, position, call.instruction);
+        self.known(class, body, call.index).extra = Some(bytes);
         bytes
     }
 

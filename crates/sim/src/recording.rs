@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use shardloom_program::Guard;
 use shardloom_program::timeline::{Clock, Picos};
 
+use crate::held::ExtraBytes;
 use crate::{Actor, Call, Driver, SimError};
 
 /// What a driver answered, per actor in order of its calls. A collective stands with its first member.
@@ -24,12 +25,9 @@ struct Durations {
     /// What receives take of the way in, in their order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     inflows: Vec<Picos>,
-    /// Bytes in use besides tensors while something runs, by the index of its span.
+    /// What something takes of memory besides tensors, if anything, by the index of its span.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    workspaces: BTreeMap<usize, u64>,
-    /// Bytes that forward passes leave besides tensors, likewise.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    saved: BTreeMap<usize, u64>,
+    extra: BTreeMap<usize, ExtraBytes>,
     /// Of the messages of each send.
     sends: Vec<Vec<Picos>>,
     /// Whether flags of guards held.
@@ -82,20 +80,11 @@ impl<D: Driver> Driver for Recorder<D> {
         Ok(launch)
     }
 
-    fn workspace_bytes(&mut self, call: &Call<'_>) -> u64 {
-        let bytes = self.driver.workspace_bytes(call);
+    fn extra_bytes(&mut self, call: &Call<'_>) -> ExtraBytes {
+        let bytes = self.driver.extra_bytes(call);
         let of = self.of(call.actor);
-        if bytes > 0 {
-            of.workspaces.insert(of.spans.len(), bytes);
-        }
-        bytes
-    }
-
-    fn saved_bytes(&mut self, call: &Call<'_>) -> u64 {
-        let bytes = self.driver.saved_bytes(call);
-        let of = self.of(call.actor);
-        if bytes > 0 {
-            of.saved.insert(of.spans.len(), bytes);
+        if bytes != ExtraBytes::default() {
+            of.extra.insert(of.spans.len(), bytes);
         }
         bytes
     }
@@ -202,18 +191,11 @@ impl Driver for Recorded<'_> {
         launch.copied().ok_or_else(|| ends(call.actor, launches.len()))
     }
 
-    fn workspace_bytes(&mut self, call: &Call<'_>) -> u64 {
+    fn extra_bytes(&mut self, call: &Call<'_>) -> ExtraBytes {
         let index = call.actor.index as usize;
         let actor = self.recording.actors.get(index).zip(self.used.get(index));
-        let found = actor.and_then(|(recorded, used)| recorded.workspaces.get(&used.spans));
-        found.copied().unwrap_or(0)
-    }
-
-    fn saved_bytes(&mut self, call: &Call<'_>) -> u64 {
-        let index = call.actor.index as usize;
-        let actor = self.recording.actors.get(index).zip(self.used.get(index));
-        let found = actor.and_then(|(recorded, used)| recorded.saved.get(&used.spans));
-        found.copied().unwrap_or(0)
+        let found = actor.and_then(|(recorded, used)| recorded.extra.get(&used.spans));
+        found.copied().unwrap_or_default()
     }
 
     fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {

@@ -13,7 +13,7 @@ use shardloom_program::{Action, Class, Content, Issued, Keep, MemoryTracker, Pro
 
 use crate::Actor;
 use crate::actor::ActorState;
-use crate::held::{Besides, copies_bytes};
+use crate::held::{ExtraBytes, copies_bytes};
 use crate::script::{Doing, Line};
 
 /// One actor's track so far.
@@ -141,8 +141,8 @@ impl<'p> TrackWriter<'p> {
 
     /// Counts what the actor's instruction, which is issued at `time`, allocates and, if the actor waits for
     /// its end, frees, in order, with what it takes besides the program's tensors.
-    pub fn remember(&mut self, actor: &ActorState<'_, 'p>, time: Picos, besides: Besides) {
-        self.begin(actor, time, besides);
+    pub fn remember(&mut self, actor: &ActorState<'_, 'p>, time: Picos, extra: ExtraBytes) {
+        self.begin(actor, time, extra);
         if !actor.goes_on() {
             self.memory.end(actor.line().instruction, actor.microbatch());
         }
@@ -151,8 +151,8 @@ impl<'p> TrackWriter<'p> {
     /// Likewise of a collective, which frees what it does [when it has ended](Self::end_collective).
     pub fn begin_collective(&mut self, actor: &ActorState<'_, 'p>, time: Picos) {
         match self.ahead {
-            Some(_) => self.begin(actor, time, Besides::default()),
-            None => self.remember(actor, time, Besides::default()),
+            Some(_) => self.begin(actor, time, ExtraBytes::default()),
+            None => self.remember(actor, time, ExtraBytes::default()),
         }
     }
 
@@ -180,20 +180,20 @@ impl<'p> TrackWriter<'p> {
         }
     }
 
-    fn begin(&mut self, actor: &ActorState<'_, 'p>, time: Picos, besides: Besides) {
+    fn begin(&mut self, actor: &ActorState<'_, 'p>, time: Picos, extra: ExtraBytes) {
         self.use_again(actor.launched());
         let (instruction, microbatch) = (actor.line().instruction, actor.microbatch());
         self.memory.begin(instruction, microbatch);
-        self.memory.pass(besides.workspace);
-        let held = self.memory.live_bytes() + besides.workspace;
+        self.memory.pass(extra.workspace);
+        let held = self.memory.live_bytes() + extra.workspace;
         if self.peak.is_none_or(|(_, most)| held > most) {
             self.peak = Some((time, held));
         }
         if let Action::Kernel { op, pass, .. } = &instruction.action {
             match pass {
-                Pass::Forward if besides.saved > 0 => {
-                    self.memory.hold(besides.saved);
-                    let before = self.saved.insert((*op, microbatch), besides.saved);
+                Pass::Forward if extra.saved > 0 => {
+                    self.memory.hold(extra.saved);
+                    let before = self.saved.insert((*op, microbatch), extra.saved);
                     self.memory.give_back(before.unwrap_or(0));
                 }
                 Pass::Input => {

@@ -43,7 +43,11 @@ fn more_instructions_than_can_be_simulated_are_refused_with_what_has_fewer() {
         let begins = format!("{} steps have {} instructions, ", u32::MAX, count(u32::MAX, folded));
         assert!(text.starts_with(&begins), "{text}");
         assert!(text.contains("at most 30000000 are simulated"), "{text}");
-        assert_eq!(text.contains("--unfolded"), apart, "{text}");
+        assert_eq!(
+            text.contains("a folded simulation, one rank for all that do the same"),
+            apart,
+            "{text}"
+        );
         assert!(text.contains("fewer micro-batches"), "{text}");
     }
 }

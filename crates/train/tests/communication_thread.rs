@@ -10,8 +10,8 @@ use std::time::Duration;
 use shardloom_cluster::Cluster;
 use shardloom_data::Table;
 use shardloom_fabric::{
-    Collective, Completed, Counters, Endpoint, Engine, FabricError, Group, Handle, InProcess, Lent,
-    Message, Overlapped, Pool, PoolId, Settings,
+    Collective, Completed, Endpoint, Engine, FabricError, Group, Handle, InProcess, Lent,
+    Overlapped, Settings,
 };
 use shardloom_graph::Graph;
 use shardloom_plan::{Communication, Mesh, Optimizer, Plan, ScheduleKind, Sync, Uniform, Weights};
@@ -19,6 +19,7 @@ use shardloom_program::{Action, BodyKind, Class, Rank};
 use shardloom_sim::{Options, Recorded, run};
 use shardloom_train::learning_rate::Curve;
 use shardloom_train::{Blueprint, RunClock, Trainer};
+use support::watched::{Watched, Watcher};
 use support::{Samples, graph, mesh, serial, settings, trainer_with_clock};
 
 const STEPS: u32 = 3;
@@ -246,70 +247,27 @@ impl<B: Lent, E: Engine<B>> Engine<B> for Watching<E> {
         ranks: u32,
         settings: &Settings,
     ) -> Result<Vec<Box<dyn Endpoint<B>>>, FabricError> {
-        let own = |inner| -> Box<dyn Endpoint<B>> {
-            let (watch, holds_up) = (Arc::clone(&self.watch), self.holds_up);
-            Box::new(WatchingEndpoint { inner, watch, holds_up })
+        let own = |inner: Box<dyn Endpoint<B>>| -> Box<dyn Endpoint<B>> {
+            let (rank, watch) = (inner.rank(), Arc::clone(&self.watch));
+            let watcher = Groups { rank, watch, holds_up: self.holds_up };
+            Box::new(Watched { inner, watcher })
         };
         Ok(self.inner.connect(ranks, settings)?.into_iter().map(own).collect())
     }
 }
 
-struct WatchingEndpoint<B> {
-    inner: Box<dyn Endpoint<B>>,
+/// Watches the groups of a rank.
+struct Groups {
+    rank: u32,
     watch: Arc<Watch>,
     holds_up: bool,
 }
 
-impl<B: Lent> Endpoint<B> for WatchingEndpoint<B> {
-    fn rank(&self) -> u32 {
-        self.inner.rank()
-    }
-
-    fn ranks(&self) -> u32 {
-        self.inner.ranks()
-    }
-
-    fn counters(&self) -> Counters {
-        self.inner.counters()
-    }
-
-    fn pool(&mut self, pool: Pool) -> Result<PoolId, FabricError> {
-        self.inner.pool(pool)
-    }
-
-    fn message(&mut self, pool: PoolId, tag: u64) -> Result<Message, FabricError> {
-        self.inner.message(pool, tag)
-    }
-
-    fn try_message(&mut self, pool: PoolId, tag: u64) -> Option<Message> {
-        self.inner.try_message(pool, tag)
-    }
-
-    fn send(&mut self, message: Message) -> Result<(), FabricError> {
-        self.inner.send(message)
-    }
-
-    fn receive(&mut self, from: u32, tag: u64) -> Result<Message, FabricError> {
-        self.inner.receive(from, tag)
-    }
-
-    fn try_receive(&mut self, from: u32, tag: u64) -> Result<Option<Message>, FabricError> {
-        self.inner.try_receive(from, tag)
-    }
-
-    fn receive_any(&mut self, from: &[(u32, u64)]) -> Result<Message, FabricError> {
-        self.inner.receive_any(from)
-    }
-
-    fn group(&mut self, members: &[u32]) -> Result<Box<dyn Group<B>>, FabricError> {
-        let inner = self.inner.group(members)?;
-        let (rank, watch) = (self.inner.rank(), Arc::clone(&self.watch));
-        let (holds_up, numbers) = (self.holds_up, HashMap::new());
-        Ok(Box::new(WatchingGroup { inner, rank, watch, holds_up, numbers }))
-    }
-
-    fn fail(&self, reason: &str) {
-        self.inner.fail(reason);
+impl<B: Lent> Watcher<B> for Groups {
+    fn group(&mut self, inner: Box<dyn Group<B>>) -> Box<dyn Group<B>> {
+        let watch = Arc::clone(&self.watch);
+        let (rank, holds_up, numbers) = (self.rank, self.holds_up, HashMap::new());
+        Box::new(WatchingGroup { inner, rank, watch, holds_up, numbers })
     }
 }
 

@@ -7,16 +7,14 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use shardloom_checkpoint::{Meta, Store};
-use shardloom_fabric::{
-    Counters, Endpoint, Engine, FabricError, Group, InProcess, Lent, Message, Pool, PoolId,
-    Settings,
-};
+use shardloom_fabric::{Endpoint, Engine, FabricError, InProcess, Lent, Settings};
 use shardloom_graph::Graph;
 use shardloom_plan::{Optimizer, Plan, Servers, Staleness, Sync, Uniform};
 use shardloom_program::Rank;
 use shardloom_train::learning_rate::Curve;
 use shardloom_train::{Blueprint, Error, RunClock, Trainer};
 use support::two_nodes::{CLUSTER, assert_runs_as_predicted, data, gpt, started, train, weights};
+use support::watched::{Watched, Watcher};
 use support::{mesh, serial, settings};
 
 /// The engine of one process, in which a rank panics with one of its messages, in the first run of ranks that it
@@ -35,76 +33,20 @@ impl<B: Lent> Engine<B> for Losing {
         let loss = self.losses.lock().expect("the losses").pop_front();
         let losing = |inner: Box<dyn Endpoint<B>>| -> Box<dyn Endpoint<B>> {
             let left = loss.filter(|loss| loss.0 == inner.rank()).map(|loss| loss.1);
-            Box::new(LosingEndpoint { inner, left })
+            Box::new(Watched { inner, watcher: Left(left) })
         };
         Ok(InProcess.connect(ranks, settings)?.into_iter().map(losing).collect())
     }
 }
 
-struct LosingEndpoint<B> {
-    inner: Box<dyn Endpoint<B>>,
-    /// How many messages the rank still sends and receives, if it is to be lost.
-    left: Option<u64>,
-}
+/// How many messages a rank still sends and receives, if it is to be lost.
+struct Left(Option<u64>);
 
-impl<B> LosingEndpoint<B> {
-    fn count(&mut self) {
-        if let Some(left) = &mut self.left {
+impl<B: Lent> Watcher<B> for Left {
+    fn message(&mut self) {
+        if let Some(left) = &mut self.0 {
             *left = left.checked_sub(1).unwrap_or_else(|| panic!("lost by the test"));
         }
-    }
-}
-
-impl<B: Lent> Endpoint<B> for LosingEndpoint<B> {
-    fn rank(&self) -> u32 {
-        self.inner.rank()
-    }
-
-    fn ranks(&self) -> u32 {
-        self.inner.ranks()
-    }
-
-    fn counters(&self) -> Counters {
-        self.inner.counters()
-    }
-
-    fn pool(&mut self, pool: Pool) -> Result<PoolId, FabricError> {
-        self.inner.pool(pool)
-    }
-
-    fn message(&mut self, pool: PoolId, tag: u64) -> Result<Message, FabricError> {
-        self.inner.message(pool, tag)
-    }
-
-    fn try_message(&mut self, pool: PoolId, tag: u64) -> Option<Message> {
-        self.inner.try_message(pool, tag)
-    }
-
-    fn send(&mut self, message: Message) -> Result<(), FabricError> {
-        self.count();
-        self.inner.send(message)
-    }
-
-    fn receive(&mut self, from: u32, tag: u64) -> Result<Message, FabricError> {
-        self.count();
-        self.inner.receive(from, tag)
-    }
-
-    fn try_receive(&mut self, from: u32, tag: u64) -> Result<Option<Message>, FabricError> {
-        self.inner.try_receive(from, tag)
-    }
-
-    fn receive_any(&mut self, from: &[(u32, u64)]) -> Result<Message, FabricError> {
-        self.count();
-        self.inner.receive_any(from)
-    }
-
-    fn group(&mut self, members: &[u32]) -> Result<Box<dyn Group<B>>, FabricError> {
-        self.inner.group(members)
-    }
-
-    fn fail(&self, reason: &str) {
-        self.inner.fail(reason);
     }
 }
 

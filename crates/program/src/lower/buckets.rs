@@ -312,10 +312,16 @@ impl<'a> Parameters<'a> {
                 parts.hold_range(self, index, range, (None, None));
             }
         }
-        // Replicas come behind what it owns.
+        // Replicas come behind what it owns, and so do those of others: its number there is that of the range.
+        let mut owned: BTreeMap<ClassId, u32> = BTreeMap::new();
         for (index, bucket) in self.buckets.iter().enumerate() {
-            for served in bucket.served.iter().filter(|it| it.replicas.contains(&server)) {
-                parts.hold_range(self, index, &served.range, (None, Some(served.server)));
+            for served in &bucket.served {
+                let number = owned.entry(served.server).or_default();
+                if served.replicas.contains(&server) {
+                    let owner = (served.server, BucketId(*number));
+                    parts.hold_range(self, index, &served.range, (None, Some(owner)));
+                }
+                *number += 1;
             }
         }
         parts
@@ -343,7 +349,7 @@ impl<'a> Parameters<'a> {
         from: &Parameters<'a>,
         index: usize,
         range: &Range<usize>,
-        (lookups, replica_of): (Option<Lookups>, Option<ClassId>),
+        (lookups, replica_of): (Option<Lookups>, Option<(ClassId, BucketId)>),
     ) {
         let bucket = &from.buckets[index];
         let id = BucketId(self.buckets.len() as u32);

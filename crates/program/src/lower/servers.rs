@@ -261,38 +261,33 @@ fn owned<'a>(parameters: &'a Parameters<'_>) -> impl Iterator<Item = (BucketId, 
     epilogue::buckets(parameters).filter(|(_, bucket)| bucket.replica_of.is_none())
 }
 
-/// Adds the routes between servers, of which `first` is the first class, to those of values.
+/// Adds the routes between servers, of which `first` is the first class, to those of values: of each range in the
+/// order in which those that have a replica take its owner's place.
 fn replica_routes(
     worker: &Parameters<'_>,
     (first, servers): (u32, &[Parameters<'_>]),
     boundaries: &mut Boundaries,
 ) -> Vec<ReplicaRoute> {
-    // By server: how many of its buckets are passed, of what it owns and of its replicas.
-    let mut passed: Vec<(u32, u32)> =
-        servers.iter().map(|parameters| (0, owned(parameters).count() as u32)).collect();
+    let of = |server: ClassId| &servers[(server.0 - first) as usize];
+    let replica_of = |holder: ClassId, own: (ClassId, BucketId)| {
+        let mut held = epilogue::buckets(of(holder));
+        held.find(|(_, bucket)| bucket.replica_of == Some(own)).expect("it has the replica").0
+    };
+    let mut passed = vec![0; servers.len()];
     let mut routes = vec![];
-    for (_, bucket) in epilogue::buckets(worker) {
-        for ServedRange { range, server: owner, replicas } in &bucket.served {
-            let own = &mut passed[(owner.0 - first) as usize].0;
-            let id = BucketId(*own);
-            *own += 1;
-            let parameters = &servers[(owner.0 - first) as usize];
-            let format = parameters.tensor(parameters.replicated(id).reduced).format;
-            for holder in replicas {
-                let held = &mut passed[(holder.0 - first) as usize].1;
-                let ends = [(*owner, 0), (*holder, 0)];
-                let route = Route::of_range(Carried::Aggregated(id), ends, format, range.len());
-                let route = boundaries.add_route(route);
-                let (bucket, replica) = (id, BucketId(*held));
-                routes.push(ReplicaRoute {
-                    owner: *owner,
-                    bucket,
-                    holder: *holder,
-                    replica,
-                    route,
-                });
-                *held += 1;
-            }
+    for ServedRange { range, server: owner, replicas } in
+        epilogue::buckets(worker).flat_map(|(_, bucket)| &bucket.served)
+    {
+        let own = &mut passed[(owner.0 - first) as usize];
+        let bucket = BucketId(*own);
+        *own += 1;
+        let format = of(*owner).tensor(of(*owner).replicated(bucket).reduced).format;
+        for &holder in replicas {
+            let ends = [(*owner, 0), (holder, 0)];
+            let route = Route::of_range(Carried::Aggregated(bucket), ends, format, range.len());
+            let route = boundaries.add_route(route);
+            let replica = replica_of(holder, (*owner, bucket));
+            routes.push(ReplicaRoute { owner: *owner, bucket, holder, replica, route });
         }
     }
     routes

@@ -247,9 +247,7 @@ fn dealt(
         Ranges::Equal => {
             let dealt = buckets.map(|index| {
                 let ranges = cut(index, servers as usize).zip((0..).map(ClassId));
-                ranges
-                    .map(|(range, server)| ServedRange { range, server, replicas: vec![] })
-                    .collect()
+                ranges.map(|(range, server)| ServedRange::of(range, server)).collect()
             });
             dealt.collect()
         }
@@ -263,9 +261,7 @@ fn dealt(
             let mut owners = Ring::of(0..servers).owners(&sizes).into_iter().map(ClassId);
             let of_bucket = |pieces: Vec<_>| {
                 let ranges = pieces.into_iter().zip(owners.by_ref());
-                ranges
-                    .map(|(range, server)| ServedRange { range, server, replicas: vec![] })
-                    .collect()
+                ranges.map(|(range, server)| ServedRange::of(range, server)).collect()
             };
             pieces.into_iter().map(of_bucket).collect()
         }
@@ -316,11 +312,7 @@ fn placed(parameters: &Parameters<'_>, id: BucketId, servers: &[u32]) -> Vec<Ser
         let at = move |row: usize| param.offset + each * row;
         servers.iter().enumerate().map(move |(piece, &server)| {
             let rows = chunk(rows, servers.len(), piece);
-            ServedRange {
-                range: at(rows.start)..at(rows.end),
-                server: ClassId(server),
-                replicas: vec![],
-            }
+            ServedRange::of(at(rows.start)..at(rows.end), ClassId(server))
         })
     });
     pieces.filter(|piece| !piece.range.is_empty()).collect()

@@ -63,7 +63,7 @@ impl<'a> Tables<'a> {
                 let pieces = servers.iter().enumerate().map(|(piece, &server)| {
                     let rows = chunk(rows, servers.len(), piece);
                     let range = rows.start * columns..rows.end * columns;
-                    ServedRange { range, server: ClassId(count as u32 + server), replicas: vec![] }
+                    ServedRange::of(range, ClassId(count as u32 + server))
                 });
                 bucket.served = pieces.collect();
             }

@@ -11,9 +11,9 @@ use shardloom_plan::Staleness;
 use super::row::{instructions, place};
 use super::violation::Violation;
 use crate::{
-    Action, BodyId, Bucket, Carried, Class, ClassId, Client, Content, Control, Cursor, Entry,
-    Handler, Instruction, Next, Program, Route, RouteId, Run, ServedRange, View, WeightParam, When,
-    overlap,
+    Action, BodyId, Bucket, BucketId, Carried, Class, ClassId, Client, Content, Control, Cursor,
+    Entry, Handler, Instruction, Next, Program, Route, RouteId, Run, ServedRange, View,
+    WeightParam, When, overlap,
 };
 
 /// Checks what a server does for each of its clients in a step: it takes in what the client sends, ends one
@@ -103,13 +103,16 @@ fn has_replicas(
     let is_it = |class: &Class, held: &Bucket| elements(class, held, &(0..held.elements)) == wanted;
     served.replicas.iter().all(|&id| {
         let class = program.class(id);
-        let is_replica =
-            |held: &Bucket| held.replica_of == Some(served.server) && is_it(class, held);
+        let is_owned = |bucket: BucketId| {
+            owner.buckets.get(bucket.0 as usize).is_some_and(|own| is_it(owner, own))
+        };
+        let is_replica = |held: &Bucket| {
+            held.replica_of.is_some_and(|(of, own)| of == served.server && is_owned(own))
+                && is_it(class, held)
+        };
         let is_sent = |route: &Route| {
             let Carried::Aggregated(bucket) = route.carried else { return false };
-            let own = owner.buckets.get(bucket.0 as usize);
-            (route.from, route.to) == (served.server, id)
-                && own.is_some_and(|own| is_it(owner, own))
+            (route.from, route.to) == (served.server, id) && is_owned(bucket)
         };
         class.buckets.iter().filter(|held| is_replica(held)).count() == 1
             && program.routes.iter().filter(|route| is_sent(route)).count() == 1

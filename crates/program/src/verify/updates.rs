@@ -18,7 +18,8 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
     let mut times: BTreeMap<TensorId, i64> = BTreeMap::new();
     // A server updates what it owns and its replicas of each other at different times.
     let owner = |tensor: TensorId| {
-        class.tensor(tensor).bucket.and_then(|bucket| class.bucket(bucket).replica_of)
+        let replica = class.tensor(tensor).bucket.and_then(|it| class.bucket(it).replica_of);
+        replica.map(|(server, _)| server)
     };
     let mut updates: BTreeMap<Option<ClassId>, i64> = BTreeMap::new();
     let (mut tests, mut stale) = (0, BTreeMap::new());

@@ -228,7 +228,8 @@ impl Held {
         for (kind, instruction) in pass_instructions(class) {
             let live = |tracker: &MemoryTracker<'_>| (tracker.live_bytes() - always) as f64;
             tracker.begin_counting(instruction, Some(0), &counts);
-            let most = live(&tracker) + costs.workspace_bytes(id, 0, instruction) as f64;
+            let extra = costs.extra_bytes(id, 0, instruction);
+            let most = live(&tracker) + extra.workspace as f64;
             match kind {
                 BodyKind::Forward => held.forward_peak_bytes = held.forward_peak_bytes.max(most),
                 BodyKind::BackwardWeight => {
@@ -247,9 +248,8 @@ impl Held {
             tracker.end(instruction, Some(0));
             match &instruction.action {
                 Action::Kernel { op, pass: Pass::Forward, .. } => {
-                    let bytes = costs.saved_bytes(id, 0, instruction);
-                    tracker.hold(bytes);
-                    tracker.give_back(saved.insert(*op, bytes).unwrap_or(0));
+                    tracker.hold(extra.saved);
+                    tracker.give_back(saved.insert(*op, extra.saved).unwrap_or(0));
                 }
                 Action::Kernel { op, pass: Pass::Input, .. } => {
                     tracker.give_back(saved.remove(op).unwrap_or(0));

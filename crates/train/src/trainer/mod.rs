@@ -1,18 +1,15 @@
 //! Training: steps, validation, checkpoints, on all ranks of a program at once.
 
 mod evaluation;
+mod state;
 mod takeover;
 
 pub use evaluation::Evaluation;
 pub use takeover::LostServer;
 
-use std::collections::BTreeMap;
-use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use shardloom_checkpoint::{Checkpoint, Mean, Meta, Snapshot, Writer, replica_of};
 use shardloom_cluster::Cluster;
 use shardloom_data::Source;
 use shardloom_graph::Graph;
@@ -23,11 +20,9 @@ use shardloom_program::{Group, MeasuredRows, Program};
 use shardloom_sim::Recording;
 
 use crate::blueprint::{Blueprint, Connected, Way};
-use crate::executor::{
-    self, Answer, Answers, Command, Done, RunningRanks, SavedState, StateCommand, Updates,
-};
+use crate::executor::{self, Answer, Answers, Command, Done, RunningRanks, StateCommand};
 use crate::learning_rate::LearningRate;
-use crate::rank::{OwnedPiece, Shared, StepOutcome};
+use crate::rank::{Shared, StepOutcome};
 use crate::stragglers::{Straggler, Watch};
 use crate::{Error, Result};
 
@@ -452,183 +447,6 @@ impl Trainer {
         Ok(all)
     }
 
-    /// Writes a checkpoint under `root` and deletes all but the latest `keep`.
-    ///
-    /// # Errors
-    /// If a file cannot be written, or weights or optimizer state are not finite and the setting is not to go on regardless.
-    pub fn save(&mut self, root: &Path, meta: Meta, keep: Option<NonZeroUsize>) -> Result<PathBuf> {
-        if self.on_non_finite != OnNonFinite::Continue {
-            let of_rank = |answer| match answer {
-                Answer::NonFinite(name) => Some(name),
-                _ => None,
-            };
-            let found = self.ask(StateCommand::FindNonFinite, of_rank)?;
-            if let Some(name) = found.into_iter().flatten().next() {
-                return Err(Error::NonFiniteWeights { name });
-            }
-        }
-        let updates = self.updates()?;
-        let writer = Writer::create(root, self.next_step)?;
-        let of_rank = |answer| match answer {
-            Answer::Shard(shard) => Some(shard),
-            _ => None,
-        };
-        for shard in self.ask(StateCommand::Save(writer.shards()), of_rank)? {
-            writer.add(shard)?;
-        }
-        let mut meta = meta;
-        note_updates(&mut meta, &updates);
-        Ok(writer.finish(meta, keep)?)
-    }
-
-    /// Goes on from a checkpoint, which may have been written under another plan. Corrections of late
-    /// gradients that it has no state of begin with its weights, as at the start of a run.
-    ///
-    /// # Errors
-    /// If it does not hold this model.
-    pub fn resume(&mut self, checkpoint: Checkpoint) -> Result<()> {
-        let step = checkpoint.step();
-        let updates = noted_updates(checkpoint.meta(), step);
-        self.restore(SavedState::Files(checkpoint), updates, step)
-    }
-
-    /// Goes on under another plan, as if the run was saved and resumed under it, but without files: all
-    /// state goes from its owners to the ranks of `plan`, each of which takes what its tensors are of it.
-    /// Device, engine and a way of one's own of keeping replicas equal stay.
-    /// Both plans' ranks and two copies of all state are there at once meanwhile. Bytes sent and held are
-    /// counted anew.
-    ///
-    /// # Errors
-    /// If ranks live in several processes; if the plan does not fit the model, or asks for number formats that are not trained in, or there are more
-    /// ranks than the system has threads: the run is as before then. If a rank fails.
-    pub fn replan(&mut self, plan: &Plan, devices: usize) -> Result<()> {
-        if matches!(self.connected, Connected::Over(_)) {
-            let reason =
-                "several processes go on under the plan that they started with; save, and \
-                          resume under the other plan"
-                    .into();
-            return Err(Error::Unsupported { reason });
-        }
-        let graph = self.shared.graph.clone();
-        let settings = self.settings.clone();
-        let mut blueprint = Blueprint::lowered(graph, plan, devices, settings, self.way.clone())?
-            .on(Arc::clone(&self.shared.device));
-        blueprint.connected = self.connected.clone();
-        let updates = self.updates()?;
-        let mut snapshot = Snapshot::default();
-        for piece in self.bring(StateCommand::BringAll)? {
-            snapshot.add(&piece.piece())?;
-        }
-        let mut next = Trainer::started(blueprint, Arc::clone(&self.shared.source))?;
-        let step = self.next_step;
-        next.restore(SavedState::Memory(snapshot), Updates { of: updates, others: step }, step)?;
-        next.lost = std::mem::take(&mut self.lost);
-        *self = next;
-        Ok(())
-    }
-
-    fn restore(&mut self, from: SavedState, updates: Updates, step: u64) -> Result<()> {
-        self.tell(StateCommand::Restore { from: Arc::new(from), updates })?;
-        self.next_step = step;
-        Ok(())
-    }
-
-    /// How many updates each parameter has had.
-    fn updates(&mut self) -> Result<BTreeMap<String, u64>> {
-        let of_rank = |answer| match answer {
-            Answer::Updates(updates) => Some(updates),
-            _ => None,
-        };
-        Ok(self.ask(StateCommand::ReportUpdates, of_rank)?.into_iter().flatten().collect())
-    }
-
-    /// Starts from given weights, whole tensors by parameter name. The state of the optimizer and of
-    /// corrections is as at the start of a run; the step that comes next stays the same.
-    ///
-    /// # Errors
-    /// If one is missing or has another size.
-    pub fn set_weights(&mut self, weights: BTreeMap<String, Vec<f32>>) -> Result<()> {
-        self.tell(StateCommand::SetWeights(Arc::new(weights)))
-    }
-
-    /// All weights, whole, by parameter name; the mean over replicas that have their own.
-    ///
-    /// # Errors
-    /// If a rank fails.
-    pub fn weights(&mut self) -> Result<BTreeMap<String, Vec<f32>>> {
-        let mut replicas = self.weights_of(None)?;
-        if replicas.len() == 1 {
-            return Ok(replicas.remove(0));
-        }
-        let mut means: BTreeMap<String, Mean> = BTreeMap::new();
-        for (name, values) in replicas.into_iter().flatten() {
-            means.entry(name).or_default().add(&values);
-        }
-        Ok(means.into_iter().map(|(name, mean)| (name, mean.finish())).collect())
-    }
-
-    /// All weights of each replica that has its own, whole, by parameter name: one set if replicas are kept
-    /// equal.
-    ///
-    /// # Errors
-    /// If a rank fails.
-    pub fn weights_of_replicas(&mut self) -> Result<Vec<BTreeMap<String, Vec<f32>>>> {
-        self.weights_of(None)
-    }
-
-    /// A digest (BLAKE3) of all weights by name, those of all replicas that have their own, independent of how
-    /// they are sharded. One parameter at a time is brought together for it.
-    ///
-    /// # Errors
-    /// If a rank fails.
-    pub fn weights_digest(&mut self) -> Result<String> {
-        let names = self.shared.graph.parameters().map(|(_, value)| value.name.clone());
-        let mut names: Vec<String> = names.collect();
-        names.sort_unstable();
-        let mut digest = blake3::Hasher::new();
-        for name in names {
-            for (name, values) in self.weights_of(Some(name))?.into_iter().flatten() {
-                digest.update(name.as_bytes());
-                digest.update(&(values.len() as u64).to_le_bytes());
-                for value in values {
-                    digest.update(&value.to_le_bytes());
-                }
-            }
-        }
-        Ok(digest.finalize().to_hex().to_string())
-    }
-
-    /// The weights of one parameter, or of all, of each replica that has its own.
-    fn weights_of(&mut self, of: Option<String>) -> Result<Vec<BTreeMap<String, Vec<f32>>>> {
-        let mut replicas: Vec<BTreeMap<String, Vec<f32>>> = vec![BTreeMap::new()];
-        for piece in self.bring(StateCommand::BringWeights { of })? {
-            let piece = piece.piece();
-            let elements = piece.global_shape.iter().product();
-            let (replica, name) = replica_of(&piece.name).unwrap_or((0, &piece.name));
-            if replicas.len() <= replica {
-                replicas.resize(replica + 1, BTreeMap::new());
-            }
-            let tensor =
-                replicas[replica].entry(name.to_owned()).or_insert_with(|| vec![0.0; elements]);
-            piece.place(tensor)?;
-        }
-        Ok(replicas)
-    }
-
-    /// The pieces that all ranks bring.
-    fn bring(&mut self, command: StateCommand) -> Result<impl Iterator<Item = OwnedPiece>> {
-        let of_rank = |answer| match answer {
-            Answer::Pieces(pieces) => Some(pieces),
-            _ => None,
-        };
-        Ok(self.ask(command, of_rank)?.into_iter().flatten())
-    }
-
-    fn tell(&mut self, command: StateCommand) -> Result<()> {
-        let of_rank = |answer| matches!(answer, Answer::Done).then_some(());
-        self.ask(command, of_rank).map(|_| ())
-    }
-
     /// Has all ranks carry out a command about their state: their answers, which are of the kind that
     /// `of_rank` takes.
     fn ask<T>(
@@ -664,48 +482,5 @@ impl Trainer {
             (speaker == rank).then_some(loss)
         });
         parts.sum()
-    }
-}
-
-/// Key of the number of updates in a checkpoint's extra entries; of a parameter that has had fewer than
-/// others it is followed by a slash and the name.
-const UPDATES: &str = "updates";
-
-/// Notes how many updates each parameter has had. Most often all have had as many.
-fn note_updates(meta: &mut Meta, updates: &BTreeMap<String, u64>) {
-    let of_one = format!("{UPDATES}/");
-    meta.extra.retain(|key, _| !key.starts_with(&of_one));
-    let most = updates.values().copied().max().unwrap_or(0);
-    meta.extra.insert(UPDATES.into(), most.to_string());
-    for (name, updates) in updates.iter().filter(|&(_, updates)| *updates < most) {
-        meta.extra.insert(format!("{of_one}{name}"), updates.to_string());
-    }
-}
-
-/// How many updates each parameter had had, where that was noted; else as many as steps were trained.
-fn noted_updates(meta: &Meta, steps: u64) -> Updates {
-    let of_one = format!("{UPDATES}/");
-    let number = |text: &String| text.parse().ok();
-    let one = |(key, text): (&String, &String)| {
-        Some((key.strip_prefix(&of_one)?.to_owned(), number(text)?))
-    };
-    let others = meta.extra.get(UPDATES).and_then(number).unwrap_or(steps);
-    Updates { of: meta.extra.iter().filter_map(one).collect(), others }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn counts_of_updates_from_before_do_not_stay_where_all_have_had_as_many() {
-        let of = |counts: [(&str, u64); 2]| counts.map(|(name, count)| (name.into(), count));
-        let mut meta = Meta::default();
-        note_updates(&mut meta, &of([("w", 3), ("x", 5)]).into());
-        let noted = noted_updates(&meta, 9);
-        assert_eq!((noted.of, noted.others), ([("w".into(), 3)].into(), 5));
-        note_updates(&mut meta, &of([("w", 6), ("x", 6)]).into());
-        let noted = noted_updates(&meta, 9);
-        assert_eq!((noted.of, noted.others), ([].into(), 6));
     }
 }

@@ -49,6 +49,28 @@ struct Replica {
     holder: (ClassId, BucketId),
 }
 
+/// How far all have come when servers are lost.
+struct Loss {
+    /// Of the ranks that are left.
+    ends: Vec<Option<RowEnd>>,
+    /// The servers' classes.
+    classes: Vec<ClassId>,
+    /// Of their ranges.
+    replicas: Vec<Replica>,
+    /// How many steps of the row some range has had the updates of.
+    steps: u32,
+    /// What lacks the last of these updates of what others own, and of the lost servers' ranges.
+    behind: Buckets,
+    lost_behind: Buckets,
+}
+
+impl Loss {
+    /// How many updates parameters had had before the row, by name.
+    fn updates_before(&self) -> impl Iterator<Item = (String, u64)> {
+        self.ends.iter().flatten().flat_map(|end| end.updates_before.clone())
+    }
+}
+
 /// Buckets by class.
 type Buckets = BTreeMap<u32, Vec<u32>>;
 
@@ -63,36 +85,66 @@ impl Trainer {
     ///
     /// # Errors
     /// If another rank fails meanwhile, or ranks cannot be started anew.
-    pub(super) fn take_over(
-        &self,
-        (first_step, row): (u64, u32),
-        reason: &str,
-    ) -> Result<Option<TakenOver>> {
+    pub(super) fn take_over(&self, row: (u64, u32), reason: &str) -> Result<Option<TakenOver>> {
         let program = &self.shared.program;
         let (None, Some(servers)) = (&self.way, self.plan.sync.servers) else { return Ok(None) };
         if servers.replicas == 0 || matches!(self.connected, Connected::Over(_)) {
             return Ok(None);
         }
+        let Some(loss) = self.loss() else { return Ok(None) };
+        let Some(snapshot) = self.caught_up(&loss, row)? else { return Ok(None) };
+        let step = row.0 + u64::from(loss.steps);
+        let counts =
+            loss.updates_before().map(|(name, it)| (name, it + u64::from(loss.steps))).collect();
+        let updates = Updates { of: counts, others: step };
+        let mut next = self.without(servers, &loss.classes)?;
+        next.restore(SavedState::Memory(snapshot), updates, step)?;
+        next.lost.clone_from(&self.lost);
+        let number = |class: ClassId| program.class(class).replica;
+        next.lost.extend(loss.classes.iter().map(|&class| {
+            let own = loss.replicas.iter().filter(|it| it.lost.0 == class);
+            let taken_over_by: BTreeSet<u32> = own.filter_map(|it| number(it.holder.0)).collect();
+            LostServer {
+                server: number(class).expect("servers have numbers"),
+                step,
+                taken_over_by: taken_over_by.into_iter().collect(),
+                reason: reason.to_owned(),
+            }
+        }));
+        let outcomes = loss.ends.iter().map(|end| {
+            let mut outcomes = end.as_ref().map_or(vec![], |end| end.outcomes.clone());
+            outcomes.resize(loss.steps as usize, StepOutcome::default());
+            outcomes
+        });
+        Ok(Some(TakenOver { steps: loss.steps, outcomes: outcomes.collect(), next }))
+    }
+
+    /// Which servers were lost, and how far those that are left have come; none if others were lost, too, or a range
+    /// has no replica that is left.
+    fn loss(&self) -> Option<Loss> {
+        let program = &self.shared.program;
         let of_rank = |answer| match answer {
             Answer::RowEnd(end) => Some(end),
             _ => None,
         };
         let ends = self.ask_each(StateCommand::EndRow, of_rank);
-        let is_lost = |class: ClassId| ends[program.class(class).first_rank.0 as usize].is_none();
-        let lost: Vec<ClassId> =
-            program.classes().map(|(id, _)| id).filter(|&id| is_lost(id)).collect();
-        let are_servers = lost.iter().all(|&class| program.class(class).serves().is_some());
-        let replicas = replicas(program, &lost).filter(|_| are_servers && !lost.is_empty());
-        let Some(replicas) = replicas else { return Ok(None) };
-
-        // How often every range was updated in the row.
-        let updated = |(class, bucket): (ClassId, BucketId)| {
-            let end = ends[program.class(class).first_rank.0 as usize].as_ref();
-            end.map_or(0, |end: &RowEnd| end.updated[bucket.0 as usize])
+        let end_of = |class: ClassId| -> &Option<RowEnd> {
+            &ends[program.class(class).first_rank.0 as usize]
         };
-        let owned =
-            program.classes().filter(|(id, class)| class.serves().is_some() && !is_lost(*id));
-        let owned = owned.flat_map(|(id, class)| {
+        let classes: Vec<ClassId> =
+            program.classes().map(|(id, _)| id).filter(|&id| end_of(id).is_none()).collect();
+        let are_servers = classes.iter().all(|&class| program.class(class).serves().is_some());
+        if classes.is_empty() || !are_servers {
+            return None;
+        }
+        let replicas = replicas(program, &classes)?;
+        let updated = |(class, bucket): (ClassId, BucketId)| {
+            end_of(class).as_ref().map_or(0, |end| end.updated[bucket.0 as usize])
+        };
+        let left = program
+            .classes()
+            .filter(|&(id, class)| class.serves().is_some() && end_of(id).is_some());
+        let owned = left.flat_map(|(id, class)| {
             let own = class.buckets().filter(|(_, bucket)| bucket.replica_of.is_none());
             own.map(move |(bucket, _)| (id, bucket))
         });
@@ -103,13 +155,22 @@ impl Trainer {
             all.map(updated).all(|it| it + 1 >= steps),
             "nobody goes on before all have updated"
         );
-        let lacks = |place: &(ClassId, BucketId)| updated(*place) < steps;
-        let behind = by_class(owned.iter().copied().filter(lacks));
-        let lost_behind = replicas.iter().filter(|it| lacks(&it.holder)).map(|it| it.lost);
-        let lost_behind = by_class(lost_behind);
+        let lacks = |place: (ClassId, BucketId)| updated(place) < steps;
+        let behind = by_class(owned.iter().copied().filter(|&place| lacks(place)));
+        let lost = replicas.iter().filter(|it| lacks(it.holder)).map(|it| it.lost);
+        let lost_behind = by_class(lost);
+        Some(Loss { ends, classes, replicas, steps, behind, lost_behind })
+    }
 
+    /// The weights and the state of all ranges after the last step that any has finished, in which those that lack
+    /// its update make it; none if a rank fails meanwhile, which may then hold anything.
+    ///
+    /// # Errors
+    /// If parts of parameters do not come together, or an update fails.
+    fn caught_up(&self, loss: &Loss, (first_step, row): (u64, u32)) -> Result<Option<Snapshot>> {
+        let last = loss.steps.saturating_sub(1);
         let mut gradients: Arc<Vec<Gradients>> = Arc::default();
-        if !behind.is_empty() || !lost_behind.is_empty() {
+        if !loss.behind.is_empty() || !loss.lost_behind.is_empty() {
             let of_rank = |answer| match answer {
                 Answer::Gradients(gradients) => Some(gradients),
                 _ => None,
@@ -117,34 +178,31 @@ impl Trainer {
             let all = self.ask_each(StateCommand::BringGradients, of_rank);
             gradients = Arc::new(all.into_iter().flatten().collect());
         }
-        let last = steps.saturating_sub(1);
-        if !behind.is_empty() {
-            let gradients = Arc::clone(&gradients);
-            let of_rank = |answer| matches!(answer, Answer::Done).then_some(());
-            let catch_up = StateCommand::CatchUp { step: last, buckets: behind, gradients };
-            self.ask_each(catch_up, of_rank);
+        if !loss.behind.is_empty() {
+            let (buckets, gradients) = (loss.behind.clone(), Arc::clone(&gradients));
+            // Who fails in it does not answer what is asked next.
+            self.ask_each(StateCommand::CatchUp { step: last, buckets, gradients }, Some);
         }
         let mut snapshot = Snapshot::default();
-        let held = by_class(replicas.iter().map(|it| it.holder));
-        let bring = [StateCommand::BringAll, StateCommand::BringBuckets { of: held }];
-        for command in bring {
+        let held = by_class(loss.replicas.iter().map(|it| it.holder));
+        for command in [StateCommand::BringAll, StateCommand::BringBuckets { of: held }] {
             let of_rank = |answer| match answer {
                 Answer::Pieces(pieces) => Some(pieces),
                 _ => None,
             };
             let answers = self.ask_each(command, of_rank);
-            // A rank that fails now may hold anything.
-            if answers.iter().zip(&ends).any(|(answer, end)| answer.is_some() != end.is_some()) {
+            if answers.iter().zip(&loss.ends).any(|(answer, end)| answer.is_some() != end.is_some())
+            {
                 return Ok(None);
             }
             for piece in answers.into_iter().flatten().flatten() {
                 snapshot.add(&piece.piece())?;
             }
         }
-        let before = ends.iter().flatten().flat_map(|end| end.updates_before.clone());
-        let before: BTreeMap<String, u64> = before.collect();
-        for (&class, buckets) in &lost_behind {
-            let first_rank = program.class(ClassId(class)).first_rank;
+        // What the lost server would have done, by a rank of its class with the state of the replicas.
+        let before: BTreeMap<String, u64> = loss.updates_before().collect();
+        for (&class, buckets) in &loss.lost_behind {
+            let first_rank = self.shared.program.class(ClassId(class)).first_rank;
             let mut rank = Rank::new(&self.shared, first_rank);
             rank.begin_steps(first_step, row);
             rank.set_updates(|name| before.get(name).copied().unwrap_or(0) + u64::from(last));
@@ -154,31 +212,7 @@ impl Trainer {
                 snapshot.add(&piece.piece())?;
             }
         }
-
-        let outcomes = ends.iter().map(|end| {
-            let known = end.as_ref().map_or(&[][..], |end| &end.outcomes[..]);
-            let mut outcomes = known.to_vec();
-            outcomes.resize(steps as usize, StepOutcome::default());
-            outcomes
-        });
-        let step = first_step + u64::from(steps);
-        let counts = before.into_iter().map(|(name, it)| (name, it + u64::from(steps)));
-        let updates = Updates { of: counts.collect(), others: step };
-        let mut next = self.without(servers, &lost)?;
-        next.restore(SavedState::Memory(snapshot), updates, step)?;
-        next.lost.clone_from(&self.lost);
-        for &class in &lost {
-            let number = |class: ClassId| program.class(class).replica;
-            let own = replicas.iter().filter(|it| it.lost.0 == class);
-            let taken_over_by: BTreeSet<u32> = own.filter_map(|it| number(it.holder.0)).collect();
-            next.lost.push(LostServer {
-                server: number(class).expect("servers have numbers"),
-                step,
-                taken_over_by: taken_over_by.into_iter().collect(),
-                reason: reason.to_owned(),
-            });
-        }
-        Ok(Some(TakenOver { steps, outcomes: outcomes.collect(), next }))
+        Ok(Some(snapshot))
     }
 
     /// Ranks for the plan without some servers, with fresh weights.
@@ -223,26 +257,19 @@ fn by_class(places: impl Iterator<Item = (ClassId, BucketId)>) -> Buckets {
 /// For each range of the lost servers the replica of the first that follows and is left; none if there is a range
 /// without.
 fn replicas(program: &Program, lost: &[ClassId]) -> Option<Vec<Replica>> {
-    let mut found = vec![];
-    for &class in lost {
+    let own = lost.iter().flat_map(|&class| {
         let own = program.class(class).buckets().filter(|(_, bucket)| bucket.replica_of.is_none());
-        for (bucket, _) in own {
-            // In the order of the ring.
-            let mut routes = program.routes.iter().filter(|route| {
-                (route.from, route.carried) == (class, Carried::Aggregated(bucket))
-            });
-            let holder = routes.find(|route| !lost.contains(&route.to))?.to;
-            // The holder's replicas of a server are in the order of that server's buckets.
-            let earlier = program.routes.iter().filter(|route| {
-                let is_earlier =
-                    matches!(route.carried, Carried::Aggregated(other) if other < bucket);
-                (route.from, route.to) == (class, holder) && is_earlier
-            });
-            let of_owner = program.class(holder).buckets();
-            let mut of_owner = of_owner.filter(|(_, bucket)| bucket.replica_of == Some(class));
-            let (replica, _) = of_owner.nth(earlier.count())?;
-            found.push(Replica { lost: (class, bucket), holder: (holder, replica) });
-        }
-    }
-    Some(found)
+        own.map(move |(bucket, _)| (class, bucket))
+    });
+    let replica = |lost_range: (ClassId, BucketId)| {
+        // In the order of the ring.
+        let mut routes = program.routes.iter().filter(|route| {
+            (route.from, route.carried) == (lost_range.0, Carried::Aggregated(lost_range.1))
+        });
+        let holder = routes.find(|route| !lost.contains(&route.to))?.to;
+        let mut held = program.class(holder).buckets();
+        let (bucket, _) = held.find(|(_, bucket)| bucket.replica_of == Some(lost_range))?;
+        Some(Replica { lost: lost_range, holder: (holder, bucket) })
+    };
+    own.map(replica).collect()
 }

@@ -5,6 +5,7 @@ pub mod golden;
 pub mod replica;
 pub mod trained;
 pub mod two_nodes;
+pub mod watched;
 
 use std::time::Duration;
 

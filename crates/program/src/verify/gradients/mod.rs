@@ -1,6 +1,9 @@
 //! Every gradient is reduced once over all that have a part of it before an update reads it, but for replicas
 //! with weights of their own, over whom none is; and every micro-batch adds to it alike.
 
+mod collectives;
+mod servers;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
@@ -10,8 +13,8 @@ use shardloom_plan::Axis;
 use super::row::{Row, Step, entries, instructions, steps};
 use super::violation::Violation;
 use crate::{
-    Action, Bucket, BucketId, Carried, ClassId, Content, Extent, Group, Mode, ParamId, Program,
-    RouteId, Run, Shape, TensorId, View, Window, overlap,
+    Action, Bucket, BucketId, Carried, ClassId, Content, Extent, ParamId, Program, RouteId, Run,
+    Shape, TensorId, View, Window, overlap,
 };
 
 /// Over whom a sum is reduced.
@@ -248,20 +251,6 @@ impl Reductions<'_> {
         found.extend(left);
     }
 
-    /// A server sends what it has added up to one that has a replica, and updates with it itself.
-    fn send_aggregated(&mut self, step: &Step<'_>, route: RouteId, found: &mut Vec<Violation>) {
-        let read = step.instruction.reads[0];
-        self.require_reduced(step, read, found);
-        let value = |param: &ParamId| step.class.param(*param).value;
-        let sum = self.sums.get(&place(read)).filter(|sum| sum.is_pending());
-        let Some(sum) = sum else {
-            let tensor = step.tensor_name(read.tensor);
-            return found.push(Violation::ReducedTwice { at: step.site(), tensor });
-        };
-        let parts = sum.parts.iter().map(|(param, parts)| (value(param), parts.clone())).collect();
-        self.sent.entry(route).or_default().push_back(parts);
-    }
-
     /// An operator adds to a parameter's gradient.
     fn add(&mut self, step: &Step<'_>, op: OpId, to: View, found: &mut Vec<Violation>) {
         let share = self.sums.get(&(to.tensor, true)).is_some_and(Sum::is_pending);
@@ -351,285 +340,6 @@ impl Reductions<'_> {
         }
     }
 
-    /// A collective reduces gradients.
-    fn reduce(&mut self, step: &Step<'_>, group: &Group, found: &mut Vec<Violation>) {
-        let (read, write) = (step.instruction.reads[0], step.instruction.writes[0]);
-        let twice = |tensor: TensorId| Violation::ReducedTwice {
-            at: step.site(),
-            tensor: step.tensor_name(tensor),
-        };
-        let over = over(group);
-        let (from, to) = (place(read), place(write.to));
-        let mut sum = match self.sums.get_mut(&from) {
-            Some(sum) if sum.is_pending() => {
-                let taken = sum.clone();
-                if from != to {
-                    *sum = Sum { is_used: true, ..Sum::default() };
-                }
-                taken
-            }
-            _ => return found.push(twice(read.tensor)),
-        };
-        if !sum.over.is_disjoint(&over) || !sum.sent_to_sum.is_empty() || !sum.summed.is_empty() {
-            found.push(twice(read.tensor));
-        }
-        sum.over.extend(over);
-        // What is gathered of several members may have a row of each.
-        let tensor = step.class.tensor(write.to.tensor);
-        if !tensor.local_shape().is_empty()
-            && matches!(tensor.content, Content::Gradient | Content::Rows)
-            && std::mem::replace(&mut sum.has_equal_rows, true)
-        {
-            let tensor = step.tensor_name(read.tensor);
-            found.push(Violation::EqualRows { at: step.site(), tensor });
-        }
-        let known = self.sums.get(&to).filter(|known| from != to && known.is_pending());
-        match (known, write.mode) {
-            (Some(_), Mode::Set) => {
-                let tensor = step.tensor_name(write.to.tensor);
-                found.push(Violation::Lost { at: step.site(), tensor });
-            }
-            (Some(known), _) => {
-                if known.over != sum.over {
-                    found.push(twice(write.to.tensor));
-                }
-                for (&param, parts) in &known.parts {
-                    sum.parts.entry(param).or_default().extend(parts);
-                }
-            }
-            (None, _) => {}
-        }
-        self.sums.insert(to, sum);
-    }
-
-    /// Gradients are compressed to what is exchanged, or what was exchanged is to what is exchanged next.
-    fn compress(&mut self, step: &Step<'_>, round: u8, found: &mut Vec<Violation>) {
-        let (read, write) = (step.instruction.reads[0], step.instruction.writes[0].to);
-        if round > 0 {
-            self.require_exchanged(step, read, found);
-        }
-        let Some(mut sum) = self.take_pending(step, read, found) else { return };
-        let replicas = self.bucket(step, read).map_or(&[][..], |bucket| &bucket.replicas);
-        sum.over.retain(|over| !replicas.iter().any(|&axis| *over == Over::Axis(axis)));
-        self.sums.insert(place(write), sum);
-    }
-
-    /// Gradients become the sum of what was exchanged.
-    fn decompress(&mut self, step: &Step<'_>, found: &mut Vec<Violation>) {
-        let (read, write) = (step.instruction.reads[0], step.instruction.writes[0].to);
-        self.require_exchanged(step, read, found);
-        if let Some(sum) = self.take_pending(step, read, found) {
-            self.sums.insert(place(write), sum);
-        }
-    }
-
-    /// What becomes of a sum that nobody has used yet.
-    fn take_pending(
-        &mut self,
-        step: &Step<'_>,
-        read: View,
-        found: &mut Vec<Violation>,
-    ) -> Option<Sum> {
-        let sum = self.sums.get_mut(&place(read)).filter(|sum| sum.is_pending());
-        if sum.is_none() {
-            let tensor = step.tensor_name(read.tensor);
-            found.push(Violation::ReducedTwice { at: step.site(), tensor });
-        }
-        sum.map(|sum| std::mem::replace(sum, Sum { is_used: true, ..Sum::default() }))
-    }
-
-    /// Something needs what all replicas have exchanged.
-    fn require_exchanged(&self, step: &Step<'_>, read: View, found: &mut Vec<Violation>) {
-        let Some(bucket) = self.bucket(step, read) else { return };
-        let sum = self.sums.get(&place(read));
-        let is_over = |axis| sum.is_some_and(|sum| sum.over.contains(&Over::Axis(axis)));
-        if !bucket.replicas.iter().all(|&axis| is_over(axis)) {
-            let tensor = step.tensor_name(read.tensor);
-            found.push(Violation::Unreduced { at: step.site(), tensor });
-        }
-    }
-
-    /// A collective sums a range of gradients over the classes that hold them.
-    fn reduce_range(
-        &mut self,
-        step: &Step<'_>,
-        group: &Group,
-        range: Range<usize>,
-        found: &mut Vec<Violation>,
-    ) {
-        let read = step.instruction.reads[0];
-        let tensor = step.tensor_name(read.tensor);
-        let classes = self.bucket(step, read).map(|bucket| &bucket.classes);
-        let is_over_all = matches!(group, Group::Classes(all) if Some(all) == classes);
-        if !is_over_all || step.instruction.writes[0].to != read {
-            found.push(Violation::Unreduced { at: step.site(), tensor: tensor.clone() });
-        }
-        let sum = self.sums.entry(place(read)).or_default();
-        if !sum.is_pending() || sum.is_begun(&range) {
-            found.push(Violation::ReducedTwice { at: step.site(), tensor });
-        }
-        sum.sum(range, step.class.elements(read.tensor, 0));
-    }
-
-    /// A worker sends a range of its gradients to a server that sums them.
-    fn send_to_sum(&mut self, step: &Step<'_>, route: RouteId, found: &mut Vec<Violation>) {
-        let read = step.instruction.reads[0];
-        let sum = self.sums.entry(place(read)).or_default();
-        for message in &self.program.route(route).messages {
-            let range = message.source.range(0);
-            if !sum.is_pending() || sum.is_begun(&range) {
-                let tensor = step.tensor_name(read.tensor);
-                found.push(Violation::ReducedTwice { at: step.site(), tensor });
-            }
-            sum.sent_to_sum.push(range);
-        }
-    }
-
-    /// It gets their sum.
-    fn receive_sum(
-        &mut self,
-        step: &Step<'_>,
-        route: RouteId,
-        to: View,
-        found: &mut Vec<Violation>,
-    ) {
-        let elements = step.class.elements(to.tensor, 0);
-        let sum = self.sums.entry(place(to)).or_default();
-        for message in &self.program.route(route).messages {
-            let range = message.target.range(0);
-            if !sum.is_pending() || !sum.sent_to_sum.contains(&range) || sum.summed.contains(&range)
-            {
-                let tensor = step.tensor_name(to.tensor);
-                found.push(Violation::ReducedTwice { at: step.site(), tensor });
-            }
-            sum.sum(range, elements);
-        }
-    }
-
-    /// A worker sends a range of its gradients to a server that updates.
-    fn send(&mut self, step: &Step<'_>, route: RouteId, found: &mut Vec<Violation>) {
-        let read = step.instruction.reads[0];
-        self.require_reduced(step, read, found);
-        let sum = self.sums.entry(place(read)).or_default();
-        let messages = self.program.route(route).messages.iter();
-        let ranges: Vec<Range<usize>> = messages.map(|it| it.source.range(0)).collect();
-        let is_sent = |it: &Range<usize>| sum.sent.iter().any(|sent| !overlap(sent, it).is_empty());
-        if !sum.is_pending() || ranges.iter().any(is_sent) {
-            let tensor = step.tensor_name(read.tensor);
-            found.push(Violation::ReducedTwice { at: step.site(), tensor });
-        }
-        let is_of = |param: &ParamId| {
-            let whole = step.class.param(*param).range();
-            ranges.iter().any(|it| !overlap(it, &whole).is_empty())
-        };
-        let value = |param: &ParamId| step.class.param(*param).value;
-        let parts = sum.parts.iter().filter(|(param, _)| is_of(param));
-        let parts = parts.map(|(param, parts)| (value(param), parts.clone())).collect();
-        self.sent.entry(route).or_default().push_back(parts);
-        sum.sent.extend(ranges);
-        let whole = step.class.elements(read.tensor, 0);
-        sum.is_used |= sum.sent.iter().map(Range::len).sum::<usize>() == whole;
-    }
-
-    /// A worker sends a server the gradients of different rows of a piece of a table.
-    fn send_rows(&mut self, step: &Step<'_>, route: RouteId, found: &mut Vec<Violation>) {
-        let read = step.instruction.reads[0];
-        self.require_reduced(step, read, found);
-        let Some(bucket) = self.bucket(step, read) else { return };
-        let Some(rows) = bucket.held.replicated.rows else { return };
-        if !self.belong_together(View::whole(rows.written), read) {
-            let tensor = step.tensor_name(read.tensor);
-            found.push(Violation::RowsOfOthers { at: step.site(), tensor });
-        }
-        let piece = self.program.table_rows(self.program.route(route));
-        let piece = piece.map_or(0, |rows| rows.piece as usize);
-        let sum = self.sums.entry(place(read)).or_default();
-        if sum.has_equal_rows {
-            let tensor = step.tensor_name(read.tensor);
-            found.push(Violation::EqualRows { at: step.site(), tensor });
-        }
-        if !sum.is_pending() || sum.sent.contains(&(piece..piece + 1)) {
-            let tensor = step.tensor_name(read.tensor);
-            found.push(Violation::ReducedTwice { at: step.site(), tensor });
-        }
-        let value = |param: &ParamId| step.class.param(*param).value;
-        let parts = sum.parts.iter().map(|(param, parts)| (value(param), parts.clone())).collect();
-        self.sent.entry(route).or_default().push_back(parts);
-        sum.sent.push(piece..piece + 1);
-        if sum.sent.len() == bucket.served.len() {
-            sum.is_used = true;
-            self.sums.entry((rows.written, false)).or_default().is_used = true;
-        }
-    }
-
-    /// A server gets them, beside those of other workers.
-    fn receive_rows(
-        &mut self,
-        step: &Step<'_>,
-        route: RouteId,
-        to: View,
-        found: &mut Vec<Violation>,
-    ) {
-        let sent = self.sent.get_mut(&route).and_then(VecDeque::pop_front);
-        let parts = sent.unwrap_or_default();
-        let Some(bucket) = self.bucket(step, to) else { return };
-        let Some(rows) = bucket.held.replicated.rows else { return };
-        for tensor in [to.tensor, rows.written] {
-            let sum = self.sums.entry((tensor, false)).or_default();
-            if sum.is_used {
-                *sum = Sum::default();
-            }
-            if sum.is_pending() && !sum.has_equal_rows {
-                let tensor = step.tensor_name(to.tensor);
-                found.push(Violation::ReducedTwice { at: step.site(), tensor });
-            }
-            sum.has_equal_rows = true;
-            for (value, parts) in &parts {
-                let is_it = |param: &&ParamId| step.class.param(**param).value == *value;
-                if let Some(&param) = bucket.params.iter().find(is_it) {
-                    sum.parts.entry(param).or_default().extend(parts);
-                }
-            }
-        }
-    }
-
-    /// A server gets them, each parameter's as one of its own.
-    fn receive(&mut self, step: &Step<'_>, route: RouteId, to: View, found: &mut Vec<Violation>) {
-        if self.sums.get(&place(to)).is_some_and(Sum::is_pending) {
-            let tensor = step.tensor_name(to.tensor);
-            found.push(Violation::Lost { at: step.site(), tensor });
-        }
-        let parts = self.sent.get_mut(&route).and_then(VecDeque::pop_front).unwrap_or_default();
-        let own = |(value, parts)| {
-            let bucket = self.bucket(step, to)?;
-            let is_it = |param: &&ParamId| step.class.param(**param).value == value;
-            Some((*bucket.params.iter().find(is_it)?, parts))
-        };
-        let parts = parts.into_iter().filter_map(own).collect();
-        self.sums.insert(place(to), Sum { parts, ..Sum::default() });
-    }
-
-    /// A server adds a worker's gradients to those of others.
-    fn add_up(&mut self, step: &Step<'_>, found: &mut Vec<Violation>) {
-        let (read, to) = (step.instruction.reads[0], step.instruction.writes[0].to);
-        self.require_reduced(step, read, found);
-        let sum = self.sums.entry(place(read)).or_default();
-        let added = (!sum.is_used).then(|| std::mem::take(&mut sum.parts));
-        sum.is_used = true;
-        let sum = self.sums.entry(place(to)).or_default();
-        match added.filter(|parts| !parts.is_empty() && sum.is_pending()) {
-            None => {
-                let tensor = step.tensor_name(to.tensor);
-                found.push(Violation::ReducedTwice { at: step.site(), tensor });
-            }
-            Some(added) => {
-                for (param, parts) in added {
-                    sum.parts.entry(param).or_default().extend(parts);
-                }
-            }
-        }
-    }
-
     /// Something needs gradients as they are over all that have parts of them.
     fn require_reduced(&self, step: &Step<'_>, read: View, found: &mut Vec<Violation>) {
         let Some(bucket) = self.bucket(step, read) else { return };
@@ -649,18 +359,6 @@ impl Reductions<'_> {
             let tensor = step.tensor_name(read.tensor);
             found.push(Violation::Unreduced { at: step.site(), tensor });
         }
-    }
-
-    /// A collective sums statistics up.
-    fn sum_up(&mut self, step: &Step<'_>, group: &Group, found: &mut Vec<Violation>) {
-        let tensor = step.instruction.reads[0].tensor;
-        let known = self.statistics.entry(tensor).or_default();
-        let over = over(group);
-        if !known.is_disjoint(&over) {
-            let tensor = step.tensor_name(tensor);
-            found.push(Violation::ReducedTwice { at: step.site(), tensor });
-        }
-        known.extend(over);
     }
 
     /// Something needs statistics over all ranks that have a part of what the bucket's parameters are
@@ -723,15 +421,7 @@ impl Reductions<'_> {
     }
 }
 
-/// What a collective is over.
+/// What an instruction reads first.
 fn reads(step: &Step<'_>) -> Content {
     step.class.tensor(step.instruction.reads[0].tensor).content
-}
-
-fn over(group: &Group) -> BTreeSet<Over> {
-    match group {
-        Group::Mesh(axes) => axes.iter().map(|&axis| Over::Axis(axis)).collect(),
-        Group::Classes(_) => [Over::Classes].into(),
-        Group::World => [Over::World].into(),
-    }
 }
