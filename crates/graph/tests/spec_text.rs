@@ -114,6 +114,17 @@ fn heads_of_a_llama_need_not_divide_its_width_where_their_own_width_is_given() {
     assert_eq!(shardloom_graph::Extents::global(&graph, 1).shape(&query.axes), [8, 3, 4]);
 }
 
+/// A width of heads that is the model's over their number, rounded down, is still one that has to be said.
+#[test]
+fn what_a_llama_says_stays_in_its_text_where_nothing_else_implies_it() {
+    let text = "llama:layers=1,hidden=7,heads=3,head_dim=2,ffn=16,seq=4,vocab=10";
+    let spec = ModelSpec::parse(text).unwrap();
+    assert!(spec.to_string().contains("head_dim=2"), "{spec}");
+    assert_eq!(ModelSpec::parse(&spec.to_string()).unwrap(), spec);
+    let implied = ModelSpec::parse(&text.replace("hidden=7", "hidden=6")).unwrap();
+    assert!(!implied.to_string().contains("head_dim"), "{implied}");
+}
+
 #[test]
 fn real_numbers_of_a_llama_are_finite_and_above_zero() {
     let llama = "llama:layers=1,hidden=8,heads=2,ffn=16,seq=4,vocab=10";

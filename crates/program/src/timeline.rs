@@ -252,14 +252,16 @@ mod tests {
             interval(computes, 10, 30),
             interval(sends, 0, 5),
             interval(comes, 20, 40),
+            // Inside another, and one begins behind it that is, too.
             interval(comes, 22, 25),
+            interval(sends, 27, 29),
             interval(sends, 50, 60),
         ];
         let track = Track { intervals, ..Track::default() };
         assert_eq!(track.covered(|_| true), Picos(5 + 30 + 10));
-        assert_eq!(track.covered(|it| it.lane == sends), Picos(15));
+        assert_eq!(track.covered(|it| it.lane == sends), Picos(5 + 2 + 10));
         assert_eq!(track.busy(), Picos(20));
-        assert_eq!(track.communicating(), Picos(5 + 20 + 3 + 10));
+        assert_eq!(track.communicating(), Picos(5 + 20 + 3 + 2 + 10));
         assert_eq!(track.covered(|_| false), Picos::ZERO);
     }
 }

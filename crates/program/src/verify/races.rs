@@ -7,14 +7,15 @@
 //! in its queue, and of the points that it waits for. Two instructions that touch the same tensor, one of
 //! them writing, are in order if the later one's clocks include the earlier one.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 
 use super::row::{Row, Step, entries, instructions};
 use super::violation::Violation;
 use crate::{Action, BodyId, Class, ClassId, Content, Copies, Point, Program, Queue, TensorId};
 
 /// How many instructions of each queue are over.
-type Clocks = Vec<u32>;
+type Clocks = Rc<[u32]>;
 
 /// Whether queues and points are what their instruction can have.
 pub(super) fn check_queue(step: &Step<'_>, found: &mut Vec<Violation>) {
@@ -118,7 +119,9 @@ struct Run {
     here: Vec<Clocks>,
     microbatch: HashMap<(BodyId, u32, Option<u32>), Clocks>,
     latest: HashMap<(BodyId, u32), Clocks>,
-    touched: BTreeMap<(TensorId, Copied), Touched>,
+    /// The instructions of bodies that points are.
+    points: HashSet<(BodyId, u32)>,
+    touched: HashMap<(TensorId, Copied), Touched>,
 }
 
 impl Run {
@@ -130,13 +133,19 @@ impl Run {
             .map(|(line, (body, index, it))| ((body, index), (it.queue, queues + line)))
             .collect();
         let lines = queues + requests.len();
+        let point = |point: &Point| match *point {
+            Point::Microbatch(body, number) | Point::Latest(body, number) => Some((body, number)),
+            Point::Queue(_) | Point::Here(_) => None,
+        };
+        let waited = class.instructions().flat_map(|(_, _, it)| &it.after);
         Run {
-            last: vec![vec![0; lines]; lines],
+            last: vec![vec![0; lines].into(); lines],
             requests,
             here: vec![],
             microbatch: HashMap::new(),
             latest: HashMap::new(),
-            touched: BTreeMap::new(),
+            points: waited.filter_map(point).collect(),
+            touched: HashMap::new(),
         }
     }
 
@@ -144,7 +153,7 @@ impl Run {
     fn clocks(&self, step: &Step<'_>) -> (usize, Clocks) {
         let request = self.requests.get(&(step.run.entry.body, step.index));
         let line = request.map_or(step.instruction.queue.index(), |&(_, line)| line);
-        let mut clocks = self.last[line].clone();
+        let mut clocks = self.last[line].to_vec();
         for &point in &step.instruction.after {
             if let Point::Queue(queue @ Queue::Negotiated(_)) = point {
                 let lines = self.requests.values().filter(|(of, _)| *of == queue);
@@ -162,19 +171,21 @@ impl Run {
             reached.into_iter().for_each(|reached| join(&mut clocks, reached));
         }
         clocks[line] += 1;
-        (line, clocks)
+        (line, clocks.into())
     }
 
     fn end(&mut self, step: &Step<'_>, line: usize, clocks: Clocks) {
         let (body, number) = (step.run.entry.body, step.index as u32);
-        self.here.push(clocks.clone());
-        self.microbatch.insert((body, number, step.run.microbatch), clocks.clone());
-        self.latest.insert((body, number), clocks.clone());
+        self.here.push(Rc::clone(&clocks));
+        if self.points.contains(&(body, number)) {
+            self.microbatch.insert((body, number, step.run.microbatch), Rc::clone(&clocks));
+            self.latest.insert((body, number), Rc::clone(&clocks));
+        }
         self.last[line] = clocks;
     }
 }
 
-fn join(clocks: &mut Clocks, others: &Clocks) {
+fn join(clocks: &mut [u32], others: &[u32]) {
     for (clock, &other) in clocks.iter_mut().zip(others) {
         *clock = (*clock).max(other);
     }

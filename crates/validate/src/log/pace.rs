@@ -72,6 +72,14 @@ mod tests {
     }
 
     #[test]
+    fn one_slow_step_among_steady_ones_is_no_warm_up_wherever_it_is() {
+        let mut seconds = vec![1.0; 12];
+        (seconds[0], seconds[3]) = (2.0, 4.0);
+        let found = Pace::of(&steps(&seconds), None).expect("there are steps");
+        assert_eq!((found.warm_up, found.slow), (1, vec![(4, 4.0)]));
+    }
+
+    #[test]
     fn percentiles_are_those_computed_by_hand() {
         let seconds: Vec<f64> = (0..=10).map(|it| 1.0 + f64::from(it) / 100.0).collect();
         let found = Pace::of(&steps(&seconds), None).expect("there are steps");
