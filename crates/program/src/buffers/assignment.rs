@@ -5,6 +5,7 @@
 //! steps repeat. Deciding on the least arena is NP-hard (dynamic storage allocation).
 
 use std::cmp::Reverse;
+use std::ops::Range;
 
 /// Something that needs bytes for some time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,8 +129,7 @@ struct Packing<'a> {
     period: u64,
     /// Those that touch each block, in ascending order of offset.
     there: Vec<Vec<Placed>>,
-    /// Those that begin in each block.
-    begun: Vec<Vec<Placed>>,
+    begun: Begun,
     /// All of them, in ascending order of offset up to those placed since somebody last looked.
     all: Vec<Placed>,
     /// The places that the stay being placed has to keep clear of, reused from stay to stay.
@@ -140,21 +140,16 @@ struct Packing<'a> {
 impl<'a> Packing<'a> {
     fn new(stays: &'a [Stay], spans: &'a [Span], period: u64, blocks: usize) -> Packing<'a> {
         let assignment = Assignment { offsets: vec![0; stays.len()], arena_bytes: 0 };
-        let empty = || vec![vec![]; blocks];
-        let (there, begun, all, near) = (empty(), empty(), vec![], vec![]);
-        Packing { stays, spans, period, there, begun, all, near, assignment }
+        let (there, begun) = (vec![vec![]; blocks], Begun::new(blocks));
+        Packing { stays, spans, period, there, begun, all: vec![], near: vec![], assignment }
     }
 
     fn place(&mut self, index: usize) {
         let (stay, span) = (self.stays[index], self.spans[index]);
         let offset = self.best_offset(&stay, span);
         let placed = Placed { offset, end: offset + stay.bytes, stay };
-        for block in span.over(self.there.len()) {
-            let there = &mut self.there[block];
-            let at = there.partition_point(|it| it.offset <= offset);
-            there.insert(at, placed);
-        }
-        self.begun[span.first].push(placed);
+        span.over(self.there.len()).for_each(|block| insert(&mut self.there[block], placed));
+        self.begun.insert(span.first, placed);
         self.all.push(placed);
         self.assignment.offsets[index] = offset;
         self.assignment.arena_bytes = self.assignment.arena_bytes.max(placed.end);
@@ -162,19 +157,22 @@ impl<'a> Packing<'a> {
 
     fn best_offset(&mut self, stay: &Stay, span: Span) -> u64 {
         let (blocks, period) = (self.there.len(), self.period);
-        let taken = |it: &Placed| it.stay.meets(stay, period).then_some((it.offset, it.end));
         if span.blocks == 1 {
-            return best_fit(self.there[span.first].iter().filter_map(taken), stay.bytes);
+            return best_fit(meeting(&self.there[span.first], stay, period), stay.bytes);
         }
         if span.blocks > blocks / WIDE {
             // Sorting is fast where little was added.
             self.all.sort_by_key(|it| it.offset);
-            return best_fit(self.all.iter().filter_map(taken), stay.bytes);
+            return best_fit(meeting(&self.all, stay, period), stay.bytes);
         }
-        let later = span.over(blocks).skip(1).flat_map(|block| &self.begun[block]);
         self.near.clear();
-        self.near.extend(self.there[span.first].iter().chain(later).filter_map(taken));
-        self.near.sort_unstable();
+        self.near.extend(meeting(&self.there[span.first], stay, period));
+        let (next, end) = (span.first + 1, span.first + span.blocks);
+        for part in [next..end.min(blocks), 0..end.saturating_sub(blocks)] {
+            self.begun.each(part, |begun| self.near.extend(meeting(begun, stay, period)));
+        }
+        // A stable sort merges what is in order: few lists, each of which is.
+        self.near.sort();
         best_fit(self.near.iter().copied(), stay.bytes)
     }
 }
@@ -182,6 +180,59 @@ impl<'a> Packing<'a> {
 /// From which share of all blocks on, one in so many, a stay is compared with all others rather than with
 /// those sought out that touch its blocks.
 const WIDE: usize = 4;
+
+/// Placed stays by the block that they begin in: each list has those of as many blocks as its level has in
+/// a group, in ascending order of offset.
+struct Begun {
+    levels: [Vec<Vec<Placed>>; LEVELS],
+}
+
+/// How many sizes of groups there are, and how many groups make up one of the next size.
+const LEVELS: usize = 3;
+const FACTOR: usize = 4;
+
+impl Begun {
+    fn new(blocks: usize) -> Begun {
+        let groups = |level| blocks.div_ceil(FACTOR.pow(level as u32));
+        Begun { levels: std::array::from_fn(|level| vec![vec![]; groups(level)]) }
+    }
+
+    fn insert(&mut self, block: usize, placed: Placed) {
+        let mut group = block;
+        for level in &mut self.levels {
+            insert(&mut level[group], placed);
+            group /= FACTOR;
+        }
+    }
+
+    /// Calls `visit` with lists that together have what begins in `blocks`.
+    fn each<'a>(&'a self, blocks: Range<usize>, mut visit: impl FnMut(&'a [Placed])) {
+        let mut block = blocks.start;
+        while block < blocks.end {
+            // The largest group that begins here and does not end behind them.
+            let (mut level, mut size) = (0, 1);
+            while level + 1 < LEVELS
+                && block.is_multiple_of(size * FACTOR)
+                && block + size * FACTOR <= blocks.end
+            {
+                (level, size) = (level + 1, size * FACTOR);
+            }
+            visit(&self.levels[level][block / size]);
+            block += size;
+        }
+    }
+}
+
+/// Takes in a stay where its offset belongs.
+fn insert(ascending: &mut Vec<Placed>, placed: Placed) {
+    let at = ascending.partition_point(|it| it.offset <= placed.offset);
+    ascending.insert(at, placed);
+}
+
+/// Where those lie that are there when `stay` is.
+fn meeting(placed: &[Placed], stay: &Stay, period: u64) -> impl Iterator<Item = (u64, u64)> {
+    placed.iter().filter(move |it| it.stay.meets(stay, period)).map(|it| (it.offset, it.end))
+}
 
 /// The start of the smallest gap of at least `bytes` between places that are `taken`, given by where they
 /// begin and end in ascending order, or where the last of them ends.

@@ -1,6 +1,6 @@
 //! From when to when each tensor that comes and goes on a rank is there: its live range.
 
-use std::collections::HashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{LINE_BYTES, Stay};
 use crate::allocation::Allocated;
@@ -83,6 +83,24 @@ impl Timeline {
         let period = walk.now;
         walk.finish(period, false)
     }
+
+    /// Of how many of so many `microbatches` that take turns something is there at once when an entry begins,
+    /// at most.
+    pub fn in_flight(&self, microbatches: u32) -> usize {
+        let mut there = vec![FxHashSet::default(); self.borders.len()];
+        for Life { birth, stay, .. } in &self.lives {
+            let Some(microbatch) = birth.run.microbatch else { continue };
+            let first = self.borders.partition_point(|&border| border < stay.start);
+            let round = (first..).map(|at| {
+                let (turns, at) = (at / self.borders.len(), at % self.borders.len());
+                (at, self.borders[at] + turns as u64 * self.period)
+            });
+            for (at, _) in round.take_while(|&(_, moment)| moment < stay.start + stay.length) {
+                there[at].insert(microbatch % microbatches);
+            }
+        }
+        there.iter().map(FxHashSet::len).max().unwrap_or(0)
+    }
 }
 
 /// What is there while a rank follows entries.
@@ -92,11 +110,11 @@ struct Walk<'a> {
     now: u64,
     /// Whether what is allocated now is to be told of.
     recording: bool,
-    open: HashMap<Allocation, Open>,
+    open: FxHashMap<Allocation, Open>,
     /// Since when the arm of a guard is walked that a rank takes where the flag does not hold.
     other_since: Option<u64>,
     /// Until when that arm needs what was there before it.
-    needed: HashMap<Allocation, u64>,
+    needed: FxHashMap<Allocation, u64>,
     lives: Vec<Life>,
     /// When entries began.
     entries: Vec<u64>,
@@ -113,7 +131,8 @@ struct Open {
 
 impl<'a> Walk<'a> {
     fn new(class: &'a Class) -> Walk<'a> {
-        let (open, needed, lives, entries) = (HashMap::new(), HashMap::new(), vec![], vec![]);
+        let (open, needed, lives, entries) =
+            (FxHashMap::default(), FxHashMap::default(), vec![], vec![]);
         let (now, recording, other_since) = (0, false, None);
         Walk { class, now, recording, open, other_since, needed, lives, entries }
     }

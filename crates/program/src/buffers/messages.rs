@@ -10,9 +10,10 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
+use rustc_hash::FxHashMap;
 use shardloom_plan::Axis;
 
 use crate::outstanding::{Follower, Moment};
@@ -55,7 +56,7 @@ impl MessagePlan {
         for with_collectives in [false, true] {
             let events = Events::new(program, with_collectives);
             // Replicas have equal webs.
-            let mut known: HashMap<Shape, Vec<Option<u32>>> = HashMap::new();
+            let mut known: FxHashMap<Shape, Vec<Option<u32>>> = FxHashMap::default();
             for web in webs(program, with_collectives) {
                 let shape = web.channels.iter().map(|it| (it.route, it.from, it.to)).collect();
                 let groups = web.groups.clone().into_iter().collect();
@@ -243,7 +244,7 @@ fn events(program: &Program, class: &Class, steps: u32, with_collectives: bool) 
     // Of each collective that has not ended, when it was come to, if it counts.
     let mut arrivals: VecDeque<Option<Event>> = VecDeque::new();
     // What belongs to a step is numbered as it comes: the n-th that is sent is the n-th received.
-    let mut numbers: HashMap<RouteId, u32> = HashMap::new();
+    let mut numbers: FxHashMap<RouteId, u32> = FxHashMap::default();
     let mut number = |route: RouteId, microbatch: Option<u32>| {
         program.route(route).microbatch(microbatch).unwrap_or_else(|| {
             let next = numbers.entry(route).or_default();
@@ -290,13 +291,13 @@ struct Execution<'a> {
     web: &'a Web,
     row: &'a [Vec<Event>],
     /// By rank and route: channels that it sends on, and receives from.
-    sends: HashMap<(usize, RouteId), Vec<usize>>,
-    receives: HashMap<(usize, RouteId), Vec<usize>>,
+    sends: FxHashMap<(usize, RouteId), Vec<usize>>,
+    receives: FxHashMap<(usize, RouteId), Vec<usize>>,
     clocks: Vec<Clock>,
     /// What ranks knew when they came to a collective, by the number of their event.
-    arrivals: HashMap<(usize, u32), Rc<Clock>>,
+    arrivals: FxHashMap<(usize, u32), Rc<Clock>>,
     /// Messages under way, by channel and micro-batch.
-    transfers: HashMap<(usize, u32), Rc<Clock>>,
+    transfers: FxHashMap<(usize, u32), Rc<Clock>>,
     /// By channel: messages sent, and of each receive which event of its rank it was.
     sent: Vec<u32>,
     received: Vec<Vec<u32>>,
@@ -306,8 +307,8 @@ struct Execution<'a> {
 impl<'a> Execution<'a> {
     fn new(web: &'a Web, row: &'a [Vec<Event>]) -> Execution<'a> {
         let (ranks, channels) = (web.classes.len(), web.channels.len());
-        let mut sends: HashMap<_, Vec<usize>> = HashMap::new();
-        let mut receives: HashMap<_, Vec<usize>> = HashMap::new();
+        let mut sends: FxHashMap<_, Vec<usize>> = FxHashMap::default();
+        let mut receives: FxHashMap<_, Vec<usize>> = FxHashMap::default();
         for (index, channel) in web.channels.iter().enumerate() {
             sends.entry((channel.from, channel.route)).or_default().push(index);
             receives.entry((channel.to, channel.route)).or_default().push(index);
@@ -318,8 +319,8 @@ impl<'a> Execution<'a> {
             sends,
             receives,
             clocks: vec![vec![0; ranks]; ranks],
-            arrivals: HashMap::new(),
-            transfers: HashMap::new(),
+            arrivals: FxHashMap::default(),
+            transfers: FxHashMap::default(),
             sent: vec![0; channels],
             received: vec![vec![]; channels],
             most: vec![0; channels],

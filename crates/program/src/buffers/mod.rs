@@ -13,11 +13,10 @@ mod messages;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
-
 use assignment::{Stay, assign, is_tight, peak_bytes};
 use lifetimes::{Life, Timeline};
 pub use messages::MessagePlan;
+use rustc_hash::FxHashMap;
 
 use crate::{BodyId, Class, Program, Run, TensorId};
 
@@ -25,7 +24,7 @@ use crate::{BodyId, Class, Program, Run, TensorId};
 const LINE_BYTES: u64 = 64;
 
 /// Up to how many times the steps that can be under way are planned for as a whole, and up to how many
-/// places, to find a tighter plan.
+/// places.
 const MOST_TIMES: u32 = 16;
 const MOST_PLACES: usize = 30_000;
 
@@ -50,7 +49,7 @@ pub struct PlaceId(pub u32);
 #[derive(Clone, Debug)]
 pub struct BufferPlan {
     places: Vec<(Key, Place)>,
-    known: HashMap<Key, PlaceId>,
+    known: FxHashMap<Key, PlaceId>,
     rows: Rows,
     /// Size of the arena.
     pub arena_bytes: u64,
@@ -73,25 +72,25 @@ impl BufferPlan {
     pub fn new(program: &Program, class: &Class) -> BufferPlan {
         let evaluation = Timeline::evaluation(program, class);
         let least = program.ahead + 1;
-        let mut best: Option<BufferPlan> = None;
-        for times in 1.. {
-            let steps = least * times;
-            let mut plan = BufferPlan::empty(program, class, steps);
-            plan.add(&Timeline::training(program, class, steps));
+        let once = Timeline::training(program, class, least);
+        let planned = |times: u32, training: &Timeline| {
+            let mut plan = BufferPlan::empty(program, class, least * times);
+            plan.add(training);
             plan.add(&evaluation);
-            let next = plan.places.len() / times as usize * (times as usize + 1);
-            let tight = is_tight(plan.arena_bytes, plan.peak_bytes);
-            if best.as_ref().is_none_or(|best| plan.arena_bytes < best.arena_bytes) {
-                best = Some(plan);
-            }
-            // Where as many micro-batches take turns as do not divide those of the steps, the last of
-            // them need places of their own, and more steps in turn do not. In a program with flush all
-            // steps are alike.
-            if program.ahead == 0 || tight || times == MOST_TIMES || next > MOST_PLACES {
-                break;
-            }
+            plan
+        };
+        let shortest = planned(1, &once);
+        // In a program with flush all steps are alike.
+        if program.ahead == 0 || is_tight(shortest.arena_bytes, shortest.peak_bytes) {
+            return shortest;
         }
-        best.expect("one is tried at least")
+        let microbatches = program.microbatches as u32 * least;
+        let times = times(microbatches, once.in_flight(microbatches), once.lives.len());
+        if times == 1 {
+            return shortest;
+        }
+        let longer = planned(times, &Timeline::training(program, class, least * times));
+        if longer.arena_bytes < shortest.arena_bytes { longer } else { shortest }
     }
 
     /// The plan of ranks of `class` that only evaluate.
@@ -107,7 +106,13 @@ impl BufferPlan {
         let last = class.entries().map(|entry| entry.occurrence).max();
         let occurrences = last.map_or(1, |last| last + 1);
         let rows = Rows { microbatches, steps, occurrences };
-        BufferPlan { places: vec![], known: HashMap::new(), rows, arena_bytes: 0, peak_bytes: 0 }
+        BufferPlan {
+            places: vec![],
+            known: FxHashMap::default(),
+            rows,
+            arena_bytes: 0,
+            peak_bytes: 0,
+        }
     }
 
     fn add(&mut self, timeline: &Timeline) {
@@ -162,4 +167,16 @@ impl BufferPlan {
         let body = class.body(body).label(Some(row));
         format!("{}, from instruction {instruction} of {body} on", class.tensor(tensor).name)
     }
+}
+
+/// How many times over a row of steps with so many micro-batches is planned for as a whole. Where as many
+/// are in flight as do not divide them, the last of the row cannot follow in the places of those before them
+/// and have places of their own; a longer row has fewer of these, or none.
+fn times(microbatches: u32, in_flight: usize, places: usize) -> u32 {
+    let apart = |times: &u32| {
+        let all = microbatches as usize * *times as usize;
+        all.div_ceil(all / in_flight.max(1))
+    };
+    let fits = |times: &u32| *times == 1 || places * *times as usize <= MOST_PLACES;
+    (1..=MOST_TIMES).take_while(fits).min_by_key(apart).unwrap_or(1)
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use proptest::prelude::*;
+use rustc_hash::FxHashMap;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
     Communication, Corrections, DeviceList, Mesh, Optimizer, Plan, Prediction, Recompute,
@@ -320,8 +321,13 @@ fn in_rounds(graph: &Graph, replicas: &[u32], dp: u32, optimizer: Optimizer) -> 
 #[test]
 fn a_row_of_places_is_for_one_run_in_as_many_steps_as_take_turns() {
     let rows = super::Rows { microbatches: 4, steps: 3, occurrences: 2 };
-    let plan =
-        BufferPlan { places: vec![], known: HashMap::new(), rows, arena_bytes: 0, peak_bytes: 0 };
+    let plan = BufferPlan {
+        places: vec![],
+        known: FxHashMap::default(),
+        rows,
+        arena_bytes: 0,
+        peak_bytes: 0,
+    };
     assert_eq!(plan.rows(), 6);
     let row = |step, occurrence| {
         let entry = Entry { occurrence, ..Entry::new(crate::BodyId(0), None) };
@@ -362,9 +368,10 @@ fn each_of_several_updates_in_a_step_finds_its_places() {
 proptest! {
     #[test]
     fn stays_that_meet_lie_apart_in_an_arena_no_smaller_than_the_peak(
-        period in 1u64..40,
-        stays in prop::collection::vec((0u64..40, 1u64..40, 0u64..6), 1..60),
-        border in 1u64..20,
+        // Up to so many moments that stays last over blocks of all sizes of groups.
+        period in prop_oneof![1u64..40, 200u64..400],
+        stays in prop::collection::vec((0u64..400, 1u64..100, 0u64..6), 1..60),
+        border in prop_oneof![1u64..3, 1u64..20],
     ) {
         let stays: Vec<Stay> = stays
             .into_iter()

@@ -8,9 +8,9 @@
 //! they were put there.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
+use rustc_hash::FxHashMap;
 use shardloom_plan::Communication;
 use smallvec::SmallVec;
 
@@ -223,13 +223,13 @@ struct Progress {
     last: Vec<Clocks>,
     /// For each queue of another body: up to where it was waited for, and by which instruction here. Whether
     /// that was for the last run of all or for the same micro-batch comes first.
-    waited: HashMap<(bool, BodyId, Queue), (u32, u32)>,
+    waited: FxHashMap<(bool, BodyId, Queue), (u32, u32)>,
 }
 
 impl Progress {
     fn new(queues: usize) -> Progress {
         let none = Clocks::from_elem(0, queues);
-        Progress { ended: vec![], last: vec![none; queues], waited: HashMap::new() }
+        Progress { ended: vec![], last: vec![none; queues], waited: FxHashMap::default() }
     }
 
     /// What the next instruction waits for, given what its body has done before it and what bodies leave

@@ -4,8 +4,7 @@
 //! many is the same in every step. Updates are counted from the first of a micro-batch's own step, and
 //! those before it are negative.
 
-use std::collections::HashMap;
-
+use rustc_hash::FxHashMap;
 use shardloom_plan::{Plan, Updates, Weights};
 
 use crate::ProgramError;
@@ -18,13 +17,13 @@ pub(super) struct Versions<'a> {
     schedule: &'a Schedule,
     /// How many updates a pass's device makes before it, counted from the first of its micro-batch's own
     /// step; passes by their micro-batch within the step.
-    before: HashMap<Pass, i64>,
+    before: FxHashMap<Pass, i64>,
 }
 
 impl<'a> Versions<'a> {
     pub fn new(plan: &Plan, schedule: &'a Schedule) -> Versions<'a> {
         let (rule, updates) = (plan.weights, plan.updates);
-        let mut versions = Versions { rule, updates, schedule, before: HashMap::new() };
+        let mut versions = Versions { rule, updates, schedule, before: FxHashMap::default() };
         let microbatches = schedule.map.microbatches();
         for order in &schedule.orders {
             let mut updates = 0;

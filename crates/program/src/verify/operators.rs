@@ -1,8 +1,9 @@
 //! A pass of an operator has the same operands wherever it runs (forward, again, and in an evaluation), and
 //! runs once for each micro-batch.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
+use rustc_hash::FxHashMap;
 use shardloom_graph::work::Pass;
 use shardloom_graph::{OpId, ValueId};
 use shardloom_plan::Mesh;
@@ -28,7 +29,7 @@ type Place = (ClassId, BodyId, usize);
 
 /// Checks all operators of a program.
 pub(super) fn check(program: &Program, found: &mut Vec<Violation>) {
-    let mut known: HashMap<Run, (Place, Vec<Operand>)> = HashMap::new();
+    let mut known: FxHashMap<Run, (Place, Vec<Operand>)> = FxHashMap::default();
     for (id, class) in program.classes() {
         // A moved weight stands for the weight, of which it does not say which it is.
         let moves = class.tensors.iter().any(|it| it.content == Content::ExtrapolatedWeight);

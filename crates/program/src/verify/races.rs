@@ -7,8 +7,9 @@
 //! in its queue, and of the points that it waits for. Two instructions that touch the same tensor, one of
 //! them writing, are in order if the later one's clocks include the earlier one.
 
-use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
+
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::row::{Row, Step, entries, instructions};
 use super::violation::Violation;
@@ -114,21 +115,21 @@ struct Run {
     /// Of each line those of its last instruction.
     last: Vec<Clocks>,
     /// The lines of requests.
-    requests: HashMap<(BodyId, usize), (Queue, usize)>,
+    requests: FxHashMap<(BodyId, usize), (Queue, usize)>,
     /// Of each instruction of this entry.
     here: Vec<Clocks>,
-    microbatch: HashMap<(BodyId, u32, Option<u32>), Clocks>,
-    latest: HashMap<(BodyId, u32), Clocks>,
+    microbatch: FxHashMap<(BodyId, u32, Option<u32>), Clocks>,
+    latest: FxHashMap<(BodyId, u32), Clocks>,
     /// The instructions of bodies that points are.
-    points: HashSet<(BodyId, u32)>,
-    touched: HashMap<(TensorId, Copied), Touched>,
+    points: FxHashSet<(BodyId, u32)>,
+    touched: FxHashMap<(TensorId, Copied), Touched>,
 }
 
 impl Run {
     fn new(class: &Class) -> Run {
         let queues = Queue::count(class.communicators.len());
         let requests = class.instructions().filter(|(_, _, it)| it.is_negotiated());
-        let requests: HashMap<_, _> = requests
+        let requests: FxHashMap<_, _> = requests
             .enumerate()
             .map(|(line, (body, index, it))| ((body, index), (it.queue, queues + line)))
             .collect();
@@ -142,10 +143,10 @@ impl Run {
             last: vec![vec![0; lines].into(); lines],
             requests,
             here: vec![],
-            microbatch: HashMap::new(),
-            latest: HashMap::new(),
+            microbatch: FxHashMap::default(),
+            latest: FxHashMap::default(),
             points: waited.filter_map(point).collect(),
-            touched: HashMap::new(),
+            touched: FxHashMap::default(),
         }
     }
 
