@@ -216,6 +216,18 @@ fn the_order_of_members_does_not_matter_and_a_root_keeps_its_device() {
     assert_ne!(seconds(from(20), &sorted), seconds(from(0), &sorted));
 }
 
+/// Of an inner group as large as two nodes, a node sends for the members that it has, and not for all.
+#[test]
+fn inner_groups_of_whole_nodes_are_timed_as_their_step_lists() {
+    let cluster = Cluster::parse("h100-80g:4x8").unwrap();
+    let group = group(4, 4);
+    for kind in REDUCING {
+        let algorithm = Algorithm::Hierarchical { inner: 8 };
+        let (listed, closed) = both(&cluster, kind, algorithm, &group, 1e9, 1).unwrap();
+        assert!(equal(listed, closed), "{kind}: {listed} and {closed}");
+    }
+}
+
 #[test]
 fn a_slow_node_slows_a_mixed_group() {
     let fast = Cluster::parse("h100-80g:2x8").unwrap();

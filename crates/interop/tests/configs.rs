@@ -263,6 +263,9 @@ fn what_a_qwen_leaves_out_is_as_its_authors_code_has_it() {
     assert_eq!(read(&short).network(), read(QWEN_2_5).network());
     let key = "\"use_sliding_window\": ";
     refused(&short, &format!("{key}false"), &format!("{key}true"), &["window"]);
+    // Where it does not say how large its windows are, they have 4096 positions (`Qwen2Config`).
+    let absent = QWEN_2_5.replace("\"sliding_window\": 32768,", "");
+    refused(&absent, &format!("{key}false"), &format!("{key}true"), &["sliding_window = 4096"]);
 }
 
 /// The classes differ in what an absent number of key and value heads means; a null one is as many as there are heads

@@ -374,6 +374,9 @@ fn tables_on_servers_are_possible() {
         refused(untied, &|it| (it.optimizer, it.parameters) = (lamb, vec![table(&[1])])),
         None
     );
+    // Only replicas gather the rows of all, which this algorithm does not do.
+    let tree = "binary-tree".parse().expect("an algorithm");
+    assert_eq!(refused(untied, &|it| it.sync.algorithm = tree), None);
     let tied = "gpt:layers=2,hidden=64,heads=4,seq=32,vocab=96,tied=true";
     assert!(
         refused(tied, &|_| {}).is_some_and(|it| it.contains("embedding.token is read by head too"))

@@ -73,6 +73,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn factors_are_smaller_than_their_matrix() {
+        let matrix = |offset, rows, columns| Matrix { offset, rows, columns };
+        // Of rank 2, factors have 16 elements, as many as the matrix, and 18 instead of 20.
+        let all = [matrix(0, 4, 4), matrix(16, 4, 5)];
+        assert_eq!(Matrix::factored(&all, 2), (vec![all[1]], vec![all[0]]));
+        assert_eq!(Matrix::factored(&all, 1), (all.to_vec(), vec![]));
+    }
+
+    #[test]
     fn shares_tile_and_differ_by_a_row() {
         let matrix = |offset, rows, columns| Matrix { offset, rows, columns };
         let all = [matrix(0, 5, 100), matrix(500, 1, 7), matrix(507, 40, 30), matrix(1707, 1, 1)];

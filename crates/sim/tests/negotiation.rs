@@ -151,6 +151,15 @@ fn cycles_answer_what_all_have_made_by_then_and_lists_are_what_fits() {
             let (lists, cycles) = expected(&program, &driver.made);
             assert_eq!(driver.lists, lists, "{dp} replicas, cycles of {cycle_seconds} s");
             assert_eq!(driver.cycles, cycles);
+            // What members tell each other is once a cycle about all of their requests.
+            let class = shardloom_program::ClassId(0);
+            for track in &timeline.tracks {
+                let position = track.rank as usize;
+                let reduced = program.sent_bytes(class, position);
+                let told = cycles * program.told_bytes(class, position, 0);
+                assert!(told > 0);
+                assert_eq!(track.sent_bytes, reduced + told, "rank {position}");
+            }
             assert_eq!(timeline, once(seed).1, "it comes to the same again");
             most = most.max(lists.iter().map(Vec::len).max().expect("lists"));
         }

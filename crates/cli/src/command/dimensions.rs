@@ -594,6 +594,15 @@ mod tests {
     }
 
     #[test]
+    fn one_schedule_that_updates_after_every_microbatch_leaves_others_theirs() {
+        let (one, each) = (ScheduleKind::OneForwardOneBackward, ScheduleKind::PipeDream);
+        let numbers = (24, 2, 1);
+        assert_eq!(chosen(&[each], numbers), 1);
+        assert_eq!(chosen(&[each, one], numbers), chosen(&[one], numbers));
+        assert_eq!(chosen(&[one, each], numbers), 8);
+    }
+
+    #[test]
     fn schedules_get_microbatches_with_which_they_exist() {
         let one = ScheduleKind::OneForwardOneBackward;
         assert_eq!(chosen(&[one], (24, 5, 1)), 12);

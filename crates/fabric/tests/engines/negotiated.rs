@@ -17,15 +17,26 @@ fn negotiated(
     cycle: Duration,
     timeout: Duration,
 ) -> Negotiated<Contents> {
+    let room = Contents::zeroed(Format::F32, FUSED_BYTES / 4);
+    negotiated_in(vec![room], endpoint, algorithm, cycle, timeout)
+}
+
+/// With these rooms for what is carried out as one.
+fn negotiated_in(
+    rooms: Vec<Contents>,
+    endpoint: &mut Rank,
+    algorithm: Algorithm,
+    cycle: Duration,
+    timeout: Duration,
+) -> Negotiated<Contents> {
     let members: Vec<u32> = (0..endpoint.ranks()).collect();
     let request =
         |elements| Request { algorithm, reduction: Reduction::Sum, format: Format::F32, elements };
     let requests: Vec<Request> = SIZES.map(request).into();
     let told = Contents::zeroed(Format::U32, requests.len());
-    let room = Contents::zeroed(Format::F32, FUSED_BYTES / 4);
     let negotiation = Negotiation { requests, cycle, fused_bytes: FUSED_BYTES, timeout };
     let group = endpoint.group_apart(&members).unwrap();
-    Negotiated::new(group, negotiation, told, vec![room]).unwrap()
+    Negotiated::new(group, negotiation, told, rooms).unwrap()
 }
 
 /// Numbers that look as if they had been drawn.
@@ -190,6 +201,24 @@ pub fn a_rank_that_fails_ends_all_requests_with_its_reason(engine: &Tested) {
             let gone = "rank 1 is gone (loss is NaN at step 7)";
             assert!(text.contains(gone), "rank {rank}: {text}");
         }
+    }
+}
+
+pub fn a_list_that_is_carried_out_one_by_one_ends_with_the_first_that_fails(engine: &Tested) {
+    let list = [0u32, 1, 2];
+    let outcomes = on_ranks(engine, 3, PATIENT, |mut endpoint| {
+        let rank = endpoint.rank();
+        // They agree on a list, and not on how its requests are carried out.
+        let algorithm = if rank == 1 { Algorithm::Ring } else { Algorithm::Direct };
+        let mut members = negotiated_in(vec![], &mut endpoint, algorithm, Duration::ZERO, PATIENT);
+        members.repeat(Some(vec![list.to_vec()]));
+        let made = list.map(|it| it as usize);
+        let handles = made.map(|it| members.start(it, reals(&part(rank, it, 0))));
+        handles.map(|handle| members.wait(handle).1)
+    });
+    for [first, others @ ..] in &outcomes {
+        assert!(matches!(first, Err(FabricError::Mismatch { .. })), "{first:?}");
+        assert!(others.iter().all(|it| it == first), "{others:?} behind {first:?}");
     }
 }
 

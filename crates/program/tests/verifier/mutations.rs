@@ -77,6 +77,11 @@ rejected! {
     a_wait_for_a_later_instruction_is_rejected:
         change(pipeline(), 0, sends, |it| it.after.push(Point::Here(u32::MAX)))
             => Violation::Operands { .. },
+    a_wait_for_itself_is_rejected: {
+        let program = pipeline();
+        let own = Point::Here(find(&program, 0, sends).1 as u32);
+        change(program, 0, sends, |it| it.after.push(own))
+    } => Violation::Operands { .. },
     a_dropped_receive_is_rejected: without(pipeline(), 1, receives) => Violation::Messages { .. },
     a_value_that_is_not_received_is_rejected:
         without(pipeline(), 1, receives) => Violation::Unwritten { .. },

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 
 use shardloom_fabric::{MessagePassing, Queues};
-use shardloom_train::{Processes, Trainer};
+use shardloom_train::{Blueprint, Processes, Trainer};
 
 use crate::interruption::{digest, saved, train};
 use crate::words::{Combination, combinations};
@@ -16,8 +16,12 @@ const ROWS: [u32; 2] = [2, 1];
 
 /// Has `lead` lead the ranks of a combination, each of which is a process; beside an odd number of ranks there is
 /// one without any.
-fn led<R: Send>(of: &Combination<'_>, lead: impl FnOnce(Trainer) -> R + Send) -> R {
-    let ranks = of.blueprint().program().ranks() as u32;
+fn led<R: Send>(
+    of: &Combination<'_>,
+    blueprint: &Blueprint,
+    lead: impl FnOnce(Trainer) -> R + Send,
+) -> R {
+    let ranks = blueprint.program().ranks() as u32;
     thread::scope(|scope| {
         let mut transports = Queues::between(ranks.next_multiple_of(2)).into_iter();
         let join = |transport| {
@@ -27,13 +31,13 @@ fn led<R: Send>(of: &Combination<'_>, lead: impl FnOnce(Trainer) -> R + Send) ->
         let first = transports.next().expect("a rank");
         let followers = transports.map(|transport| {
             scope.spawn(move || {
-                let (blueprint, data) = (of.blueprint(), of.data());
-                let followed = Trainer::follow(blueprint.over(join(transport)), Box::new(data));
+                let (blueprint, data) = (blueprint.clone().over(join(transport)), of.data());
+                let followed = Trainer::follow(blueprint, Box::new(data));
                 followed.unwrap_or_else(|error| panic!("{error} in {of}"));
             })
         });
         let followers: Vec<_> = followers.collect();
-        let outcome = lead(of.start_of(of.blueprint().over(join(first))));
+        let outcome = lead(of.start_of(blueprint.clone().over(join(first))));
         for follower in followers {
             assert!(follower.join().is_ok(), "of {of}");
         }
@@ -58,12 +62,14 @@ fn ranks_in_processes_come_to_what_threads_come_to_and_resume_what_they_saved() 
     let mut tried = 0;
     for of in several {
         tried += 1;
-        let mut threads = of.start();
+        let blueprint = of.blueprint();
+        let start = || of.start_of(blueprint.clone());
+        let mut threads = start();
         let before = train(&mut threads, ROWS[0], of);
         let (_folder, saved_by_threads) = saved(&mut threads, of);
         let after = train(&mut threads, ROWS[1], of);
         let (sent, last) = (threads.sent_bytes_per_rank().to_vec(), digest(&mut threads));
-        led(of, |mut processes| {
+        led(of, &blueprint, |mut processes| {
             assert_eq!(train(&mut processes, ROWS[0], of), before, "in {of}");
             let (_folder, saved_by_processes) = saved(&mut processes, of);
             assert_eq!(train(&mut processes, ROWS[1], of), after, "in {of}");
@@ -75,7 +81,7 @@ fn ranks_in_processes_come_to_what_threads_come_to_and_resume_what_they_saved() 
             // What the one saved the other goes on from.
             processes.resume(saved_by_threads).unwrap_or_else(|error| panic!("{error} in {of}"));
             assert_eq!(train(&mut processes, ROWS[1], of), after, "in {of}");
-            let mut threads = of.start();
+            let mut threads = start();
             threads.resume(saved_by_processes).unwrap_or_else(|error| panic!("{error} in {of}"));
             assert_eq!(train(&mut threads, ROWS[1], of), after, "in {of}");
         });
