@@ -79,18 +79,22 @@ impl BufferPlan {
             plan.add(&evaluation);
             plan
         };
-        let shortest = planned(1, &once);
+        let mut best = planned(1, &once);
         // In a program with flush all steps are alike.
-        if program.ahead == 0 || is_tight(shortest.arena_bytes, shortest.peak_bytes) {
-            return shortest;
+        if program.ahead == 0 || is_tight(best.arena_bytes, best.peak_bytes) {
+            return best;
         }
         let microbatches = program.microbatches as u32 * least;
-        let times = times(microbatches, once.in_flight(microbatches), once.lives.len());
-        if times == 1 {
-            return shortest;
+        for times in longer(microbatches, once.in_flight(microbatches), once.lives.len()) {
+            let plan = planned(times, &Timeline::training(program, class, least * times));
+            if plan.arena_bytes < best.arena_bytes {
+                best = plan;
+            }
+            if is_tight(best.arena_bytes, best.peak_bytes) {
+                break;
+            }
         }
-        let longer = planned(times, &Timeline::training(program, class, least * times));
-        if longer.arena_bytes < shortest.arena_bytes { longer } else { shortest }
+        best
     }
 
     /// The plan of ranks of `class` that only evaluate.
@@ -169,14 +173,14 @@ impl BufferPlan {
     }
 }
 
-/// How many times over a row of steps with so many micro-batches is planned for as a whole. Where as many
-/// are in flight as do not divide them, the last of the row cannot follow in the places of those before them
-/// and have places of their own; a longer row has fewer of these, or none.
-fn times(microbatches: u32, in_flight: usize, places: usize) -> u32 {
-    let apart = |times: &u32| {
-        let all = microbatches as usize * *times as usize;
-        all.div_ceil(all / in_flight.max(1))
-    };
+/// How many times over a row of steps with so many micro-batches is worth to be planned for as a whole, besides
+/// once. Where as many are in flight as do not divide them, the last of the row cannot follow in the places of
+/// those before them and have places of their own; a row of which they are a divisor has none of these. Where
+/// that has too many places, any that is shorter may have fewer.
+fn longer(microbatches: u32, in_flight: usize, places: usize) -> Vec<u32> {
     let fits = |times: &u32| *times == 1 || places * *times as usize <= MOST_PLACES;
-    (1..=MOST_TIMES).take_while(fits).min_by_key(apart).unwrap_or(1)
+    let all: Vec<u32> = (1..=MOST_TIMES).take_while(fits).collect();
+    let divides = |times: u32| (microbatches * times).is_multiple_of(in_flight.max(1) as u32);
+    let those = all.iter().position(|&times| divides(times)).map_or(&all[..], |at| &all[at..=at]);
+    those.iter().copied().filter(|&times| times > 1).collect()
 }
