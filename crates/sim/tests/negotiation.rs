@@ -5,7 +5,7 @@ use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{Mesh, Negotiation, Plan, Sync, Uniform};
 use shardloom_program::timeline::{Clock, Picos};
-use shardloom_program::{Program, lower};
+use shardloom_program::{ClassId, Program, lower};
 use shardloom_sim::{Call, Driver, Options, SimError, run, simulate};
 
 fn gpt() -> Graph {
@@ -151,8 +151,8 @@ fn cycles_answer_what_all_have_made_by_then_and_lists_are_what_fits() {
             let (lists, cycles) = expected(&program, &driver.made);
             assert_eq!(driver.lists, lists, "{dp} replicas, cycles of {cycle_seconds} s");
             assert_eq!(driver.cycles, cycles);
-            // What members tell each other is once a cycle about all of their requests.
-            let class = shardloom_program::ClassId(0);
+            // Once a cycle, members tell each other about all of their requests.
+            let class = ClassId(0);
             for track in &timeline.tracks {
                 let position = track.rank as usize;
                 let reduced = program.sent_bytes(class, position);

@@ -109,7 +109,8 @@ fn check_losses(of: &Run, reference: &Run, name: impl Fn() -> String) {
 }
 
 /// Holds every `every`-th combination to the serial run, and a second run of the same plan to the first: of every
-/// seventh of these all steps, of the others the first. Of `parts` in which they take turns this is one.
+/// seventh of these all steps, of the others the first. Only combinations are
+/// taken whose number leaves `part` when divided by `parts`.
 fn check(graph: &Graph, every: usize, (part, parts): (usize, usize)) {
     let reference = run(graph, &serial(), STEPS);
     let losses_of = &reference.losses;

@@ -148,7 +148,7 @@ fn meshes_are_simulated_with_the_recorded_durations_as_executed_and_train_alike_
     }
 }
 
-/// Every second plan, from one of the first two on.
+/// Checks every second plan, beginning with that of number `from`.
 fn check_every_second(from: usize) {
     let graph = graph("gpt:layers=14,hidden=16,heads=2,seq=16,vocab=64,dropout=0.1");
     for plan in of_every_schedule(&graph).iter().skip(from).step_by(2) {

@@ -5,7 +5,6 @@
 //! steps repeat. Deciding on the least arena is NP-hard (dynamic storage allocation).
 
 use std::cmp::Reverse;
-use std::ops::Range;
 
 /// Something that needs bytes for some time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +128,8 @@ struct Packing<'a> {
     period: u64,
     /// Those that touch each block, in ascending order of offset.
     there: Vec<Vec<Placed>>,
-    begun: Begun,
+    /// Those that begin in each block.
+    begun: Vec<Vec<Placed>>,
     /// All of them, in ascending order of offset up to those placed since somebody last looked.
     all: Vec<Placed>,
     /// The places that the stay being placed has to keep clear of, reused from stay to stay.
@@ -140,7 +140,7 @@ struct Packing<'a> {
 impl<'a> Packing<'a> {
     fn new(stays: &'a [Stay], spans: &'a [Span], period: u64, blocks: usize) -> Packing<'a> {
         let assignment = Assignment { offsets: vec![0; stays.len()], arena_bytes: 0 };
-        let (there, begun) = (vec![vec![]; blocks], Begun::new(blocks));
+        let (there, begun) = (vec![vec![]; blocks], vec![vec![]; blocks]);
         Packing { stays, spans, period, there, begun, all: vec![], near: vec![], assignment }
     }
 
@@ -149,7 +149,7 @@ impl<'a> Packing<'a> {
         let offset = self.best_offset(&stay, span);
         let placed = Placed { offset, end: offset + stay.bytes, stay };
         span.over(self.there.len()).for_each(|block| insert(&mut self.there[block], placed));
-        self.begun.insert(span.first, placed);
+        self.begun[span.first].push(placed);
         self.all.push(placed);
         self.assignment.offsets[index] = offset;
         self.assignment.arena_bytes = self.assignment.arena_bytes.max(placed.end);
@@ -167,12 +167,10 @@ impl<'a> Packing<'a> {
         }
         self.near.clear();
         self.near.extend(meeting(&self.there[span.first], stay, period));
-        let (next, end) = (span.first + 1, span.first + span.blocks);
-        for part in [next..end.min(blocks), 0..end.saturating_sub(blocks)] {
-            self.begun.each(part, |begun| self.near.extend(meeting(begun, stay, period)));
+        for block in span.over(blocks).skip(1) {
+            self.near.extend(meeting(&self.begun[block], stay, period));
         }
-        // A stable sort merges what is in order: few lists, each of which is.
-        self.near.sort();
+        self.near.sort_unstable();
         best_fit(self.near.iter().copied(), stay.bytes)
     }
 }
@@ -180,48 +178,6 @@ impl<'a> Packing<'a> {
 /// From which share of all blocks on, one in so many, a stay is compared with all others rather than with
 /// those sought out that touch its blocks.
 const WIDE: usize = 4;
-
-/// Placed stays by the block that they begin in: each list has those of as many blocks as its level has in
-/// a group, in ascending order of offset.
-struct Begun {
-    levels: [Vec<Vec<Placed>>; LEVELS],
-}
-
-/// How many sizes of groups there are, and how many groups make up one of the next size.
-const LEVELS: usize = 3;
-const FACTOR: usize = 4;
-
-impl Begun {
-    fn new(blocks: usize) -> Begun {
-        let groups = |level| blocks.div_ceil(FACTOR.pow(level as u32));
-        Begun { levels: std::array::from_fn(|level| vec![vec![]; groups(level)]) }
-    }
-
-    fn insert(&mut self, block: usize, placed: Placed) {
-        let mut group = block;
-        for level in &mut self.levels {
-            insert(&mut level[group], placed);
-            group /= FACTOR;
-        }
-    }
-
-    /// Calls `visit` with lists that together have what begins in `blocks`.
-    fn each<'a>(&'a self, blocks: Range<usize>, mut visit: impl FnMut(&'a [Placed])) {
-        let mut block = blocks.start;
-        while block < blocks.end {
-            // The largest group that begins here and does not end behind them.
-            let (mut level, mut size) = (0, 1);
-            while level + 1 < LEVELS
-                && block.is_multiple_of(size * FACTOR)
-                && block + size * FACTOR <= blocks.end
-            {
-                (level, size) = (level + 1, size * FACTOR);
-            }
-            visit(&self.levels[level][block / size]);
-            block += size;
-        }
-    }
-}
 
 /// Takes in a stay where its offset belongs.
 fn insert(ascending: &mut Vec<Placed>, placed: Placed) {

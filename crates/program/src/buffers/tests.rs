@@ -381,7 +381,7 @@ fn each_of_several_updates_in_a_step_finds_its_places() {
 proptest! {
     #[test]
     fn stays_that_meet_lie_apart_in_an_arena_no_smaller_than_the_peak(
-        // Up to so many moments that stays last over blocks of all sizes of groups.
+        // Few moments, and so many that stays touch one block, some, or most.
         period in prop_oneof![1u64..40, 200u64..400],
         stays in prop::collection::vec((0u64..400, 1u64..100, 0u64..6), 1..60),
         border in prop_oneof![1u64..3, 1u64..20],

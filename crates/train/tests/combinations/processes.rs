@@ -22,6 +22,8 @@ fn led<R: Send>(
     lead: impl FnOnce(Trainer) -> R + Send,
 ) -> R {
     let ranks = blueprint.program().ranks() as u32;
+    // Processes lower a plan each by itself: those that follow apart from the one that leads.
+    let followed = of.blueprint();
     thread::scope(|scope| {
         let mut transports = Queues::between(ranks.next_multiple_of(2)).into_iter();
         let join = |transport| {
@@ -30,8 +32,9 @@ fn led<R: Send>(
         };
         let first = transports.next().expect("a rank");
         let followers = transports.map(|transport| {
+            let blueprint = followed.clone();
             scope.spawn(move || {
-                let (blueprint, data) = (blueprint.clone().over(join(transport)), of.data());
+                let (blueprint, data) = (blueprint.over(join(transport)), of.data());
                 let followed = Trainer::follow(blueprint, Box::new(data));
                 followed.unwrap_or_else(|error| panic!("{error} in {of}"));
             })
