@@ -126,6 +126,9 @@ fn full_rule(graph: &Graph, op: OpId) -> Rule {
         OpKind::AttentionContext { .. } => {
             input(mask(vec![Input(0), Input(1), OutputGradient]), vec![0, 1])
         }
+        OpKind::FusedAttention { .. } => {
+            input(vec![Input(0), Input(1), Input(2), OutputGradient], vec![0, 1, 2])
+        }
         OpKind::Lstm { .. } => {
             // Weights, activated gates and cells; with a projection that as well.
             let projection = (op.inputs.len() > 2).then_some(Input(2));

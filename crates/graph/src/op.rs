@@ -134,6 +134,17 @@ pub enum OpKind {
         /// Probability of dropping an attention weight.
         probability: f32,
     },
+    /// `(q [batch, seq, heads, (group), head_dim], k [batch, seq, heads, head_dim], v like k) -> context [batch,
+    /// seq, heads, (group), head_dim]`: [`OpKind::AttentionProbs`] and [`OpKind::AttentionContext`] as one, which
+    /// keeps no probabilities, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135).
+    FusedAttention {
+        /// Whether position i sees only keys up to i.
+        causal: bool,
+        /// Factor on the dot products.
+        scale: f32,
+        /// Probability of dropping an attention weight.
+        probability: f32,
+    },
     /// `logits [batch, rows..., choices] -> (probability [batch, rows...], choice [batch, rows...], slot
     /// [batch, rows...], counts [experts, batch])`: top-1 gating (Fedus et al. 2021, arXiv 2101.03961,
     /// section 2.1). Each row chooses the expert of its largest logit, of equal ones the first;
@@ -213,6 +224,7 @@ impl OpKind {
             OpKind::Rotary { .. } => "rotary",
             OpKind::AttentionProbs { .. } => "attention-probs",
             OpKind::AttentionContext { .. } => "attention-context",
+            OpKind::FusedAttention { .. } => "fused-attention",
             OpKind::Route { .. } => "route",
             OpKind::Dispatch => "dispatch",
             OpKind::ExpertContract => "expert-contract",
@@ -232,12 +244,14 @@ impl OpKind {
         matches!(self, OpKind::AttentionProbs { .. } | OpKind::AttentionContext { .. })
     }
 
-    /// The drop probability, where the operator makes a dropout mask as its second output.
+    /// The probability with which the operator drops elements; none where it drops none. Most make a mask as
+    /// their second output.
     pub fn dropout(&self) -> Option<f32> {
         match *self {
             OpKind::Dropout { probability }
             | OpKind::BiasDropoutAdd { probability }
-            | OpKind::AttentionContext { probability, .. } => {
+            | OpKind::AttentionContext { probability, .. }
+            | OpKind::FusedAttention { probability, .. } => {
                 (probability > 0.0).then_some(probability)
             }
             _ => None,
@@ -253,7 +267,20 @@ impl OpKind {
             OpKind::AttentionContext { causal, .. } => {
                 OpKind::AttentionContext { causal, probability: 0.0 }
             }
+            OpKind::FusedAttention { causal, scale, .. } => {
+                OpKind::FusedAttention { causal, scale, probability: 0.0 }
+            }
             other => other,
+        }
+    }
+
+    /// Whether position i of a sequence sees only positions up to i, where the operator is one of attention.
+    pub fn causal(&self) -> Option<bool> {
+        match *self {
+            OpKind::AttentionProbs { causal, .. }
+            | OpKind::AttentionContext { causal, .. }
+            | OpKind::FusedAttention { causal, .. } => Some(causal),
+            _ => None,
         }
     }
 
@@ -292,7 +319,9 @@ impl Op {
     pub fn position_loop(&self) -> Option<usize> {
         match self.kind {
             // Queries and what is rotated are `[batch, seq, ...]`, and so is what attention gives.
-            OpKind::Rotary { .. } | OpKind::AttentionProbs { .. } => {
+            OpKind::Rotary { .. }
+            | OpKind::AttentionProbs { .. }
+            | OpKind::FusedAttention { .. } => {
                 Some(self.signature.inputs[0][1])
             }
             OpKind::AttentionContext { .. } => Some(self.signature.outputs[0][1]),
@@ -320,6 +349,19 @@ impl Op {
         }
     }
 
+    /// The loops over the elements that may be dropped, where the operator drops some.
+    pub fn mask_loops(&self) -> Option<Vec<usize>> {
+        self.kind.dropout()?;
+        Some(match self.kind {
+            // Probabilities are `[batch, heads, (group), seq, keys]`.
+            OpKind::FusedAttention { .. } => {
+                let (q, k) = (&self.signature.inputs[0], &self.signature.inputs[1]);
+                [&q[..1], &q[2..q.len() - 1], &[q[1], k[1]]].concat()
+            }
+            _ => self.signature.outputs[1].clone(),
+        })
+    }
+
     /// The loop over what an index among the inputs names one of: rows of a table, or classes.
     pub fn index_loop(&self) -> Option<usize> {
         match self.kind {
@@ -337,6 +379,7 @@ impl Op {
             | OpKind::Rotary { .. }
             | OpKind::AttentionProbs { .. }
             | OpKind::AttentionContext { .. }
+            | OpKind::FusedAttention { .. }
             // Choices name experts, of which every device has all where it reads them.
             | OpKind::Route { .. }
             | OpKind::Dispatch

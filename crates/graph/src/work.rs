@@ -227,6 +227,18 @@ fn matmul(graph: &Graph, op: OpId, pass: Pass, local: &Extents) -> Option<(Matmu
             let count = if pass == Pass::Forward { 1 } else { 2 };
             (pass != Pass::Weight).then_some((MatmulShape { batch, m, n, k }, count))
         }
+        OpKind::FusedAttention { .. } => {
+            // Of k elements in an inner product: the scores, and forward the context; backward the scores again,
+            // and the gradients of probabilities, values, queries and keys.
+            let q = axes(node.inputs[0]);
+            let (seq, head_dim) = (local.get(q[1]), local.get(*q.last()?));
+            let keys = node.signature.inputs[1][1];
+            let keys = local.get(node.signature.loops[keys].dim);
+            let batch = elements(node.inputs[0]) / (seq * head_dim);
+            let shape = MatmulShape { batch, m: seq, n: keys, k: head_dim };
+            let count = if pass == Pass::Forward { 2 } else { 5 };
+            (pass != Pass::Weight).then_some((shape, count))
+        }
         _ => None,
     }
 }

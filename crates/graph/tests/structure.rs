@@ -21,7 +21,10 @@ fn graphs() -> Vec<Graph> {
     let mut specs: Vec<ModelSpec> =
         lines.iter().map(|line| ModelSpec::parse(line).unwrap()).collect();
     specs.push(ModelSpec::from_toml(own, "own-network.toml").unwrap());
-    specs.iter().map(|spec| spec.graph().unwrap()).collect()
+    let graphs: Vec<Graph> = specs.iter().map(|spec| spec.graph().unwrap()).collect();
+    let fused =
+        graphs.iter().filter(|it| it.attention().is_some()).map(Graph::with_fused_attention);
+    fused.chain(graphs.iter().cloned()).collect()
 }
 
 #[test]
@@ -160,7 +163,8 @@ fn operators_that_depend_on_a_position_or_an_index_say_which_loop_it_runs_along(
             let expected = match op.kind {
                 OpKind::Rotary { .. }
                 | OpKind::AttentionProbs { .. }
-                | OpKind::AttentionContext { .. } => (seq, None),
+                | OpKind::AttentionContext { .. }
+                | OpKind::FusedAttention { .. } => (seq, None),
                 // Each categorical feature of a recommendation model has a table of its own.
                 OpKind::Embed if graph.name() == "dlrm" => {
                     (None, Some(op.name.replace("embedding", "rows")))

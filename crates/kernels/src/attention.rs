@@ -1,5 +1,6 @@
 //! Attention with grouped queries, as two operators: the probabilities softmax(scale Q K^T), and
-//! the context P V with dropout on the probabilities.
+//! the context P V with dropout on the probabilities; or as [one](fused) that keeps no
+//! probabilities.
 //!
 //! Shapes, all row-major: `q` and the context `o` `[batch, queries, kv_heads, group, head_dim]`;
 //! `k` and `v` `[batch, keys, kv_heads, head_dim]`; probabilities `[batch, kv_heads, group,
@@ -9,6 +10,8 @@
 //! The work goes by tiles of query rows. Under a causal mask a tile leaves out the keys that none
 //! of its queries sees, which halves the work of a long sequence, and intermediate matrices live in
 //! a scratch tile that stays in cache.
+
+pub mod fused;
 
 use crate::elementary::exp;
 use crate::gemm::{Matrix, MatrixMut, multiply};

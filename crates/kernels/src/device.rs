@@ -56,7 +56,7 @@ pub struct Kernel<'a> {
 /// Where a device's part lies in the whole, and what else a kernel depends on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setting {
-    /// The part of the dropout mask that this device holds; none where the operator has no mask.
+    /// The part of the elements that may be dropped that this device has; none where the operator drops none.
     pub mask: Option<Window>,
     /// First position of the local sequence.
     pub first_position: usize,

@@ -11,6 +11,7 @@ use shardloom_graph::op::{Activation, Overflow};
 use shardloom_graph::work::Pass;
 use smallvec::SmallVec;
 
+use crate::attention::fused::{self, Drawn};
 use crate::attention::{Attention, Dropout, Visibility};
 use crate::device::Setting;
 use crate::expert_contract::{
@@ -157,6 +158,14 @@ pub(crate) fn scratch_elements(
         (OpKind::AttentionProbs { .. }, Pass::Input, [_, keys, probs, _]) => {
             attention_shape(probs, keys, Visibility::All).scratch_elements()
         }
+        (OpKind::FusedAttention { .. }, Pass::Forward, [queries, keys, _]) => {
+            let shape = fused_shape(queries, keys, Visibility::All);
+            fused::scratch_elements(&shape, kind.dropout().is_some())
+        }
+        (OpKind::FusedAttention { .. }, Pass::Input, [queries, keys, _, _]) => {
+            let shape = fused_shape(queries, keys, Visibility::All);
+            fused::input_grad_scratch_elements(&shape, kind.dropout().is_some())
+        }
         (OpKind::Lstm { .. }, Pass::Input, [_, activated, _, dy, ..]) => {
             lstm_shape(kind, activated, dy).input_grad_scratch()
         }
@@ -265,6 +274,12 @@ fn forward(
             let mask = rest.first_mut().map(|mask| Dropout { mask: mask.u8(), keep_scale });
             let scratch = &mut scratch[..context_scratch(&shape, mask.is_some())];
             attention::context(&shape, p.f32(), mask, v.f32(), o.f32(), scratch);
+        }
+        (OpKind::FusedAttention { causal, scale, .. }, [q, k, v], [o]) => {
+            let shape = fused_shape(q.shape, k.shape, visibility(*causal, setting));
+            let dropout = drawn(kind, setting);
+            let (q, k, v) = (q.f32(), k.f32(), v.f32());
+            fused::attention(&shape, q, k, v, *scale, dropout, o.f32(), scratch);
         }
         (OpKind::Lstm { .. }, [gates, w, projection @ ..], [y, activated, cell, output @ ..]) => {
             let shape = lstm_shape(kind, gates.shape, y.shape);
@@ -389,7 +404,7 @@ fn input_gradient(
                 dy.f32(),
                 dpacked.f32(),
                 dprobability.f32(),
-                accumulate,
+                [accumulate[0], accumulate[1]],
             );
         }
         (OpKind::SwiGlu, [gate, up, dy], [dgate, dup]) => {
@@ -433,6 +448,23 @@ fn input_gradient(
                 scratch,
                 accumulate[0],
                 accumulate[1],
+            );
+        }
+        (OpKind::FusedAttention { causal, scale, .. }, [q, k, v, d_o], [dq, dk, dv]) => {
+            let shape = fused_shape(q.shape, k.shape, visibility(*causal, setting));
+            fused::attention_input_grad(
+                &shape,
+                q.f32(),
+                k.f32(),
+                v.f32(),
+                *scale,
+                drawn(kind, setting),
+                d_o.f32(),
+                dq.f32(),
+                dk.f32(),
+                dv.f32(),
+                scratch,
+                accumulate,
             );
         }
         (OpKind::Lstm { .. }, [w, activated, cell, dy, projection @ ..], [dgates]) => {
@@ -562,8 +594,8 @@ fn weight_gradient(
 }
 
 /// Whether the first two gradients are added onto what is there; no more than two are told so together.
-fn accumulates(writes: &[Output<'_>]) -> [bool; 2] {
-    [0, 1].map(|index| writes.get(index).is_some_and(|write| write.accumulate))
+fn accumulates(writes: &[Output<'_>]) -> [bool; 3] {
+    [0, 1, 2].map(|index| writes.get(index).is_some_and(|write| write.accumulate))
 }
 
 /// How many elements of `rows` are filled.
@@ -629,6 +661,30 @@ fn attention_shape(probs: &[usize], keys: &[usize], visibility: Visibility) -> A
         head_dim,
         visibility,
     }
+}
+
+/// The attention of queries `[batch, queries, heads, (group), head_dim]` over keys `[batch, keys, heads,
+/// head_dim]`.
+fn fused_shape(queries: &[usize], keys: &[usize], visibility: Visibility) -> Attention {
+    let ([batch, count, heads, group @ .., head_dim], [_, key_count, ..]) = (queries, keys) else {
+        unreachable!("attention of queries {queries:?} over keys {keys:?}")
+    };
+    Attention {
+        batch: *batch,
+        queries: *count,
+        keys: *key_count,
+        kv_heads: *heads,
+        group: group.iter().product(),
+        head_dim: *head_dim,
+        visibility,
+    }
+}
+
+/// What a fused attention drops, if it does.
+fn drawn<'a>(kind: &OpKind, setting: &'a Setting) -> Option<Drawn<'a>> {
+    let probability = kind.dropout()?;
+    let window = setting.mask.as_ref().expect("an operator with dropout has a mask");
+    Some(Drawn { key: setting.key, window, probability })
 }
 
 fn visibility(causal: bool, setting: &Setting) -> Visibility {

@@ -116,6 +116,21 @@ impl Convert for Keep {
     }
 }
 
+/// As [`Keep`], as the factor on an element.
+struct Factor {
+    threshold: u32,
+    kept: f32,
+}
+
+impl Convert for Factor {
+    type Number = f32;
+
+    #[inline(always)]
+    fn convert(&self, words: [[u32; COUNTERS]; 4]) -> [[f32; COUNTERS]; 4] {
+        words.map(|words| words.map(|word| if word >= self.threshold { self.kept } else { 0.0 }))
+    }
+}
+
 struct Uniform {
     low: f32,
     width: f32,
@@ -182,6 +197,11 @@ simd! {
         generator.fill_run(start, mask, Keep { threshold });
     }
 
+    fn factors_run(generator: Generator, start: usize, factor: (u32, f32), out: &mut [f32]) {
+        let (threshold, kept) = factor;
+        generator.fill_run(start, out, Factor { threshold, kept });
+    }
+
     fn uniform_run(generator: Generator, start: usize, low: f32, width: f32, out: &mut [f32]) {
         generator.fill_run(start, out, Uniform { low, width });
     }
@@ -202,9 +222,25 @@ pub fn dropout_mask(key: Key, window: &Window, drop_probability: f32, mask: &mut
         mask.fill(0);
         return;
     }
-    let threshold = (f64::from(drop_probability) * 2f64.powi(32)) as u32;
-    let generator = key.generator();
+    let (generator, threshold) = (key.generator(), threshold(drop_probability));
     fill(window, mask, |start, run| mask_run(generator, start, threshold, run));
+}
+
+/// Fills the window's elements with the factors of [`dropout_mask`]'s elements, with `drop_probability` in
+/// `[0, 1)`: 1 / (1 - drop probability) keeps an element, 0 drops it.
+pub fn dropout_factors(key: Key, window: &Window, drop_probability: f32, factors: &mut [f32]) {
+    assert!(
+        (0.0..1.0).contains(&drop_probability),
+        "a dropout probability of {drop_probability} is not in [0, 1)"
+    );
+    let generator = key.generator();
+    let factor = (threshold(drop_probability), 1.0 / (1.0 - drop_probability));
+    fill(window, factors, |start, run| factors_run(generator, start, factor, run));
+}
+
+/// Below which word an element is dropped.
+fn threshold(drop_probability: f32) -> u32 {
+    (f64::from(drop_probability) * 2f64.powi(32)) as u32
 }
 
 /// Fills the window's elements with uniform numbers in [low, high).

@@ -52,3 +52,5 @@ pub use turns::{StageReplicas, pipelines_in_turn};
 pub use uniform::Uniform;
 pub use updates::Updates;
 pub use weights::{Corrections, Prediction, Weights};
+
+pub use shardloom_graph::AttentionKind;

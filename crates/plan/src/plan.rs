@@ -1,11 +1,12 @@
 //! The plan.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 use shardloom_cluster::Stack;
 use shardloom_collectives::Algorithm;
-use shardloom_graph::{DimId, Graph};
+use shardloom_graph::{AttentionKind, DimId, Graph};
 
 use crate::{
     Averaging, Axis, AxisSet, Compression, DeviceList, LayoutRules, Mesh, Negotiation, Optimizer,
@@ -58,6 +59,9 @@ pub struct Plan {
     /// not gathered again (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2, gather again).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keeps_gathered: bool,
+    /// How attention is computed.
+    #[serde(default, skip_serializing_if = "is_unfused")]
+    pub attention: AttentionKind,
     /// Which dimension is split over which mesh axis.
     pub layout: LayoutRules,
     /// Global norm to which gradients are clipped; none for no clipping.
@@ -94,6 +98,10 @@ fn yes() -> bool {
 
 fn is_yes(value: &bool) -> bool {
     *value
+}
+
+fn is_unfused(attention: &AttentionKind) -> bool {
+    *attention == AttentionKind::Unfused
 }
 
 fn usual_axes() -> Vec<Axis> {
@@ -369,6 +377,11 @@ impl Plan {
     pub fn spares_last(&self) -> bool {
         let computes_twice = |(_, stage): (_, &Stage)| self.recompute_of(stage) != Recompute::None;
         !self.recompute_last && self.stages().any(computes_twice)
+    }
+
+    /// The graph that this is a plan for, of a model as it is described: with attention as the plan computes it.
+    pub fn graph_of<'g>(&self, model: &'g Graph) -> Cow<'g, Graph> {
+        self.attention.of(model)
     }
 
     /// Which activations of a stage of this plan are computed twice.

@@ -161,6 +161,7 @@ impl Uniform {
             updates: Updates::default(),
             recompute: self.recompute,
             recompute_last: true,
+            attention: graph.attention().unwrap_or_default(),
             keeps_gathered: false,
             layout: default_rules(graph, &self.mesh, self.sequence_parallel),
             clip_norm: self.clip_norm,

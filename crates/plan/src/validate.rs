@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use shardloom_collectives::Kind;
-use shardloom_graph::{Extents, Graph};
+use shardloom_graph::{AttentionKind, Extents, Graph};
 
 use crate::{
     Arrangement, Axis, Compression, LayoutRules, Mesh, Number, Optimizer, ParameterGroup,
@@ -19,6 +19,7 @@ impl Plan {
     /// # Errors
     /// The first field that does not fit, and what would.
     pub fn validate(&self, graph: &Graph, devices: usize) -> Result<(), PlanError> {
+        self.validate_attention(graph)?;
         self.validate_batch()?;
         self.validate_sync(graph)?;
         self.validate_servers(devices)?;
@@ -177,6 +178,14 @@ impl Plan {
             ScheduleKind::Table => self.flushes(),
             _ => false,
         }
+    }
+
+    fn validate_attention(&self, graph: &Graph) -> Result<(), PlanError> {
+        if self.attention == AttentionKind::Fused && graph.attention().is_none() {
+            let rule = "the model has no attention to fuse";
+            return Err(PlanError::field("attention", self.attention.name(), rule));
+        }
+        Ok(())
     }
 
     fn validate_sync(&self, graph: &Graph) -> Result<(), PlanError> {

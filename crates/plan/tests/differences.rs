@@ -2,8 +2,8 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Communication, DeviceList, Mesh, Optimizer, Plan, Recompute, ScheduleKind, Uniform, Updates,
-    diff,
+    AttentionKind, Communication, DeviceList, Mesh, Optimizer, Plan, Recompute, ScheduleKind,
+    Uniform, Updates, diff,
 };
 
 fn graph() -> Graph {
@@ -38,7 +38,7 @@ fn equal_plans_do_not_differ() {
 #[test]
 fn every_changed_field_is_listed_once_with_both_values() {
     let before = plan(2);
-    let changes: [(Change, &str); 18] = [
+    let changes: [(Change, &str); 19] = [
         (|it| it.model = "other".into(), "model: \"model\" -> \"other\""),
         (|it| it.cluster = "far".into(), "cluster: \"local\" -> \"far\""),
         (|it| it.global_batch = 16, "global_batch: 8 -> 16"),
@@ -46,6 +46,7 @@ fn every_changed_field_is_listed_once_with_both_values() {
         (|it| it.schedule = ScheduleKind::OneForwardOneBackward, "schedule: \"afab\" -> \"1f1b\""),
         (|it| it.recompute = Recompute::Full, "recompute: \"none\" -> \"full\""),
         (|it| it.recompute_last = false, "recompute_last: absent -> false"),
+        (|it| it.attention = AttentionKind::Fused, "attention: absent -> \"fused\""),
         (|it| it.clip_norm = Some(0.5), "clip_norm: absent -> 0.5"),
         (|it| it.skip_non_finite = true, "skip_non_finite: absent -> true"),
         (|it| it.updates = Updates::Round, "updates: absent -> \"round\""),

@@ -8,10 +8,10 @@ use proptest::test_runner::RngSeed;
 use shardloom_collectives::Algorithm;
 use shardloom_graph::ModelSpec;
 use shardloom_plan::{
-    Averaging, AveragingTime, Axis, AxisSet, Communication, Compression, Corrections, DeviceList,
-    FORMAT, LayoutRule, LayoutRules, Mesh, Negotiation, Number, Optimizer, ParameterGroup,
-    PassTimes, Pipeline, Plan, PlanError, Precision, Prediction, Ranges, Recompute, ScheduleKind,
-    Servers, Share, Stage, Staleness, Summation, Sync, Updates, Weights,
+    AttentionKind, Averaging, AveragingTime, Axis, AxisSet, Communication, Compression,
+    Corrections, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh, Negotiation, Number, Optimizer,
+    ParameterGroup, PassTimes, Pipeline, Plan, PlanError, Precision, Prediction, Ranges, Recompute,
+    ScheduleKind, Servers, Share, Stage, Staleness, Summation, Sync, Updates, Weights,
 };
 
 fn optimizer() -> impl Strategy<Value = Optimizer> {
@@ -206,7 +206,8 @@ fn plan() -> impl Strategy<Value = Plan> {
     // Names may hold anything a path or a description does.
     let name = "[ -~\n\"\\\\é]{0,20}";
     let numbers = (name, name, 1..1usize << 40, 1..1usize << 40, axes());
-    let recompute = (select(Recompute::ALL.to_vec()), any::<bool>());
+    let attention = select(AttentionKind::ALL.to_vec());
+    let recompute = (select(Recompute::ALL.to_vec()), any::<bool>(), attention);
     let words = (select(ScheduleKind::PLAIN.to_vec()), recompute);
     let communication = select(vec![Communication::InLine, Communication::Thread]);
     let norm = (proptest::option::of(1e-9..1e9f64), any::<bool>(), any::<bool>(), communication);
@@ -229,7 +230,7 @@ fn plan() -> impl Strategy<Value = Plan> {
         .prop_map(
             |(
                 (model, cluster, global_batch, microbatches, axes),
-                (schedule, (recompute, recompute_last)),
+                (schedule, (recompute, recompute_last, attention)),
                 layout,
                 (
                     (clip_norm, skip_non_finite, post_validation, communication),
@@ -252,6 +253,7 @@ fn plan() -> impl Strategy<Value = Plan> {
                 updates,
                 recompute,
                 recompute_last,
+                attention,
                 keeps_gathered: microbatches % 2 == 1,
                 layout,
                 clip_norm,

@@ -36,8 +36,9 @@ pub(crate) struct Occurrence {
 }
 
 /// One layer each of the model families, or as few as they can have, with and without dropout or a projection,
-/// an encoder of attention that is not causal, and experts that rows choose from.
+/// an encoder of attention that is not causal, attention fused and not, and experts that rows choose from.
 pub(crate) fn examples() -> Vec<Graph> {
+    let fused = |graph: Graph| graph.with_fused_attention();
     let build = || -> Result<Vec<Graph>, GraphError> {
         Ok(vec![
             gpt(0.0).graph("gpt")?,
@@ -47,6 +48,10 @@ pub(crate) fn examples() -> Vec<Graph> {
             UTransformerConfig(GptConfig { layers: 3, ..gpt(0.0) }).graph("u-transformer")?,
             encoder(0.0)?,
             encoder(0.1)?,
+            fused(gpt(0.0).graph("fused gpt")?),
+            fused(gpt(0.1).graph("fused gpt")?),
+            fused(encoder(0.0)?),
+            fused(encoder(0.1)?),
             experts()?,
             lstm(None).graph("lstm")?,
             lstm(Some(HIDDEN / 2)).graph("projected lstm")?,

@@ -209,7 +209,9 @@ fn tasks<'a>(machine: &Machine, plan: &Plan, examples: &'a [Graph]) -> Vec<Task<
                 let sizes = plan.contractions.iter();
                 sizes.map(|&sizes| examples::experts_contraction(graph, op, sizes)).collect()
             }
-            OpKind::AttentionProbs { .. } | OpKind::AttentionContext { .. } => {
+            OpKind::AttentionProbs { .. }
+            | OpKind::AttentionContext { .. }
+            | OpKind::FusedAttention { .. } => {
                 let sizes = plan.attentions.iter();
                 sizes.map(|&sizes| examples::attention(graph, sizes)).collect()
             }

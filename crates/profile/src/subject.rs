@@ -70,10 +70,10 @@ impl Subject {
                 (reads, gradient.produces.iter().map(write).collect())
             }
         };
-        let mask = node
-            .kind
-            .dropout()
-            .map(|_| Window::whole(&extents.shape(&graph.value(node.outputs[1]).axes)));
+        let mask = node.mask_loops().map(|loops| {
+            let dims = loops.iter().map(|&each| node.signature.loops[each].dim);
+            Window::whole(&extents.shape(&dims.collect::<Vec<_>>()))
+        });
         let setting = Setting {
             mask,
             first_position: 0,

@@ -38,6 +38,6 @@ pub(crate) fn is_stored_in_8_bits(graph: &Graph, precision: Precision, value: Va
     node.dtype == DType::Real
         && !node.consumers.is_empty()
         && node.consumers.iter().all(multiplied)
-        && !made_by.kind.in_attention_core()
+        && made_by.kind.causal().is_none()
         && !gradients.any(|it| it.reads.iter().any(is_value))
 }

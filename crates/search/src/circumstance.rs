@@ -38,7 +38,8 @@ pub fn circumstances(
     cluster: &Cluster,
     plan: &Plan,
 ) -> Result<Vec<Circumstance>, SearchError> {
-    let bench = Bench::new(graph, cluster, plan)?;
+    let planned = plan.graph_of(graph);
+    let bench = Bench::new(&planned, cluster, plan)?;
     let predicted = bench.without(&[])?.step_time().seconds();
     let mut found = machines(&bench, plan)?;
     found.extend(slow_devices(&bench)?);

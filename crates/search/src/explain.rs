@@ -82,7 +82,8 @@ pub fn explain(
     plan: &Plan,
     rivals: &[(&str, &Plan)],
 ) -> Result<Explanation, SearchError> {
-    let bench = Bench::new(graph, cluster, plan)?;
+    let planned = plan.graph_of(graph);
+    let bench = Bench::new(&planned, cluster, plan)?;
     let measured = bench.without(&[])?;
     let step_seconds = seconds(&measured);
     let mut facts = shares(&bench, &measured)?;
@@ -259,7 +260,7 @@ fn fastest_like(
     plan: &Plan,
 ) -> Result<Option<Plan>, SearchError> {
     let request = Request::like(plan);
-    Search::of(graph, cluster, &request)?.fastest_estimate()
+    Search::of(&plan.graph_of(graph), cluster, &request)?.fastest_estimate()
 }
 
 /// How much memory devices get in the experiment of [`roomier`].

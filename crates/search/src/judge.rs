@@ -38,6 +38,7 @@ impl Judgement {
 /// # Errors
 /// If the plan does not fit the model or the cluster.
 pub fn judge(graph: &Graph, cluster: &Cluster, plan: &Plan) -> Result<Judgement, SearchError> {
+    let graph = &*plan.graph_of(graph);
     let program = lower(graph, plan, cluster.device_count() as usize)?;
     let simulation = simulate(graph, cluster, &program, Options::default())?;
     let summary = simulation.summary();

@@ -2,7 +2,7 @@
 
 use shardloom_cluster::{Cluster, Habits, Precision as Format};
 use shardloom_collectives::{Algorithm, Kind};
-use shardloom_graph::Graph;
+use shardloom_graph::{AttentionKind, Graph};
 use shardloom_plan::{
     Compression, Number, Optimizer, PassTimes, Plan, Precision, Recompute, ScheduleKind, Sync,
     Uniform,
@@ -41,6 +41,8 @@ pub struct Request {
     pub bucket_bytes: usize,
     /// What plans for the cluster's software usually have.
     pub habits: Habits,
+    /// How attention is computed.
+    pub attention: AttentionKind,
     /// Schedules to choose from.
     pub schedules: Vec<ScheduleKind>,
     /// What plans must have.
@@ -88,6 +90,7 @@ impl Request {
             algorithm,
             fastest_algorithm: false,
             bucket_bytes,
+            attention: AttentionKind::default(),
             schedules: ScheduleKind::SEARCHED.to_vec(),
             only: Only::default(),
             habits: Habits::default(),
@@ -106,6 +109,7 @@ impl Request {
             post_validation: plan.post_validation,
             algorithm: plan.sync.algorithm,
             bucket_bytes: plan.sync.bucket_bytes,
+            attention: plan.attention,
             habits: Habits { keeps_gathered: plan.keeps_gathered, ..Habits::default() },
             ..Request::new(&plan.model, &plan.cluster, plan.global_batch)
         }

@@ -58,7 +58,8 @@ pub fn step_parts(
     plan: &Plan,
     target_seconds: f64,
 ) -> Result<Vec<StepPart>, SearchError> {
-    let bench = Bench::new(graph, cluster, plan)?;
+    let planned = plan.graph_of(graph);
+    let bench = Bench::new(&planned, cluster, plan)?;
     let predicted = bench.without(&[])?;
     let step_seconds = seconds(&predicted);
     let computing = (1.0 - predicted.summary().bubble_fraction) * step_seconds;

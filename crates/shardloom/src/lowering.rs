@@ -176,7 +176,7 @@ fn flops_before(graph: &Graph) -> Vec<f64> {
 /// If the plan does not fit the model or the devices, or has numbers beyond any machine.
 pub fn lower(model: &Model, plan: &Plan, devices: usize) -> Result<Program> {
     require_sizes(model, plan)?;
-    Ok(shardloom_program::lower(model.graph(), plan, devices)?)
+    Ok(shardloom_program::lower(&plan.graph_of(model.graph()), plan, devices)?)
 }
 
 /// Refuses numbers beyond any machine, before anything is made of them.

@@ -78,9 +78,10 @@ pub fn simulate_rows(
     rows: &RowCounts,
 ) -> Result<Prediction> {
     let program = lower(model, plan, cluster.device_count() as usize)?;
+    let graph = plan.graph_of(model.graph());
     let run = |steps| {
-        let (graph, options) = (model.graph(), Options { steps, folded });
-        shardloom_sim::simulate_rows(graph, cluster, &program, options, rows.clone())
+        let options = Options { steps, folded };
+        shardloom_sim::simulate_rows(&graph, cluster, &program, options, rows.clone())
     };
     let steady = run(Options::default().steps)?;
     let summary = steady.summary();

@@ -49,8 +49,9 @@ pub struct RankText {
 /// If the plan does not fit the model, or there is no such rank.
 pub fn program_text(model: &Model, plan: &Plan, rank: Option<u32>) -> Result<Vec<RankText>> {
     let program = lower(model, plan, plan.least_devices())?;
+    let graph = plan.graph_of(model.graph());
     let text = |class: &Class, rank: Rank| {
-        let text = program.text(model.graph(), rank)?;
+        let text = program.text(&graph, rank)?;
         Some(RankText { rank: rank.0, multiplicity: class.mesh.size(), text })
     };
     if let Some(rank) = rank {

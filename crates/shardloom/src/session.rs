@@ -401,7 +401,8 @@ fn blueprint(
         return Err(Error::Ranks { ranks: devices, most: MOST_RANKS });
     }
     require_sizes(model, plan)?;
-    let blueprint = Blueprint::new(model.graph().clone(), plan, devices, settings)?;
+    let blueprint =
+        Blueprint::new(plan.graph_of(model.graph()).into_owned(), plan, devices, settings)?;
     let here = processes.map_or(1.0, |processes| processes.share_here(blueprint.program()));
     require_memory(&blueprint, here)?;
     Ok(match processes {

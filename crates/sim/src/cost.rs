@@ -511,10 +511,10 @@ impl<'a> CostModel<'a> {
             return Ok(products * product.seconds(m as u64, n as u64, k as u64));
         }
         let stack = self.cluster.stack();
-        let fused = stack.fused_attention(device).filter(|_| node.kind.in_attention_core());
+        let fused = stack.fused_attention(device).filter(|_| node.kind.causal().is_some());
         if let Some(reached) = fused {
             // Fused kernels skip what a causal mask hides: all but half of it.
-            let seen = if is_causal(&node.kind) { 0.5 } else { 1.0 };
+            let seen = if node.kind.causal() == Some(true) { 0.5 } else { 1.0 };
             let peak = device.peak_flops(matmul_precision(self.program.precision.compute))?;
             return Ok(device.launch_seconds + seen * flops / (peak * reached));
         }
@@ -629,13 +629,6 @@ pub fn matmul_precision(compute: Number) -> Precision {
         Number::Fp32 => Precision::Fp32,
         Number::Bf16 => Precision::Bf16,
         Number::Fp16 => Precision::Fp16,
-    }
-}
-
-fn is_causal(kind: &OpKind) -> bool {
-    match *kind {
-        OpKind::AttentionProbs { causal, .. } | OpKind::AttentionContext { causal, .. } => causal,
-        _ => false,
     }
 }
 

@@ -27,12 +27,10 @@ pub fn rate_name(graph: &Graph, op: OpId, pass: Pass) -> String {
             let broadcast = graph.value(node.inputs[1]).parameter().is_some();
             mark(broadcast, "+broadcast");
         }
-        OpKind::AttentionProbs { causal, .. } | OpKind::AttentionContext { causal, .. } => {
-            mark(causal, "+causal");
-        }
         OpKind::Lstm { .. } => mark(node.inputs.len() > 2, "+projection"),
         _ => {}
     }
+    mark(node.kind.causal() == Some(true), "+causal");
     mark(node.kind.dropout().is_some(), "+dropout");
     let pass = match pass {
         Pass::Forward => "forward",

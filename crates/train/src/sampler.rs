@@ -24,10 +24,7 @@ impl Sampler {
     /// that cannot be had.
     pub fn new(graph: Graph, weights: &BTreeMap<String, Vec<f32>>) -> Result<Sampler> {
         let unfit = |reason: String| Error::Sampling { reason };
-        let causal = graph.ops().all(|(_, op)| match op.kind {
-            OpKind::AttentionProbs { causal, .. } => causal,
-            _ => true,
-        });
+        let causal = graph.ops().all(|(_, op)| op.kind.causal() != Some(false));
         let seq = graph.dim_named("seq").map(|dim| graph.dim(dim).size);
         let is_tokens = |value: &Value| value.name == "tokens" && value.dtype == DType::Index;
         let tokens = graph.inputs().find(|(_, value)| is_tokens(value));

@@ -5,15 +5,15 @@ use shardloom::cluster::{Cluster, Habits};
 use shardloom::collectives::Algorithm;
 use shardloom::methods::Rules;
 use shardloom::plan::{
-    Averaging, AveragingTime, Communication, Compression, Mesh, Negotiation, Optimizer, Plan,
-    Precision, Ranges, Recompute, ScheduleKind, Servers, Share, Staleness, Summation, Sync,
-    Uniform, Updates, Weights,
+    AttentionKind, Averaging, AveragingTime, Communication, Compression, Mesh, Negotiation,
+    Optimizer, Plan, Precision, Ranges, Recompute, ScheduleKind, Servers, Share, Staleness,
+    Summation, Sync, Uniform, Updates, Weights,
 };
 use shardloom::search::Request;
 use shardloom::{Model, parse_optimizer, uniform_plan_in_chunks};
 
 use super::order::Order;
-use super::{algorithm, recompute};
+use super::{algorithm, attention, recompute};
 use crate::failure::Failure;
 use crate::number::{decimal, whole};
 
@@ -172,6 +172,11 @@ struct Split {
     #[arg(long)]
     recompute_except_last: bool,
 
+    /// How attention is computed: unfused (its probabilities are kept for the backward pass) or fused (they are
+    /// computed again, part by part) [default: unfused]
+    #[arg(long, value_name = "HOW", value_parser = attention)]
+    attention: Option<AttentionKind>,
+
     /// Keep what was gathered within groups for the backward pass, instead of gathering it again
     #[arg(long)]
     keep_gathered: bool,
@@ -204,6 +209,7 @@ impl Split {
             microbatches,
             recompute,
             recompute_except_last,
+            attention,
             keep_gathered,
         } = self;
         first_given([
@@ -230,6 +236,7 @@ impl Split {
             ("--microbatches", microbatches.is_some()),
             ("--recompute", recompute.is_some()),
             ("--recompute-except-last", *recompute_except_last),
+            ("--attention", attention.is_some()),
             ("--keep-gathered", *keep_gathered),
         ])
     }
@@ -443,6 +450,7 @@ impl Dimensions {
             plan.communication = self.communication();
         }
         plan.recompute_last = !self.split.recompute_except_last;
+        plan.attention = self.split.attention.unwrap_or_default();
         plan.keeps_gathered = self.split.keep_gathered || place.habits.keeps_gathered;
         plan.weights = weights;
         if microbatches > 1 {

@@ -61,7 +61,7 @@ use shardloom::cluster::Stack;
 use shardloom::collectives::{Algorithm, CollectiveError};
 use shardloom::data::{Progress, Reading, Stage};
 use shardloom::exchange::Project;
-use shardloom::plan::Recompute;
+use shardloom::plan::{AttentionKind, Recompute};
 use shardloom::profile::Effort;
 use shardloom::{Data, Launched, LocalProfile, Model, Sampling, TextTokenizer};
 
@@ -296,6 +296,11 @@ pub fn project(name: &str) -> Result<Project, String> {
 /// Parses the name of a recomputation policy.
 pub fn recompute(name: &str) -> Result<Recompute, String> {
     named(name, Recompute::ALL, Recompute::name)
+}
+
+/// Parses how attention is computed.
+pub fn attention(name: &str) -> Result<AttentionKind, String> {
+    named(name, AttentionKind::ALL, AttentionKind::name)
 }
 
 /// Parses the name of a collective algorithm.

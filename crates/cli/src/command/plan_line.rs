@@ -2,16 +2,22 @@
 
 use std::collections::BTreeSet;
 
-use shardloom::plan::{Arrangement, Averaging, Axis, ParameterGroup, Plan, Share, Updates};
+use shardloom::plan::{
+    Arrangement, AttentionKind, Averaging, Axis, ParameterGroup, Plan, Share, Updates,
+};
 use shardloom::program::quantity::counted;
 
-/// Devices, stages, mesh, ZeRO, schedule, micro-batches and recomputation.
+/// Devices, stages, mesh, ZeRO, schedule, micro-batches, recomputation and attention.
 pub fn plan_line(plan: &Plan) -> String {
     let turns = turns(plan);
     let own = plan.stages().filter(|(_, stage)| stage.recompute.is_some()).count();
     let recompute = match own {
         0 => plan.recompute.name().to_owned(),
         _ => format!("{}, of its own in {}", plan.recompute.name(), counted(own, "stage")),
+    };
+    let attention = match plan.attention {
+        AttentionKind::Unfused => "",
+        AttentionKind::Fused => ", attention fused",
     };
     let (stages, pipelines) = match &turns {
         Some(replicas) => (replicas.len(), 1),
@@ -55,7 +61,7 @@ pub fn plan_line(plan: &Plan) -> String {
             replicas => format!(" with {} of each range", counted(replicas as usize, "replica")),
         };
         return format!(
-            "{}: {} and {}{replicas}, staleness {}, {} of {}, recompute {}",
+            "{}: {} and {}{replicas}, staleness {}, {} of {}, recompute {}{attention}",
             counted(plan.device_count(), "device"),
             counted(plan.pipeline.len(), "worker"),
             counted(servers.left().count(), "server"),
@@ -83,7 +89,7 @@ pub fn plan_line(plan: &Plan) -> String {
             }
         };
         return format!(
-            "{}: {} and {}{share}, {} of {}, recompute {}",
+            "{}: {} and {}{share}, {} of {}, recompute {}{attention}",
             counted(plan.device_count(), "device"),
             counted(plan.pipeline.len(), "worker"),
             counted(summation.servers as usize, "summing server"),
@@ -111,7 +117,7 @@ pub fn plan_line(plan: &Plan) -> String {
         Some(Averaging { every, .. }) => format!("averaged every {every} steps"),
     };
     format!(
-        "{}: {}{}{each}{replicas} of {mesh}{}, {kept}, {schedule}{} of {}, recompute {}{}{}{}{}",
+        "{}: {}{}{each}{replicas} of {mesh}{}, {kept}, {schedule}{} of {}, recompute {}{}{attention}{}{}{}",
         counted(plan.device_count(), "device"),
         counted(stages, "stage"),
         if pipelines > 1 {

@@ -34,6 +34,7 @@ impl Recipe {
             updates,
             recompute: _,
             recompute_last: _,
+            attention: _,
             keeps_gathered,
             layout: _,
             clip_norm,

@@ -1,4 +1,6 @@
 use shardloom_kernels::attention::*;
+use shardloom_kernels::random::{Key, dropout_mask};
+use shardloom_kernels::window::Window;
 
 use crate::oracle::{assert_close, check_destination, mask, numbers, numeric_grad, widen};
 
@@ -285,4 +287,102 @@ fn of_values_without_elements_the_probabilities_have_no_gradient() {
         );
         assert_eq!(dp, expected);
     }
+}
+
+/// The part of a larger tensor of probabilities that a device has: `group` is an axis only where it has more
+/// than one query head.
+fn part(shape: &Attention) -> Window {
+    let Attention { batch, queries, keys, kv_heads, group, .. } = *shape;
+    let groups = (group > 1).then_some((group, 1, group + 2));
+    let axes = [(batch, 2, batch + 3), (kv_heads, 0, kv_heads)].into_iter().chain(groups);
+    let axes: Vec<_> = axes.chain([(queries, 3, queries + 5), (keys, 0, keys)]).collect();
+    Window {
+        extent: axes.iter().map(|it| it.0).collect(),
+        start: axes.iter().map(|it| it.1).collect(),
+        global: axes.iter().map(|it| it.2).collect(),
+    }
+}
+
+#[test]
+fn fused_attention_is_the_two_operators_to_the_bit() {
+    for shape in shapes().into_iter().chain([tiled()]) {
+        let (q, k) = (numbers(1, shape.query_elements()), numbers(2, shape.key_elements()));
+        let (v, d_o) = (numbers(3, k.len()), numbers(4, q.len()));
+        let mut p = vec![f32::NAN; shape.probs_elements()];
+        probs(&shape, &q, &k, 0.7, &mut p);
+        let (window, key) = (part(&shape), Key { seed: 1, stream: 2, step: 3 });
+        let mut mask = vec![0; p.len()];
+        dropout_mask(key, &window, 0.2, &mut mask);
+        let drawn = fused::Drawn { key, window: &window, probability: 0.2 };
+        let masked = Dropout { mask: &mask, keep_scale: 1.0 / (1.0 - 0.2) };
+        for (dropout, drawn) in [(None, None), (Some(masked), Some(drawn))] {
+            let mut scratch = vec![f32::NAN; shape.scratch_elements()];
+            let needed = fused::input_grad_scratch_elements(&shape, drawn.is_some());
+            let mut of_fused = vec![f32::NAN; needed];
+            let (mut o, mut found) = (vec![f32::NAN; q.len()], vec![f32::NAN; q.len()]);
+            context(&shape, &p, dropout, &v, &mut o, &mut scratch);
+            let forward = fused::scratch_elements(&shape, drawn.is_some());
+            fused::attention(&shape, &q, &k, &v, 0.7, drawn, &mut found, &mut of_fused[..forward]);
+            assert_eq!(found, o);
+
+            for accumulate in [[false; 3], [true; 3], [true, false, false], [false, true, false]] {
+                let before = [numbers(7, q.len()), numbers(8, k.len()), numbers(9, k.len())];
+                let [mut dq, mut dk, mut dv] = before.clone();
+                let mut dp = vec![f32::NAN; p.len()];
+                let [of_q, of_k, of_v] = accumulate;
+                context_input_grad(
+                    &shape,
+                    &p,
+                    dropout,
+                    &v,
+                    &d_o,
+                    &mut dp,
+                    &mut dv,
+                    &mut scratch,
+                    false,
+                    of_v,
+                );
+                probs_input_grad(
+                    &shape,
+                    &p,
+                    &dp,
+                    &q,
+                    &k,
+                    0.7,
+                    &mut dq,
+                    &mut dk,
+                    &mut scratch,
+                    of_q,
+                    of_k,
+                );
+                let [mut found_q, mut found_k, mut found_v] = before;
+                fused::attention_input_grad(
+                    &shape,
+                    &q,
+                    &k,
+                    &v,
+                    0.7,
+                    drawn,
+                    &d_o,
+                    &mut found_q,
+                    &mut found_k,
+                    &mut found_v,
+                    &mut of_fused,
+                    accumulate,
+                );
+                assert_eq!((found_q, found_k, found_v), (dq, dk, dv), "{shape:?} {accumulate:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_fused_attention_needs_grows_with_the_number_of_keys() {
+    let shape = |positions| Attention { queries: positions, keys: positions, ..tiled() };
+    let needed = |positions| fused::input_grad_scratch_elements(&shape(positions), false);
+    assert_eq!([256, 512, 1024].map(needed), [2 * 64 * 256, 2 * 64 * 512, 2 * 64 * 1024]);
+    let drops = |positions| fused::input_grad_scratch_elements(&shape(positions), true);
+    assert_eq!(drops(256), 3 * 64 * 256);
+    let forward = |drops| fused::scratch_elements(&shape(256), drops);
+    assert_eq!([false, true].map(forward), [64 * 256, 2 * 64 * 256]);
 }

@@ -70,8 +70,9 @@ impl Run {
     }
 
     fn setting(&self, op: &Op) -> Setting {
-        let mask = op.kind.dropout().map(|_| {
-            let shape = self.shape(op.outputs[1]);
+        let mask = op.mask_loops().map(|loops| {
+            let dims: Vec<_> = loops.iter().map(|&it| op.signature.loops[it].dim).collect();
+            let shape = self.extents.shape(&dims);
             Window {
                 extent: shape.iter().copied().collect(),
                 start: shape.iter().map(|_| 0).collect(),
@@ -377,7 +378,12 @@ inputs = ["head", "targets"]
 /// Checks all operators of a model, and that those named are among them.
 #[track_caller]
 fn check(spec: &ModelSpec, firsts: (usize, usize), named: &[&str]) {
-    let mut run = Run::of(spec.graph().expect("a model"), firsts);
+    check_graph(spec.graph().expect("a model"), firsts, named);
+}
+
+#[track_caller]
+fn check_graph(graph: Graph, firsts: (usize, usize), named: &[&str]) {
+    let mut run = Run::of(graph, firsts);
     let ops: Vec<OpId> = run.graph.ops().map(|(id, _)| id).collect();
     let mut kinds = vec![];
     for op in ops {
@@ -424,6 +430,17 @@ fn gradients_of_a_llama_on_a_part_of_the_sequence_are_derivatives() {
             (first, 0),
             &["rms-norm", "swiglu", "rotary", "attention-probs", "contract"],
         );
+    }
+}
+
+#[test]
+fn gradients_of_fused_attention_are_derivatives() {
+    for (text, first) in [
+        ("gpt:layers=1,hidden=6,heads=2,seq=4,vocab=6,dropout=0.25", 0),
+        ("llama:layers=1,hidden=8,heads=4,kv_heads=2,ffn=6,seq=4,vocab=6", 2),
+    ] {
+        let graph = ModelSpec::parse(text).and_then(|it| it.graph()).expect("a model");
+        check_graph(graph.with_fused_attention(), (first, 0), &["fused-attention"]);
     }
 }
 

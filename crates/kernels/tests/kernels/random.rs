@@ -55,6 +55,24 @@ fn a_mask_drops_its_share() {
 }
 
 #[test]
+fn factors_are_those_of_the_mask() {
+    let window = Window {
+        extent: [2, 3, 70].into_iter().collect(),
+        start: [1, 0, 5].into_iter().collect(),
+        global: [4, 3, 80].into_iter().collect(),
+    };
+    let key = Key { seed: 1, stream: 2, step: 3 };
+    let (mut mask, mut factors) = (vec![0; 420], vec![f32::NAN; 420]);
+    for probability in [0.0, 0.2] {
+        dropout_mask(key, &window, probability, &mut mask);
+        dropout_factors(key, &window, probability, &mut factors);
+        let kept = 1.0 / (1.0 - probability);
+        let expected: Vec<f32> = mask.iter().map(|&it| f32::from(it) * kept).collect();
+        assert_eq!(factors, expected);
+    }
+}
+
+#[test]
 fn seed_stream_and_step_each_change_the_numbers() {
     let fill = |key| {
         let mut out = vec![0.0; 200];

@@ -73,6 +73,14 @@ pub fn lower_with(
     devices: usize,
     way: &dyn Synchronisation,
 ) -> Result<Program, ProgramError> {
+    if let Some(kind) = graph.attention().filter(|&it| it != plan.attention) {
+        return Err(ScheduleError::Rule(format!(
+            "attention is {} in the plan, and {} in the graph it is lowered for (see Plan::graph_of)",
+            plan.attention.name(),
+            kind.name()
+        ))
+        .into());
+    }
     plan.validate(graph, devices)?;
     if way.servers() != plan.sync.servers {
         return Err(ScheduleError::Rule(format!(

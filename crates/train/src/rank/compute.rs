@@ -200,8 +200,8 @@ fn setting(
         first: mesh.index_along(position, &assignment.loops[each]) * local(each),
         each: if is_batch(each) { program.microbatch_samples } else { 0 },
     };
-    let masked = node.kind.dropout().filter(|_| !evaluates).map(|_| &node.signature.outputs[1]);
-    let mask = masked.map(|loops| {
+    let masked = node.mask_loops().filter(|_| !evaluates);
+    let mask = masked.as_ref().map(|loops| {
         let global = |each: usize| match is_batch(each) {
             true => program.global_batch,
             false => extents.get(node.signature.loops[each].dim),
@@ -213,7 +213,7 @@ fn setting(
         }
     });
     let starts = Starts {
-        mask: masked.into_iter().flatten().map(|&each| start(each)).collect(),
+        mask: masked.into_iter().flatten().map(start).collect(),
         sample: (0..node.signature.loops.len()).find(|&it| is_batch(it)).map_or(Start::NONE, start),
         position: node.position_loop().map_or(Start::NONE, start),
         index: node.index_loop().map_or(Start::NONE, start),

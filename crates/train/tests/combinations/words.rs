@@ -170,7 +170,7 @@ const RECOMPUTATION: [(Recompute, bool, Option<Recompute>); 6] = [
 const GUARDS: [(Option<f64>, bool); 4] =
     [(None, false), (Some(0.5), false), (None, true), (Some(0.5), true)];
 
-/// Tied ends; fewer key heads; long skips; no sequence, and features of which some are no numbers; features beside
+/// Tied ends; fewer key heads, where attention is fused; long skips; no sequence, and features of which some are no numbers; features beside
 /// categories; recurrences with a projection.
 const MODELS: [&str; 6] = [
     "gpt:layers=3,hidden=16,heads=2,seq=8,vocab=32,dropout=0.1,tied=true",
@@ -180,6 +180,9 @@ const MODELS: [&str; 6] = [
     "dlrm:dense=8,rows=2x32-100,embed=8,bottom=12,top=12-10",
     "lstm:layers=3,hidden=16,embed=8,projection=8,seq=8,vocab=32,dropout=0.1",
 ];
+
+/// The model whose attention is fused.
+const FUSED: usize = 1;
 
 const ALGORITHMS: [&str; 4] = ["direct", "ring", "halving-doubling", "binary-tree"];
 
@@ -243,7 +246,9 @@ struct Words {
 
 impl Words {
     fn new() -> Words {
-        Words { ways: ways(), graphs: MODELS.map(support::graph).into() }
+        let mut graphs = MODELS.map(support::graph);
+        graphs[FUSED] = graphs[FUSED].with_fused_attention();
+        Words { ways: ways(), graphs: graphs.into() }
     }
 
     fn choices(&self) -> [usize; 14] {

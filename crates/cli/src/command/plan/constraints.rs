@@ -2,10 +2,10 @@
 
 use clap::Args;
 use shardloom::collectives::Algorithm;
-use shardloom::plan::{Recompute, ScheduleKind};
+use shardloom::plan::{AttentionKind, Recompute, ScheduleKind};
 use shardloom::search::{Only, Request};
 
-use crate::command::{algorithm, recompute};
+use crate::command::{algorithm, attention, recompute};
 use crate::number::whole;
 
 /// What the search is restricted to; it chooses what is not given.
@@ -46,6 +46,10 @@ pub struct Constraints {
     #[arg(long, value_name = "POLICY", value_parser = recompute, conflicts_with = "method")]
     recompute: Option<Recompute>,
 
+    /// How attention is computed: unfused or fused, which keeps no probabilities [default: unfused]
+    #[arg(long, value_name = "HOW", value_parser = attention)]
+    attention: Option<AttentionKind>,
+
     /// Order of passes, such as 1f1b, interleaved or zb-v
     #[arg(long, value_name = "SCHEDULE", value_parser = searched, conflicts_with = "method")]
     schedule: Option<ScheduleKind>,
@@ -62,9 +66,22 @@ fn searched(name: &str) -> Result<ScheduleKind, String> {
 impl Constraints {
     /// Restricts `request` to what was given.
     pub fn restrict(&self, request: &mut Request) {
-        let Constraints { tp, pp, dp, cp, zero, algorithm, micro_batch, recompute, schedule } =
-            *self;
+        let Constraints {
+            tp,
+            pp,
+            dp,
+            cp,
+            zero,
+            algorithm,
+            micro_batch,
+            recompute,
+            attention,
+            schedule,
+        } = *self;
         request.only = Only { pp, dp, cp, tp, zero, microbatch: micro_batch, recompute };
+        if let Some(attention) = attention {
+            request.attention = attention;
+        }
         if let Some(algorithm) = algorithm {
             (request.algorithm, request.fastest_algorithm) = (algorithm, false);
         }
