@@ -311,3 +311,106 @@ mod per_element {
         });
     }
 }
+
+/// Both passes of causal attention over 8,192 positions in sequences of so many, with dropout or not: as two
+/// operators that keep probabilities, and as one.
+mod whole_attention {
+    use shardloom_kernels::attention::fused::{self, Drawn};
+
+    use super::*;
+
+    const CASES: [(usize, bool); 7] = [
+        (128, false),
+        (128, true),
+        (256, false),
+        (512, false),
+        (512, true),
+        (2048, false),
+        (8192, false),
+    ];
+    const DROPPED: f32 = 0.1;
+
+    fn shape(positions: usize) -> Attention {
+        Attention {
+            batch: 8192 / positions,
+            queries: positions,
+            keys: positions,
+            kv_heads: 4,
+            group: 1,
+            head_dim: 64,
+            visibility: Visibility::Causal { first_query: 0 },
+        }
+    }
+
+    #[divan::bench(args = CASES, sample_count = 10)]
+    fn unfused(bencher: Bencher, (positions, drops): (usize, bool)) {
+        let shape = shape(positions);
+        let [q, k, v, d_o] = [(); 4].map(|()| normal(shape.query_elements()));
+        let [mut o, mut dq, mut dk, mut dv] = [(); 4].map(|()| vec![0.0; q.len()]);
+        let [mut p, mut dp] = [(); 2].map(|()| vec![0.0; shape.probs_elements()]);
+        let mut mask = vec![0; if drops { p.len() } else { 0 }];
+        let window = Window::whole(&[shape.batch, shape.kv_heads, positions, positions]);
+        let mut scratch = vec![0.0; shape.scratch_elements()];
+        bencher.bench_local(|| {
+            if drops {
+                dropout_mask(KEY, &window, DROPPED, &mut mask);
+            }
+            let keep_scale = 1.0 / (1.0 - DROPPED);
+            let dropout = drops.then_some(Dropout { mask: &mask, keep_scale });
+            attention::probs(&shape, black_box(&q), &k, 0.125, &mut p);
+            attention::context(&shape, &p, dropout, &v, &mut o, &mut scratch);
+            attention::context_input_grad(
+                &shape,
+                &p,
+                dropout,
+                &v,
+                &d_o,
+                &mut dp,
+                &mut dv,
+                &mut scratch,
+                false,
+                false,
+            );
+            attention::probs_input_grad(
+                &shape,
+                &p,
+                &dp,
+                &q,
+                &k,
+                0.125,
+                &mut dq,
+                &mut dk,
+                &mut scratch,
+                false,
+                false,
+            );
+        });
+    }
+
+    #[divan::bench(args = CASES, sample_count = 10)]
+    fn fused_into_one(bencher: Bencher, (positions, drops): (usize, bool)) {
+        let shape = shape(positions);
+        let [q, k, v, d_o] = [(); 4].map(|()| normal(shape.query_elements()));
+        let [mut o, mut dq, mut dk, mut dv] = [(); 4].map(|()| vec![0.0; q.len()]);
+        let window = Window::whole(&[shape.batch, shape.kv_heads, positions, positions]);
+        let dropout = drops.then_some(Drawn { key: KEY, window: &window, probability: DROPPED });
+        let mut scratch = vec![0.0; fused::input_grad_scratch_elements(&shape, drops)];
+        bencher.bench_local(|| {
+            fused::attention(&shape, black_box(&q), &k, &v, 0.125, dropout, &mut o, &mut scratch);
+            fused::attention_input_grad(
+                &shape,
+                &q,
+                &k,
+                &v,
+                0.125,
+                dropout,
+                &d_o,
+                &mut dq,
+                &mut dk,
+                &mut dv,
+                &mut scratch,
+                [false; 3],
+            );
+        });
+    }
+}

@@ -18,8 +18,11 @@ use crate::gemm::{Matrix, MatrixMut, multiply};
 use crate::reduce::{max, sum, sum_pairs};
 use crate::simd::simd;
 
-/// Query rows computed together: fewer skip more of a causal mask, more make faster products.
+/// Query rows computed together, and to how many keys fewer are: fewer skip more of a causal mask, more make
+/// faster products.
 const TILE: usize = 64;
+const SHORT_TILE: usize = 32;
+const SHORT: usize = 128;
 
 /// Which keys a query sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -97,7 +100,13 @@ impl Attention {
     /// Elements of the scratch slice that [`probs_input_grad`], [`context`] and
     /// [`context_input_grad`] need; the latter two only under dropout.
     pub fn scratch_elements(&self) -> usize {
-        TILE.min(self.queries) * self.keys
+        self.tile_rows() * self.keys
+    }
+
+    /// Query rows of all tiles but the last of a head.
+    fn tile_rows(&self) -> usize {
+        let rows = if self.keys <= SHORT { SHORT_TILE } else { TILE };
+        rows.min(self.queries)
     }
 
     fn query_stride(&self) -> usize {
@@ -109,11 +118,11 @@ impl Attention {
     }
 
     fn tiles(self) -> impl Iterator<Item = Tile> {
-        let heads = self.kv_heads * self.group;
+        let (heads, most) = (self.kv_heads * self.group, self.tile_rows());
         (0..self.batch * heads).flat_map(move |head| {
             let (batch, head) = (head / heads, head % heads);
-            (0..self.queries).step_by(TILE).map(move |start| {
-                let rows = TILE.min(self.queries - start);
+            (0..self.queries).step_by(most).map(move |start| {
+                let rows = most.min(self.queries - start);
                 let (first_seen, growth) = match self.visibility {
                     Visibility::All => (self.keys, 0),
                     Visibility::Causal { first_query } => (first_query + start + 1, 1),

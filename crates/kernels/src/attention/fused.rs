@@ -6,7 +6,7 @@
 //! results are those of the two operators to the bit. What is needed besides the operands grows with the
 //! number of keys and not with its square.
 
-use super::{Attention, TILE, Tile, clear_unseen, softmax_rows};
+use super::{Attention, Tile, clear_unseen, softmax_rows};
 use crate::gemm::{Matrix, MatrixMut, multiply};
 use crate::random::{Key, dropout_factors};
 use crate::reduce::sum_pairs;
@@ -45,16 +45,12 @@ impl Drawn<'_> {
 
 /// Elements of the scratch slice that [`attention`] needs.
 pub fn scratch_elements(shape: &Attention, drops: bool) -> usize {
-    (1 + usize::from(drops)) * tile_elements(shape)
+    (1 + usize::from(drops)) * shape.scratch_elements()
 }
 
 /// Elements of the scratch slice that [`attention_input_grad`] needs.
 pub fn input_grad_scratch_elements(shape: &Attention, drops: bool) -> usize {
-    (2 + usize::from(drops)) * tile_elements(shape)
-}
-
-fn tile_elements(shape: &Attention) -> usize {
-    TILE.min(shape.queries) * shape.keys
+    (2 + usize::from(drops)) * shape.scratch_elements()
 }
 
 /// o = dropout(softmax over keys of scale q k^T) v.
@@ -75,7 +71,7 @@ pub fn attention(
         o.fill(0.0);
         return;
     }
-    let (p, factors) = scratch.split_at_mut(tile_elements(shape));
+    let (p, factors) = scratch.split_at_mut(shape.scratch_elements());
     for tile in shape.tiles() {
         let p = &mut p[..tile.rows * tile.seen];
         probabilities(shape, &tile, q, k, scale, p);
@@ -122,8 +118,8 @@ pub fn attention_input_grad(
         }
         return;
     }
-    let (p, rest) = scratch.split_at_mut(tile_elements(shape));
-    let (ds, factors) = rest.split_at_mut(tile_elements(shape));
+    let (p, rest) = scratch.split_at_mut(shape.scratch_elements());
+    let (ds, factors) = rest.split_at_mut(shape.scratch_elements());
     for tile in shape.tiles() {
         let Tile { rows, seen, .. } = tile;
         let (p, ds) = (&mut p[..rows * seen], &mut ds[..rows * seen]);

@@ -261,9 +261,11 @@ fn tiles_of_queries_and_shared_key_heads_add_up() {
 }
 
 #[test]
-fn scratch_holds_a_row_of_keys_for_each_of_up_to_64_queries() {
-    let elements = |queries| Attention { queries, keys: 170, ..tiled() }.scratch_elements();
-    assert_eq!([3, 64, 65].map(elements), [3 * 170, 64 * 170, 64 * 170]);
+fn scratch_holds_a_row_of_keys_for_each_of_up_to_64_queries_or_32_over_few_keys() {
+    let elements = |queries, keys| Attention { queries, keys, ..tiled() }.scratch_elements();
+    assert_eq!([3, 64, 65].map(|it| elements(it, 170)), [3 * 170, 64 * 170, 64 * 170]);
+    assert_eq!([3, 64].map(|it| elements(it, 128)), [3 * 128, 32 * 128]);
+    assert_eq!(elements(64, 129), 64 * 129);
 }
 
 /// Nothing depends on the probabilities then.
@@ -305,7 +307,8 @@ fn part(shape: &Attention) -> Window {
 
 #[test]
 fn fused_attention_is_the_two_operators_to_the_bit() {
-    for shape in shapes().into_iter().chain([tiled()]) {
+    let short = Attention { queries: 70, keys: 90, ..tiled() };
+    for shape in shapes().into_iter().chain([tiled(), short]) {
         let (q, k) = (numbers(1, shape.query_elements()), numbers(2, shape.key_elements()));
         let (v, d_o) = (numbers(3, k.len()), numbers(4, q.len()));
         let mut p = vec![f32::NAN; shape.probs_elements()];
