@@ -42,7 +42,9 @@ pub use mesh::{Axis, Mesh};
 pub use negotiation::Negotiation;
 pub use optimizer::{Kept, Optimizer};
 pub use parameter_group::{ParameterGroup, ParameterGroups};
-pub use plan::{Communication, FORMAT, Pipeline, Plan, Recompute, Servers, Stage, Sync};
+pub use plan::{
+    Communication, FORMAT, Pipeline, Plan, Recompute, Servers, Stage, Sync, usual_attention,
+};
 pub use precision::{Number, Precision};
 pub use schedule::{Arrangement, PassTimes, ScheduleKind, greatest_common_divisor};
 pub use server_set::ServerSet;

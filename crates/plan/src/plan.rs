@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
-use shardloom_cluster::Stack;
+use shardloom_cluster::{Habits, Stack};
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{AttentionKind, DimId, Graph};
 
@@ -142,6 +142,15 @@ pub struct Stage {
     pub layout: Option<LayoutRules>,
 }
 
+/// How plans with these habits compute the attention of a model.
+pub fn usual_attention(model: &Graph, habits: &Habits) -> AttentionKind {
+    match model.attention() {
+        Some(_) if habits.keeps_no_scores => AttentionKind::Fused,
+        Some(kind) => kind,
+        None => AttentionKind::Unfused,
+    }
+}
+
 impl Pipeline {
     /// These stages, with as many micro-batches as other pipelines have.
     pub fn of(stage: Vec<Stage>) -> Pipeline {
@@ -192,21 +201,21 @@ impl Recompute {
     pub const BY_BLOCK: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
 
     /// What plans for a software stack have where this is asked for: one that runs whole blocks again has no
-    /// other full recomputation, and where attention keeps no scores its core is always computed again.
+    /// other full recomputation.
     #[must_use]
     pub fn under(self, stack: &Stack) -> Recompute {
         match self {
-            Recompute::None if stack.habits.keeps_no_scores => Recompute::Selective,
             Recompute::Full if stack.habits.reruns_blocks => Recompute::Block,
             other => other,
         }
     }
 
-    /// The different ones of [`Recompute::BY_BLOCK`] under a software stack.
-    pub fn by_block_under(stack: &Stack) -> Vec<Recompute> {
-        let mut policies: Vec<Recompute> = Self::BY_BLOCK.map(|it| it.under(stack)).into();
-        policies.dedup();
-        policies
+    /// The different ones of [`Recompute::BY_BLOCK`] under a software stack, of a model that computes attention
+    /// so, if it has any: where it is fused there is no core that could be computed again.
+    pub fn by_block_under(stack: &Stack, attention: Option<AttentionKind>) -> Vec<Recompute> {
+        let has_core =
+            |it: &Recompute| *it != Recompute::Selective || attention != Some(AttentionKind::Fused);
+        Self::BY_BLOCK.into_iter().filter(has_core).map(|it| it.under(stack)).collect()
     }
 
     /// The name in plans and on the command line.

@@ -12,6 +12,7 @@ use shardloom_plan::{
     Corrections, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh, Negotiation, Number, Optimizer,
     ParameterGroup, PassTimes, Pipeline, Plan, PlanError, Precision, Prediction, Ranges, Recompute,
     ScheduleKind, Servers, Share, Stage, Staleness, Summation, Sync, Updates, Weights,
+    usual_attention,
 };
 
 fn optimizer() -> impl Strategy<Value = Optimizer> {
@@ -582,19 +583,35 @@ fn examples_of_the_documentation_are_plans() {
     }
 }
 
-/// Frameworks that run modules again have no full recomputation but of whole blocks, and fused attention leaves
-/// no scores to keep.
+/// Frameworks that run modules again have no full recomputation but of whole blocks, and fused attention has no
+/// core to compute again.
 #[test]
 fn what_is_computed_again_follows_the_software_stack() {
     use Recompute::{Block, Full, None, Selective, Stage};
-    let choices = |reruns_blocks, keeps_no_scores| {
+    let choices = |reruns_blocks, attention| {
         let mut stack = shardloom_cluster::Stack::default();
         stack.habits.reruns_blocks = reruns_blocks;
-        stack.habits.keeps_no_scores = keeps_no_scores;
         assert_eq!(Stage.under(&stack), Stage);
-        Recompute::by_block_under(&stack)
+        Recompute::by_block_under(&stack, attention)
     };
-    assert_eq!(choices(false, false), [None, Selective, Full]);
-    assert_eq!(choices(true, false), [None, Selective, Block]);
-    assert_eq!(choices(true, true), [Selective, Block]);
+    let (unfused, fused) = (Some(AttentionKind::Unfused), Some(AttentionKind::Fused));
+    assert_eq!(choices(false, unfused), [None, Selective, Full]);
+    assert_eq!(choices(false, Option::None), [None, Selective, Full]);
+    assert_eq!(choices(true, unfused), [None, Selective, Block]);
+    assert_eq!(choices(true, fused), [None, Block]);
+}
+
+#[test]
+fn attention_is_fused_where_software_keeps_no_scores_and_the_model_has_any() {
+    let graph = |text: &str| ModelSpec::parse(text).and_then(|it| it.graph()).expect("a model");
+    let gpt = graph("gpt:layers=1,hidden=8,heads=2,seq=4,vocab=16");
+    let mlp = graph("mlp:inputs=5,hidden=7,layers=2,classes=3");
+    let usual = |graph, keeps_no_scores| {
+        let habits = shardloom_cluster::Habits { keeps_no_scores, ..Default::default() };
+        usual_attention(graph, &habits)
+    };
+    assert_eq!(usual(&gpt, true), AttentionKind::Fused);
+    assert_eq!(usual(&gpt, false), AttentionKind::Unfused);
+    assert_eq!(usual(&mlp, true), AttentionKind::Unfused);
+    assert_eq!(usual(&gpt.with_fused_attention(), false), AttentionKind::Fused);
 }

@@ -114,7 +114,7 @@ pub fn auto(
 ) -> Result<Outcome, SearchError> {
     let begun = Instant::now();
     require_estimate(request)?;
-    let graph = &*request.attention.of(graph);
+    let graph = &*request.graph_of(graph, cluster);
     // What people use without a search has no constraints.
     let baselines = |machines: &Cluster, request: &Request| {
         baselines(machines, &Request { only: Only::default(), ..request.clone() })

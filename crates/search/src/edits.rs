@@ -50,7 +50,7 @@ fn fact(what: &str, judgement: &Judgement, step_seconds: f64) -> Fact {
 /// `plan` with one key changed, and what that is.
 pub(crate) fn changed(plan: &Plan, stack: &Stack) -> Vec<(String, Plan)> {
     let mut found = vec![];
-    let policies = Recompute::by_block_under(stack);
+    let policies = Recompute::by_block_under(stack, Some(plan.attention));
     let by_stage = plan.stages().any(|(_, stage)| stage.recompute.is_some());
     for recompute in policies.into_iter().filter(|&it| it != plan.recompute && !by_stage) {
         let what = format!("recompute = {:?}", recompute.name());

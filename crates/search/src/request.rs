@@ -1,11 +1,13 @@
 //! What a plan is wanted for.
 
+use std::borrow::Cow;
+
 use shardloom_cluster::{Cluster, Habits, Precision as Format};
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::{AttentionKind, Graph};
 use shardloom_plan::{
     Compression, Number, Optimizer, PassTimes, Plan, Precision, Recompute, ScheduleKind, Sync,
-    Uniform,
+    Uniform, usual_attention,
 };
 use shardloom_sim::estimate::{Candidate, Estimator, Settings};
 
@@ -41,8 +43,8 @@ pub struct Request {
     pub bucket_bytes: usize,
     /// What plans for the cluster's software usually have.
     pub habits: Habits,
-    /// How attention is computed.
-    pub attention: AttentionKind,
+    /// How attention is computed; none for what is [usual](usual_attention) for the cluster's software.
+    pub attention: Option<AttentionKind>,
     /// Schedules to choose from.
     pub schedules: Vec<ScheduleKind>,
     /// What plans must have.
@@ -90,7 +92,7 @@ impl Request {
             algorithm,
             fastest_algorithm: false,
             bucket_bytes,
-            attention: AttentionKind::default(),
+            attention: None,
             schedules: ScheduleKind::SEARCHED.to_vec(),
             only: Only::default(),
             habits: Habits::default(),
@@ -109,10 +111,16 @@ impl Request {
             post_validation: plan.post_validation,
             algorithm: plan.sync.algorithm,
             bucket_bytes: plan.sync.bucket_bytes,
-            attention: plan.attention,
+            attention: Some(plan.attention),
             habits: Habits { keeps_gathered: plan.keeps_gathered, ..Habits::default() },
             ..Request::new(&plan.model, &plan.cluster, plan.global_batch)
         }
+    }
+
+    /// The graph that plans are made for, of a model as it is described: with attention as they compute it.
+    pub fn graph_of<'g>(&self, model: &'g Graph, cluster: &Cluster) -> Cow<'g, Graph> {
+        let usual = || usual_attention(model, &cluster.stack().habits);
+        self.attention.unwrap_or_else(usual).of(model)
     }
 
     /// The same for `machines`, which are some of those that it is for.

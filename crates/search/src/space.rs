@@ -102,7 +102,7 @@ impl Space {
         let schedules = request.schedules.clone();
         let recompute = match only.recompute {
             Some(recompute) => vec![recompute.under(cluster.stack())],
-            None => Recompute::by_block_under(cluster.stack()),
+            None => Recompute::by_block_under(cluster.stack(), graph.attention()),
         };
         Ok(Space {
             node: node_devices(cluster),

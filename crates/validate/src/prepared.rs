@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use shardloom_cluster::{Cluster, Stack};
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{Plan, Recompute};
+use shardloom_plan::{Plan, Recompute, usual_attention};
 use shardloom_program::{Program, lower};
 
 use crate::hardware::plan;
@@ -40,6 +40,8 @@ impl Prepared {
         let spec = case.spec()?;
         let graph = spec.graph().map_err(|error| plan(&error))?;
         let cluster = case.cluster(stack)?;
+        let attention = usual_attention(&graph, &cluster.stack().habits);
+        let graph = attention.of(&graph).into_owned();
         let mut candidates = vec![];
         for micro_batch in case.micro_batches()? {
             for recompute in case.recomputations() {

@@ -7,7 +7,7 @@ use shardloom::methods::Rules;
 use shardloom::plan::{
     AttentionKind, Averaging, AveragingTime, Communication, Compression, Mesh, Negotiation,
     Optimizer, Plan, Precision, Ranges, Recompute, ScheduleKind, Servers, Share, Staleness,
-    Summation, Sync, Uniform, Updates, Weights,
+    Summation, Sync, Uniform, Updates, Weights, usual_attention,
 };
 use shardloom::search::Request;
 use shardloom::{Model, parse_optimizer, uniform_plan_in_chunks};
@@ -173,7 +173,7 @@ struct Split {
     recompute_except_last: bool,
 
     /// How attention is computed: unfused (its probabilities are kept for the backward pass) or fused (they are
-    /// computed again, part by part) [default: unfused]
+    /// computed again, part by part) [default: as the cluster's software does, of this program unfused]
     #[arg(long, value_name = "HOW", value_parser = attention)]
     attention: Option<AttentionKind>,
 
@@ -450,7 +450,8 @@ impl Dimensions {
             plan.communication = self.communication();
         }
         plan.recompute_last = !self.split.recompute_except_last;
-        plan.attention = self.split.attention.unwrap_or_default();
+        let usual = || usual_attention(model.graph(), &place.habits);
+        plan.attention = self.split.attention.unwrap_or_else(usual);
         plan.keeps_gathered = self.split.keep_gathered || place.habits.keeps_gathered;
         plan.weights = weights;
         if microbatches > 1 {

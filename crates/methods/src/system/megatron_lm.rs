@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
-use shardloom_plan::{Recompute, ScheduleKind};
+use shardloom_plan::{AttentionKind, Recompute, ScheduleKind};
 use shardloom_search::{Baseline, Request, SearchError, Space};
 use shardloom_sim::estimate::{Candidate, Cut};
 
@@ -55,8 +55,13 @@ fn candidates(
     let mut sequences: Vec<u32> =
         all.iter().filter(|it| it.sequence_parallel).map(|it| it.tp).collect();
     sequences.dedup();
+    // No scores are kept.
+    let kept = match graph.attention() {
+        Some(AttentionKind::Fused) => Recompute::None,
+        _ => Recompute::Selective,
+    };
     let usual = |it: &Candidate| {
-        it.recompute == Recompute::Selective
+        it.recompute == kept
             && it.zero == u8::from(request.shards() && it.dp > 1)
             && it.sharing == it.dp
             && it.cut == Cut::Even

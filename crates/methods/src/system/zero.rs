@@ -57,7 +57,7 @@ pub(crate) fn baseline(
         Stage::Two => "zero-2",
         Stage::Three => "zero-3",
     };
-    let policies = Recompute::by_block_under(cluster.stack());
+    let policies = Recompute::by_block_under(cluster.stack(), graph.attention());
     let candidates = replicated(cluster, request, stage as u8, &policies);
     Baseline::first_fitting(name, candidates, graph, cluster, request)
 }

@@ -46,7 +46,7 @@ pub struct Constraints {
     #[arg(long, value_name = "POLICY", value_parser = recompute, conflicts_with = "method")]
     recompute: Option<Recompute>,
 
-    /// How attention is computed: unfused or fused, which keeps no probabilities [default: unfused]
+    /// How attention is computed: unfused or fused, which keeps no probabilities [default: as the software does]
     #[arg(long, value_name = "HOW", value_parser = attention)]
     attention: Option<AttentionKind>,
 
@@ -79,9 +79,7 @@ impl Constraints {
             schedule,
         } = *self;
         request.only = Only { pp, dp, cp, tp, zero, microbatch: micro_batch, recompute };
-        if let Some(attention) = attention {
-            request.attention = attention;
-        }
+        request.attention = attention;
         if let Some(algorithm) = algorithm {
             (request.algorithm, request.fastest_algorithm) = (algorithm, false);
         }

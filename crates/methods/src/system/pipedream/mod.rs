@@ -131,7 +131,8 @@ fn offer(
 ) -> Result<Option<String>, MethodError> {
     let mut refusal = None;
     let mut offered = false;
-    for recompute in Recompute::by_block_under(task.cluster.stack()) {
+    let attention = task.graph.attention();
+    for recompute in Recompute::by_block_under(task.cluster.stack(), attention) {
         let plan = match plan(task, partition, recompute) {
             Ok(plan) => plan,
             Err(reason) => {
