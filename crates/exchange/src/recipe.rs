@@ -8,7 +8,7 @@ mod to_plan;
 
 use std::fmt::Display;
 
-use shardloom_plan::{Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync};
+use shardloom_plan::{AttentionKind, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync};
 
 use crate::{ExchangeError, Machines, Project, Transformer, Unsaid};
 
@@ -48,6 +48,8 @@ pub struct Recipe {
     pub schedule: ScheduleKind,
     /// Which activations are computed twice.
     pub recompute: Recompute,
+    /// How attention is computed.
+    pub attention: AttentionKind,
     /// ZeRO stage.
     pub zero: u8,
     /// Up to how many bytes of gradients share a collective.
@@ -110,6 +112,7 @@ impl Recipe {
             microbatches: 1,
             schedule: ScheduleKind::OneForwardOneBackward,
             recompute: Recompute::None,
+            attention: AttentionKind::Unfused,
             zero: 0,
             bucket_bytes: Sync::default().bucket_bytes,
             precision: Precision::FP32,
@@ -166,6 +169,10 @@ impl Recipe {
     }
 }
 
+/// What is to be done where the training script says how attention is computed.
+pub(crate) const SCORES: &str =
+    "choose an attention kernel that keeps no scores in the training script";
+
 impl Leaving<'_> {
     /// Refuses something of the plan that the project has no word for.
     pub fn refuse<T>(
@@ -185,6 +192,20 @@ impl Leaving<'_> {
             value: value.to_string(),
             reason: reason.into(),
         });
+    }
+
+    /// Notes that attention is fused, where the training script says so.
+    pub fn leave_out_fused(&mut self) {
+        if self.recipe.attention == AttentionKind::Fused {
+            self.leave_out("attention", "fused", SCORES);
+        }
+    }
+
+    /// Notes that attention is not fused, where it always is.
+    pub fn leave_out_unfused(&mut self) {
+        if self.recipe.attention == AttentionKind::Unfused {
+            self.leave_out("attention", "unfused", "attention is fused there");
+        }
     }
 
     /// Refuses pipelines where a project's configuration has none.

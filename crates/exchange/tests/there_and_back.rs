@@ -4,7 +4,9 @@ mod plans;
 
 use plans::{Case, GPT, LLAMA, NAMES, SMALL_LLAMA, data_slowest, numbers, plan};
 use shardloom_exchange::{ExchangeError, Given, Imported, Project, export, import};
-use shardloom_plan::{Mesh, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{
+    AttentionKind, Mesh, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform,
+};
 
 fn given<'a>(case: &'a Case, project: Project) -> Given<'a> {
     let described = matches!(project, Project::Megatron | Project::Nanotron);
@@ -36,7 +38,8 @@ fn assert_back(case: &Case, project: Project, expected: &Plan) {
 #[test]
 fn megatron_says_fifty_plans_in_full() {
     let mut count = 0;
-    let mut check = |plan: Plan| {
+    let mut check = |mut plan: Plan| {
+        plan.attention = AttentionKind::ALL[count % 2];
         let name = format!("plan {count}: {}", plan.to_toml());
         let case = Case::of(&name, plan.clone());
         assert_back(&case, Project::Megatron, &plan);
@@ -102,10 +105,12 @@ fn what_a_script_says_has_to_be_said_again() {
     let case = plans::case("fully-sharded");
     for name in ["fully-sharded", "sharded-states", "replicated-gpt"] {
         let case = plans::case(name);
-        let expected = Plan { recompute: Recompute::None, ..case.plan.clone() };
+        let unsaid = AttentionKind::Unfused;
+        let expected = Plan { recompute: Recompute::None, attention: unsaid, ..case.plan.clone() };
         assert_back(&case, Project::DeepSpeed, &expected);
     }
-    let expected = Plan { clip_norm: None, ..case.plan.clone() };
+    let attention = AttentionKind::Unfused;
+    let expected = Plan { clip_norm: None, attention, ..case.plan.clone() };
     assert_back(&case, Project::Accelerate, &expected);
 }
 
@@ -133,7 +138,8 @@ fn nanotron_keeps_what_is_gathered_or_gathers_it_again() {
         let sync = Sync { bucket_bytes: 25 << 20, ..numbers().sync };
         let (mesh, recompute) = (Mesh::of(2, 1, 4), Recompute::Block);
         let numbers = Uniform { mesh, sequence_parallel: true, recompute, sync, ..numbers() };
-        let plan = Plan { keeps_gathered, ..plan(LLAMA, &numbers, 1) };
+        let attention = AttentionKind::Fused;
+        let plan = Plan { keeps_gathered, attention, ..plan(LLAMA, &numbers, 1) };
         let case = Case::of("gathered", plan.clone());
         assert_back(&case, Project::Nanotron, &plan);
     }

@@ -2,7 +2,9 @@
 
 use shardloom_cluster::{Cluster, Stack};
 use shardloom_graph::Graph;
-use shardloom_plan::{Arrangement, Axis, LayoutRule, Plan, Recompute, ScheduleKind, Sync};
+use shardloom_plan::{
+    Arrangement, AttentionKind, Axis, LayoutRule, Plan, Recompute, ScheduleKind, Sync,
+};
 use shardloom_program::quantity::percent;
 
 use crate::explain::{Fact, Topic};
@@ -55,6 +57,14 @@ pub(crate) fn changed(plan: &Plan, stack: &Stack) -> Vec<(String, Plan)> {
     for recompute in policies.into_iter().filter(|&it| it != plan.recompute && !by_stage) {
         let what = format!("recompute = {:?}", recompute.name());
         found.push((what, Plan { recompute, ..plan.clone() }));
+    }
+    if plan.attention == AttentionKind::Unfused {
+        let mut other = Plan { attention: AttentionKind::Fused, ..plan.clone() };
+        // There is no core left to compute again.
+        if other.recompute == Recompute::Selective {
+            other.recompute = Recompute::None;
+        }
+        found.push(("attention = \"fused\"".into(), other));
     }
     let replicated = plan.stages().any(|(_, stage)| stage.mesh.width(Axis::DP) > 1);
     let Sync { shard_over, averaging, compression, .. } = plan.sync;
@@ -139,7 +149,12 @@ mod tests {
         let recomputes = of(&single, "recompute = ");
         assert_eq!(recomputes, ["\"selective\"", "\"full\""]);
         assert_eq!(of(&single, "microbatches = "), ["8", "2"]);
-        assert_eq!(single.len(), recomputes.len() + 2, "{single:?}");
+        assert_eq!(of(&single, "attention = "), ["\"fused\""]);
+        assert_eq!(single.len(), recomputes.len() + 3, "{single:?}");
+        let fused = |plan: &mut Plan| plan.attention = AttentionKind::Fused;
+        let of_fused = names(1, Mesh::SINGLE, 4, fused);
+        assert_eq!(of(&of_fused, "attention = "), [""; 0]);
+        assert_eq!(of(&of_fused, "recompute = "), ["\"full\""]);
         for (microbatches, others) in
             [(1, &["2"][..]), (3, &["6", "1"]), (8, &["4"]), (24, &["12"]), (12, &["24", "6"])]
         {

@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn a_plan_is_made_for_what_its_request_asked() {
         let graph = ModelSpec::parse("gpt:layers=2,hidden=8,heads=2,seq=4,vocab=16");
-        let graph = graph.and_then(|spec| spec.graph()).expect("a model");
+        let graph = graph.and_then(|spec| spec.graph()).expect("a model").with_fused_attention();
         let asked = Request {
             precision: Precision::FP32,
             optimizer: Optimizer::sgd(0.9),
@@ -268,6 +268,7 @@ mod tests {
             post_validation: true,
             algorithm: Algorithm::Direct,
             bucket_bytes: 1234,
+            attention: Some(AttentionKind::Fused),
             ..Request::new("model", "cluster", 6)
         };
         let candidate = Candidate {

@@ -4,6 +4,7 @@ use shardloom_cluster::{Cluster, Stack};
 use shardloom_graph::{Extents, Graph, ModelSpec};
 use shardloom_plan::{
     Mesh, Number, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform,
+    usual_attention,
 };
 use shardloom_program::quantity::counted;
 
@@ -248,6 +249,7 @@ impl Case {
         let cluster = groups.collect::<Vec<_>>().join("+");
         let mut made = numbers.plan_of(graph, &spec.to_string(), &cluster, pipelines);
         made.keeps_gathered = habits.keeps_gathered;
+        made.attention = usual_attention(graph, &habits);
         made.validate(graph, made.device_count()).map_err(|error| plan(&error))?;
         Ok(made)
     }

@@ -4,7 +4,7 @@ use shardloom_plan::{Number, Recompute};
 
 use super::{Exported, File};
 use crate::ExchangeError;
-use crate::recipe::Leaving;
+use crate::recipe::{Leaving, SCORES};
 
 pub(super) fn export(mut leaving: Leaving<'_>) -> Result<Exported, ExchangeError> {
     leaving.require_no_pipeline("there are no stages; Megatron-LM and torchtitan take them")?;
@@ -123,10 +123,11 @@ fn left_to_the_script(leaving: &mut Leaving<'_>) {
             "the training script says how large buckets are (DDP), or they are layers (FSDP)";
         leaving.leave_out("sync.bucket_bytes", recipe.bucket_bytes, reason);
     }
-    if recipe.recompute == Recompute::Selective {
-        let reason = "choose an attention kernel that keeps no scores in the training script";
-        leaving.leave_out("recompute", "selective", reason);
-    }
     let layers = format!("{} layers", recipe.model.layers);
+    let is_selective = recipe.recompute == Recompute::Selective;
+    leaving.leave_out_fused();
+    if is_selective {
+        leaving.leave_out("recompute", "selective", SCORES);
+    }
     leaving.leave_out("model", layers, "the training script builds it");
 }

@@ -5,7 +5,7 @@ use shardloom_plan::{Number, Optimizer, Recompute};
 
 use super::{Exported, File};
 use crate::ExchangeError;
-use crate::recipe::Leaving;
+use crate::recipe::{Leaving, SCORES};
 
 pub(super) fn export(mut leaving: Leaving<'_>) -> Result<Exported, ExchangeError> {
     leaving.require_no_pipeline(
@@ -144,12 +144,11 @@ fn optimizer(
 }
 
 fn recompute(leaving: &mut Leaving<'_>) {
+    leaving.leave_out_fused();
     let name = leaving.recipe.recompute.name();
     let reason = match leaving.recipe.recompute {
         Recompute::None => return,
-        Recompute::Selective => {
-            "choose an attention kernel that keeps no scores in the training script"
-        }
+        Recompute::Selective => SCORES,
         Recompute::Full | Recompute::Block | Recompute::Stage => {
             "switch checkpointing of layers on in the training script \
              (model.gradient_checkpointing_enable() of a Hugging Face model)"

@@ -1,6 +1,6 @@
 //! Megatron-LM: a shell script with the arguments of `pretrain_gpt.py`.
 
-use shardloom_plan::{Number, Optimizer, Recompute, ScheduleKind};
+use shardloom_plan::{AttentionKind, Number, Optimizer, Recompute, ScheduleKind};
 
 use super::{Exported, File, real, single};
 use crate::ExchangeError;
@@ -16,7 +16,7 @@ pub(super) fn export(mut leaving: Leaving<'_>) -> Result<Exported, ExchangeError
     arguments.extend(batch(&leaving));
     arguments.extend(precision(&leaving)?);
     arguments.extend(optimizer(&leaving)?);
-    arguments.extend(recompute(&mut leaving)?);
+    arguments.extend(recomputation_and_attention(&mut leaving)?);
     let text = script(&leaving, &arguments);
     Ok(Exported { files: vec![File { name: "train.sh", text }], unsaid: leaving.unsaid })
 }
@@ -270,7 +270,7 @@ fn optimizer(leaving: &Leaving<'_>) -> Result<Vec<Argument>, ExchangeError> {
     Ok(arguments)
 }
 
-fn recompute(leaving: &mut Leaving<'_>) -> Result<Vec<Argument>, ExchangeError> {
+fn recomputation_and_attention(leaving: &mut Leaving<'_>) -> Result<Vec<Argument>, ExchangeError> {
     let full = |layers: usize| {
         vec![
             ("--recompute-granularity", "full".into()),
@@ -278,7 +278,12 @@ fn recompute(leaving: &mut Leaving<'_>) -> Result<Vec<Argument>, ExchangeError> 
             number("--recompute-num-layers", layers),
         ]
     };
-    Ok(match leaving.recipe.recompute {
+    let backend = match leaving.recipe.attention {
+        AttentionKind::Fused => "fused",
+        AttentionKind::Unfused => "unfused",
+    };
+    let mut arguments = vec![("--attention-backend", backend.into())];
+    arguments.extend(match leaving.recipe.recompute {
         Recompute::None => vec![],
         Recompute::Selective => vec![("--recompute-granularity", "selective".into())],
         Recompute::Full => {
@@ -298,5 +303,6 @@ fn recompute(leaving: &mut Leaving<'_>) -> Result<Vec<Argument>, ExchangeError> 
             }
             full(layers[0])
         }
-    })
+    });
+    Ok(arguments)
 }

@@ -132,9 +132,8 @@ fn parallelism(leaving: &mut Leaving<'_>) -> Result<String, ExchangeError> {
     }
     let mode = if recipe.sequence_parallel { "REDUCE_SCATTER" } else { "ALL_REDUCE" };
     let recompute = match recipe.recompute {
-        Recompute::Selective => false,
-        Recompute::Block => true,
-        Recompute::None | Recompute::Full => recipe.recompute == Recompute::Full,
+        Recompute::None | Recompute::Selective => false,
+        Recompute::Full | Recompute::Block => true,
         Recompute::Stage => {
             let reason = "what is computed twice is computed twice layer by layer: \"block\"";
             return leaving.refuse("recompute", "stage", reason);
@@ -146,16 +145,11 @@ fn parallelism(leaving: &mut Leaving<'_>) -> Result<String, ExchangeError> {
          tp_recompute_allgather: {}\n  expert_parallel_size: 1\n  context_parallel_size: 1\n",
         recipe.dp, recipe.pp, recipe.tp, recipe.sequence_parallel, !recipe.keeps_gathered,
     );
-    match recipe.recompute {
-        Recompute::None => {
-            let reason = "attention keeps no scores, which is \"selective\"";
-            leaving.leave_out("recompute", "none", reason);
-        }
-        Recompute::Full => {
-            let reason = "whole layers are computed twice, also what no gradient needs (\"block\")";
-            leaving.leave_out("recompute", "full", reason);
-        }
-        _ => {}
+    let is_full = recipe.recompute == Recompute::Full;
+    leaving.leave_out_unfused();
+    if is_full {
+        let reason = "whole layers are computed twice, also what no gradient needs (\"block\")";
+        leaving.leave_out("recompute", "full", reason);
     }
     Ok(text)
 }

@@ -323,13 +323,9 @@ fn optimizer(leaving: &Leaving<'_>) -> Result<String, ExchangeError> {
 }
 
 fn recompute(leaving: &mut Leaving<'_>) -> Result<&'static str, ExchangeError> {
+    leaving.leave_out_unfused();
     match leaving.recipe.recompute {
-        Recompute::None => {
-            let reason = "attention keeps no scores, which is \"selective\"";
-            leaving.leave_out("recompute", "none", reason);
-            Ok("None")
-        }
-        Recompute::Selective => Ok("None"),
+        Recompute::None | Recompute::Selective => Ok("None"),
         Recompute::Full => {
             let reason = "whole layers are computed twice, also what no gradient needs (\"block\")";
             leaving.leave_out("recompute", "full", reason);

@@ -1,6 +1,6 @@
 //! Megatron-LM: its arguments, in a script or on a command line.
 
-use shardloom_plan::{Number, Optimizer, Precision, Recompute, ScheduleKind, Sync};
+use shardloom_plan::{AttentionKind, Number, Optimizer, Precision, Recompute, ScheduleKind, Sync};
 
 use super::arguments::Arguments;
 use super::megatron_layout::cuts_of_layout;
@@ -63,6 +63,7 @@ pub(super) fn import(
         microbatches: global_batch / microbatch / dp,
         schedule: ScheduleKind::OneForwardOneBackward,
         recompute: Recompute::None,
+        attention: attention(&arguments)?,
         zero,
         bucket_bytes,
         precision,
@@ -387,6 +388,23 @@ fn cuts(arguments: &Arguments, recipe: &Recipe) -> Result<Vec<usize>, ExchangeEr
         *end += 1;
     }
     Ok(cuts)
+}
+
+/// Without a word of it Transformer Engine takes the fastest kernel that it has, and Megatron's own modules
+/// separate ones.
+fn attention(arguments: &Arguments) -> Result<AttentionKind, ExchangeError> {
+    let flash = arguments.has("use-flash-attn");
+    let own = arguments.text("transformer-impl")? == Some("local");
+    match arguments.text("attention-backend")? {
+        Some("flash" | "fused") => Ok(AttentionKind::Fused),
+        Some("unfused" | "local") => Ok(AttentionKind::Unfused),
+        None | Some("auto") if own && !flash => Ok(AttentionKind::Unfused),
+        None | Some("auto") => Ok(AttentionKind::Fused),
+        Some(other) => {
+            let rule = "there are flash, fused, unfused, local and auto";
+            arguments.error("attention-backend", other, rule)
+        }
+    }
 }
 
 fn recompute(arguments: &Arguments, recipe: &Recipe) -> Result<Recompute, ExchangeError> {

@@ -1,6 +1,6 @@
 //! nanotron: its YAML file.
 
-use shardloom_plan::{Number, Optimizer, Precision, Recompute, ScheduleKind};
+use shardloom_plan::{AttentionKind, Number, Optimizer, Precision, Recompute, ScheduleKind};
 
 use super::words::Words;
 use super::{Given, Imported, replicas, unread_note};
@@ -67,9 +67,9 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         },
         recompute: match words.flag("parallelism.recompute_layer")? {
             true => Recompute::Block,
-            // Attention keeps no scores.
-            false => Recompute::Selective,
+            false => Recompute::None,
         },
+        attention: AttentionKind::Fused,
         zero: zero(words)?,
         bucket_bytes,
         precision,

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 use shardloom_graph::ModelSpec;
-use shardloom_plan::{Number, Optimizer, Precision, Recompute, ScheduleKind, Sync};
+use shardloom_plan::{AttentionKind, Number, Optimizer, Precision, Recompute, ScheduleKind, Sync};
 
 use super::table::Table;
 use super::words::Words;
@@ -63,6 +63,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         microbatches,
         schedule,
         recompute: Recompute::None,
+        attention: AttentionKind::Fused,
         zero: zero(words, dp, cp, pp)?,
         bucket_bytes: Sync::default().bucket_bytes,
         precision: precision(words)?,
@@ -403,16 +404,16 @@ fn optimizer(words: &Words) -> Result<Optimizer, ExchangeError> {
 
 fn recompute(words: &Words, notes: &mut Vec<String>) -> Result<Recompute, ExchangeError> {
     let path = "activation_checkpoint";
-    let operators = "activation_checkpoint: cheap operators are computed twice there, the core of attention \
-                     here (\"selective\")";
-    let Some(found) = words.get(path) else { return Ok(Recompute::Selective) };
+    let operators =
+        "activation_checkpoint: cheap operators are computed twice there, none here (\"none\")";
+    let Some(found) = words.get(path) else { return Ok(Recompute::None) };
     if let Some(mode) = found.get("mode") {
         return match mode.as_str() {
-            Some("none") => Ok(Recompute::Selective),
+            Some("none") => Ok(Recompute::None),
             Some("full") => Ok(Recompute::Block),
             Some("selective") => {
                 notes.push(operators.into());
-                Ok(Recompute::Selective)
+                Ok(Recompute::None)
             }
             _ => words.error("activation_checkpoint.mode", mode, "none, selective or full"),
         };
@@ -424,7 +425,7 @@ fn recompute(words: &Words, notes: &mut Vec<String>) -> Result<Recompute, Exchan
     }
     if found.get("force_recompute_mm_shapes_by_fqns").is_some() {
         notes.push(operators.into());
-        return Ok(Recompute::Selective);
+        return Ok(Recompute::None);
     }
     Ok(Recompute::Block)
 }

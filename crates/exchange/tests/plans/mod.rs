@@ -5,7 +5,8 @@
 use shardloom_exchange::Machines;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Axis, DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform,
+    AttentionKind, Axis, DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind,
+    Sync, Uniform,
 };
 
 /// A plan with its model.
@@ -64,7 +65,7 @@ pub fn plan(model: &str, numbers: &Uniform, chunks: usize) -> Plan {
 /// A plan by its name.
 pub fn case(name: &str) -> Case {
     let usual = numbers();
-    let made = match name {
+    let mut made = match name {
         "interleaved-3d" => {
             let schedule = ScheduleKind::Interleaved;
             let sync = Sync { zero: 1, ..Sync::default() };
@@ -123,6 +124,9 @@ pub fn case(name: &str) -> Case {
         }
         other => panic!("no plan is called {other}"),
     };
+    if ["interleaved-sharded", "fully-sharded", "context-parallel"].contains(&name) {
+        made.attention = AttentionKind::Fused;
+    }
     Case::of(name, made)
 }
 

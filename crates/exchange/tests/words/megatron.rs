@@ -1,7 +1,7 @@
 //! Megatron-LM's words.
 
 use crate::{Base, Word, Wrong, blocks, given, is_adamw, is_sgd, width};
-use shardloom_plan::{Axis, Number, Precision, Recompute, ScheduleKind};
+use shardloom_plan::{AttentionKind, Axis, Number, Precision, Recompute, ScheduleKind};
 
 /// 12 layers on 4 groups of 2 x 2 devices.
 const MEGATRON: &str = "torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py \
@@ -19,7 +19,7 @@ const MEGATRON_LLAMA: &str = "torchrun --nproc_per_node 8 --nnodes 2 pretrain_gp
 fn megatrons_words() {
     let base = Base { place: "run.sh", text: MEGATRON, given: given(16) };
     // Words at the begin are those of another command; options are added at the end.
-    let words: [Word; 35] = [
+    let words: [Word; 41] = [
         ("--tensor-model-parallel-size 2", "--context-parallel-size 2", |it| {
             (width(it, Axis::CP), it.sync.bucket_bytes) == (2, 1 << 40)
         }),
@@ -69,6 +69,18 @@ fn megatrons_words() {
         ("--bf16", "--bf16 --use-tp-pp-dp-mapping", |it| {
             it.pipeline[0].stage[1].devices.0 == [2, 3, 10, 11]
         }),
+        ("--bf16", "--bf16 --attention-backend unfused", |it| {
+            it.attention == AttentionKind::Unfused
+        }),
+        ("--bf16", "--bf16 --attention-backend local", |it| it.attention == AttentionKind::Unfused),
+        ("--bf16", "--bf16 --attention-backend flash --transformer-impl local", |it| {
+            it.attention == AttentionKind::Fused
+        }),
+        ("--bf16", "--bf16 --transformer-impl local", |it| it.attention == AttentionKind::Unfused),
+        ("--bf16", "--bf16 --transformer-impl local --use-flash-attn", |it| {
+            it.attention == AttentionKind::Fused
+        }),
+        ("--bf16", "--bf16 --attention-backend auto", |it| it.attention == AttentionKind::Fused),
         ("--bf16", "--bf16 --recompute-activations", |it| it.recompute == Recompute::Selective),
         ("--bf16", "--bf16 --recompute-granularity selective", |it| {
             it.recompute == Recompute::Selective
@@ -118,7 +130,7 @@ fn megatrons_words() {
         }),
         ("--bf16", "--bf16 --padded-vocab-size 50304", |it| it.model.contains("vocab=50304")),
     ];
-    let wrong: [Wrong; 17] = [
+    let wrong: [Wrong; 18] = [
         ("--seq-length 1024", "--max-position-embeddings 1024", "--seq-length = nothing"),
         (
             "--bf16",
@@ -147,6 +159,11 @@ fn megatrons_words() {
             "--recompute-method = block with 2 layers",
         ),
         ("--bf16", "--bf16 --recompute-granularity some", "there are selective and full"),
+        (
+            "--bf16",
+            "--bf16 --attention-backend slow",
+            "there are flash, fused, unfused, local and auto",
+        ),
         ("--bf16", "--bf16 --decoder-first-pipeline-num-layers 2", "12 layers are cut evenly"),
         (
             "--bf16",

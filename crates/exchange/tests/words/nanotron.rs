@@ -1,7 +1,7 @@
 //! nanotron's words.
 
 use crate::{Base, Word, Wrong, given, is_adamw, width};
-use shardloom_plan::{Axis, Number, Precision, Recompute, ScheduleKind};
+use shardloom_plan::{AttentionKind, Axis, Number, Precision, Recompute, ScheduleKind};
 
 const NANOTRON: &str = "
 model:
@@ -36,7 +36,7 @@ fn nanotrons_words() {
     let plan = base.read("", "").expect("a plan").plan;
     assert!(is_adamw(&plan, [0.9, 0.95, 1e-8, 0.0]));
     assert_eq!((plan.global_batch, plan.microbatches), (64, 8));
-    assert_eq!(plan.recompute, Recompute::Selective);
+    assert_eq!((plan.recompute, plan.attention), (Recompute::None, AttentionKind::Fused));
     // In multiples of the four ranks that share it.
     assert!(plan.model.contains("vocab=32004"), "{}", plan.model);
     let words: [Word; 25] = [

@@ -2,7 +2,7 @@
 
 use shardloom_exchange::Given;
 use shardloom_graph::ModelSpec;
-use shardloom_plan::{Axis, Number, Precision, Recompute, ScheduleKind};
+use shardloom_plan::{AttentionKind, Axis, Number, Precision, Recompute, ScheduleKind};
 
 use crate::plans::LLAMA;
 use crate::{Base, Word, Wrong, blocks, given, is_adamw, width};
@@ -28,10 +28,11 @@ fn torchtitans_words() {
     // 14 in 4 stages, longer ones first, the embedding and the head with one less.
     assert_eq!(blocks(&plan), [(0, 4), (4, 8), (8, 11), (11, 14)]);
     assert_eq!((plan.global_batch, plan.microbatches, plan.sync.zero), (32, 16, 2));
+    assert_eq!(plan.attention, AttentionKind::Fused);
     assert!(is_adamw(&plan, [0.9, 0.95, 1e-8, 0.1]));
     let words: [Word; 23] = [
-        ("'full'", "'none'", |it| it.recompute == Recompute::Selective),
-        ("'full'", "'selective'", |it| it.recompute == Recompute::Selective),
+        ("'full'", "'none'", |it| it.recompute == Recompute::None),
+        ("'full'", "'selective'", |it| it.recompute == Recompute::None),
         ("tensor_parallel_degree = 2\n", "", |it| {
             (width(it, Axis::TP), width(it, Axis::DP)) == (1, 4)
         }),

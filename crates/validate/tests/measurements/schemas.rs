@@ -2,7 +2,7 @@
 
 use crate::files::shipped;
 use shardloom_cluster::Stack;
-use shardloom_plan::{Axis, Number, Plan, Recompute, ScheduleKind, Sync};
+use shardloom_plan::{AttentionKind, Axis, Number, Plan, Recompute, ScheduleKind, Sync};
 use shardloom_validate::{Case, MicroBatch, Row, read};
 
 /// The rows of a shipped file.
@@ -145,8 +145,9 @@ fn published() {
     let plan = plan(case);
     assert_eq!(plan.cluster, "h100-80g:8x8");
     assert_eq!((plan.global_batch, plan.microbatches), (256, 256));
-    // Its attention keeps no scores, which is computing them again.
-    assert_eq!((plan.recompute, plan.sync.zero), (Recompute::Selective, 0));
+    // Its attention keeps no scores.
+    assert_eq!((plan.recompute, plan.attention), (Recompute::None, AttentionKind::Fused));
+    assert_eq!(plan.sync.zero, 0);
     assert_eq!(plan.sync.bucket_bytes, Sync::default().bucket_bytes);
     // The head is as much as four layers.
     assert_eq!(stages(&plan), [((0, 12), 32), ((12, 18), 32)]);
