@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use shardloom_graph::{Extents, ModelSpec};
-use shardloom_interop::InteropError;
-use shardloom_interop::weights::{Tensor, export, import};
+use shardloom_interop::weights::{self, Tensor, import};
+use shardloom_interop::{InteropError, ModelType};
 
 const GPT: &str = "gpt:layers=2,hidden=12,heads=3,seq=5,vocab=7";
 const LLAMA: &str = "llama:layers=2,hidden=12,heads=6,kv_heads=3,head_dim=4,ffn=11,seq=5,vocab=7";
@@ -14,6 +14,14 @@ type Parameters = BTreeMap<String, Vec<f32>>;
 
 fn spec(line: &str) -> ModelSpec {
     ModelSpec::parse(line).unwrap()
+}
+
+/// What the library reads of a model of the usual type.
+fn export(
+    spec: &ModelSpec,
+    parameters: &Parameters,
+) -> Result<BTreeMap<String, Tensor>, InteropError> {
+    weights::export(spec, ModelType::of(spec, None).unwrap_or(ModelType::Llama), parameters)
 }
 
 /// Parameters whose elements all differ.
@@ -67,6 +75,10 @@ proptest! {
             })
             .collect();
         prop_assert_eq!(&import(&spec, &bare).unwrap(), &ours);
+        if llama {
+            let fused = weights::export(&spec, ModelType::Phi3, &ours).unwrap();
+            prop_assert_eq!(&import(&spec, &fused).unwrap(), &ours);
+        }
     }
 }
 
@@ -122,6 +134,45 @@ fn the_projections_of_a_llama_are_transposed_and_its_query_heads_grouped() {
             o.values[model * 24 + row]
         );
     }
+}
+
+/// `qkv_proj` of a Phi-3 has the rows of `q_proj`, `k_proj` and `v_proj` of a Llama, and `gate_up_proj` those of
+/// `gate_proj` and `up_proj`: its `forward` slices what they give in this order.
+#[test]
+fn the_fused_projections_of_a_phi_3_hold_those_of_a_llama_one_below_the_other() {
+    let spec = spec(LLAMA);
+    let ours = parameters(&spec, 0.0);
+    let [apart, fused] = [ModelType::Llama, ModelType::Phi3]
+        .map(|model_type| weights::export(&spec, model_type, &ours).unwrap());
+    for layer in ["model.layers.0.", "model.layers.1."] {
+        for (whole, parts, shape) in [
+            (
+                "self_attn.qkv_proj",
+                &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"][..],
+                [48, 12],
+            ),
+            ("mlp.gate_up_proj", &["mlp.gate_proj", "mlp.up_proj"], [22, 12]),
+        ] {
+            let whole = &fused[&format!("{layer}{whole}.weight")];
+            let of_part = |part: &&str| apart[&format!("{layer}{part}.weight")].values.clone();
+            assert_eq!(whole.shape, shape);
+            assert_eq!(whole.values, parts.iter().flat_map(of_part).collect::<Vec<_>>(), "{layer}");
+        }
+    }
+    assert_eq!(fused.len(), apart.len() - 2 * 3, "nothing is there twice");
+    // A file that has one of them is one of a Phi-3 that lacks the rest.
+    let mut some = fused;
+    some.remove("model.layers.1.mlp.gate_up_proj.weight");
+    let error = import(&spec, &some).unwrap_err().to_string();
+    assert_eq!(error, "llama: tensors are missing (1): layers.1.mlp.gate_up_proj.weight");
+    let mut short = weights::export(&spec, ModelType::Phi3, &ours).unwrap();
+    let qkv = short.get_mut("model.layers.0.self_attn.qkv_proj.weight").unwrap();
+    *qkv = Tensor { shape: vec![36, 12], values: vec![0.0; 36 * 12] };
+    let error = import(&spec, &short).unwrap_err().to_string();
+    assert!(
+        error.contains("qkv_proj.weight has shape [36, 12], but [48, 12] is needed"),
+        "{error}"
+    );
 }
 
 #[test]
