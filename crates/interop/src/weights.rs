@@ -38,6 +38,54 @@ pub fn import(
     spec: &ModelSpec,
     tensors: &BTreeMap<String, Tensor>,
 ) -> Result<BTreeMap<String, Vec<f32>>, InteropError> {
+    Ok(fill(spec, tensors, &Anew::default())?.parameters)
+}
+
+/// Weights of a model whose head starts anew.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WithoutHead {
+    /// What is in the file, by parameter.
+    pub parameters: BTreeMap<String, Vec<f32>>,
+    /// The parameters that start anew.
+    pub anew: BTreeSet<String>,
+}
+
+/// [`import`], but for the head: whatever the file has for it, or has not, is passed over. An embedding that the
+/// head is not tied to is taken if it is of the model's vocabulary, and starts anew too if it is not.
+///
+/// # Errors
+/// As [`import`] of everything else.
+pub fn import_without_head(
+    spec: &ModelSpec,
+    tensors: &BTreeMap<String, Tensor>,
+) -> Result<WithoutHead, InteropError> {
+    let graph = graph_of(spec)?;
+    let mut anew = Anew::default();
+    for parameter in graph.class_parameters() {
+        let name = graph.value(parameter).name.clone();
+        match graph.is_table(parameter) {
+            true => anew.unless_it_fits.insert(name),
+            false => anew.always.insert(name),
+        };
+    }
+    fill(spec, tensors, &anew)
+}
+
+/// Parameters for which a file need not have weights.
+#[derive(Debug, Default)]
+struct Anew {
+    /// Those whose weights are passed over.
+    always: BTreeSet<String>,
+    /// Those whose weights may have another shape.
+    unless_it_fits: BTreeSet<String>,
+}
+
+/// What a file has for a model, but for some of it.
+fn fill(
+    spec: &ModelSpec,
+    tensors: &BTreeMap<String, Tensor>,
+    may_start: &Anew,
+) -> Result<WithoutHead, InteropError> {
     let graph = graph_of(spec)?;
     for (name, tensor) in tensors {
         let elements = tensor.shape.iter().try_fold(1_usize, |all, &size| all.checked_mul(size));
@@ -47,7 +95,7 @@ pub fn import(
         }
     }
     if graph.parameters().any(|(_, value)| tensors.contains_key(&value.name)) {
-        return own_names(spec, &graph, tensors);
+        return own_names(spec, &graph, tensors, may_start);
     }
     // Of several, the names of which the file has most.
     let possible = Scheme::all(spec).into_iter().rev().map(|it| HuggingFaceTensors::with(spec, it));
@@ -70,30 +118,39 @@ pub fn import(
         }
     }
     let tied = scheme.tied_head().and_then(|head| found.remove(head));
-    let mut parameters = BTreeMap::new();
+    let (mut parameters, mut anew) = (BTreeMap::new(), BTreeSet::new());
     let mut missing: Vec<String> = vec![];
     for (name, pieces) in &there.tensors {
         let bare = scheme.bare(name);
-        let Some((full, tensor)) = found.remove(bare) else {
+        let tensor = found.remove(bare);
+        if pieces.iter().all(|piece| may_start.always.contains(&piece.parameter)) {
+            anew.extend(pieces.iter().map(|piece| piece.parameter.clone()));
+            continue;
+        }
+        let Some((full, tensor)) = tensor else {
             missing.push(bare.to_owned());
             continue;
         };
         for Piece { parameter, matrix, part, place } in pieces {
-            let values = part
-                .read(matrix, *place, tensor)
-                .map_err(|rule| wrong_shape(spec, full, &tensor.shape, rule))?;
-            parameters.insert(parameter.clone(), values);
+            match part.read(matrix, *place, tensor) {
+                Ok(values) => drop(parameters.insert(parameter.clone(), values)),
+                Err(_) if may_start.unless_it_fits.contains(parameter) => {
+                    anew.insert(parameter.clone());
+                }
+                Err(rule) => return Err(wrong_shape(spec, full, &tensor.shape, rule)),
+            }
         }
     }
     report(spec, missing, |model, count, names| InteropError::Missing { model, count, names })?;
     extra.extend(found.values().map(|&(full, _)| full.to_owned()));
     report(spec, extra, |model, count, names| InteropError::Unexpected { model, count, names })?;
     if let Some((full, head)) = tied
+        && !anew.contains(names::EMBEDDING)
         && parameters.get(names::EMBEDDING) != Some(&head.values)
     {
         return Err(InteropError::NotTied { model: spec.name().into(), tensor: full.into() });
     }
-    Ok(parameters)
+    Ok(WithoutHead { parameters, anew })
 }
 
 /// The tensors that Hugging Face's model with a head reads, when it is of type `model_type`, from the parameters
@@ -221,21 +278,26 @@ fn own_names(
     spec: &ModelSpec,
     graph: &Graph,
     tensors: &BTreeMap<String, Tensor>,
-) -> Result<BTreeMap<String, Vec<f32>>, InteropError> {
+    may_start: &Anew,
+) -> Result<WithoutHead, InteropError> {
     let known: BTreeMap<String, Matrix> = matrices(graph).collect();
     let extra = tensors.keys().filter(|name| !known.contains_key(*name)).cloned().collect();
     report(spec, extra, |model, count, names| InteropError::Unexpected { model, count, names })?;
-    let missing = known.keys().filter(|name| !tensors.contains_key(*name)).cloned().collect();
+    let needed = known.keys().filter(|name| !may_start.always.contains(*name));
+    let missing = needed.filter(|name| !tensors.contains_key(*name)).cloned().collect();
     report(spec, missing, |model, count, names| InteropError::Missing { model, count, names })?;
-    let mut parameters = BTreeMap::new();
-    for (name, tensor) in tensors {
-        if let Some(matrix) = known.get(name).filter(|matrix| matrix.shape != tensor.shape) {
-            let rule = format!("{:?} is needed", matrix.shape);
-            return Err(wrong_shape(spec, name, &tensor.shape, rule));
+    let (mut parameters, mut anew) = (BTreeMap::new(), may_start.always.clone());
+    for (name, tensor) in tensors.iter().filter(|(name, _)| !may_start.always.contains(*name)) {
+        match known.get(name).filter(|matrix| matrix.shape != tensor.shape) {
+            None => drop(parameters.insert(name.clone(), tensor.values.clone())),
+            Some(_) if may_start.unless_it_fits.contains(name) => drop(anew.insert(name.clone())),
+            Some(matrix) => {
+                let rule = format!("{:?} is needed", matrix.shape);
+                return Err(wrong_shape(spec, name, &tensor.shape, rule));
+            }
         }
-        parameters.insert(name.clone(), tensor.values.clone());
     }
-    Ok(parameters)
+    Ok(WithoutHead { parameters, anew })
 }
 
 fn no_mapping(spec: &ModelSpec, graph: &Graph) -> InteropError {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use shardloom_graph::{Extents, ModelSpec};
-use shardloom_interop::weights::{self, Tensor, import};
+use shardloom_interop::weights::{self, Tensor, WithoutHead, import, import_without_head};
 use shardloom_interop::{InteropError, ModelType};
 
 const GPT: &str = "gpt:layers=2,hidden=12,heads=3,seq=5,vocab=7";
@@ -216,6 +216,69 @@ fn a_shorter_sequence_takes_the_first_positions() {
         longer.contains("wpe.weight has shape [5, 12]") && longer.contains("[6, 12]"),
         "{longer}"
     );
+}
+
+#[test]
+fn where_the_head_starts_anew_all_else_is_taken_and_a_file_may_have_any_head() {
+    for (line, vocab, anew) in [
+        (LLAMA.to_owned(), 7, &["head.weight"][..]),
+        (LLAMA.to_owned(), 9, &["embedding.token", "head.weight"]),
+        // The head is the embedding.
+        (format!("{LLAMA},tied=true"), 7, &["embedding.token"]),
+        (format!("{GPT},tied=true"), 9, &["embedding.token"]),
+    ] {
+        let old = spec(&line);
+        let new = old.with_head(vocab).unwrap();
+        let ours = parameters(&old, 0.0);
+        let mut files = vec![export(&old, &ours).unwrap()];
+        if line.starts_with("llama") {
+            files.push(weights::export(&old, ModelType::Phi3, &ours).unwrap());
+        }
+        // A file without a head, and one with a head that is none of the embedding.
+        let mut headless = files[0].clone();
+        headless.remove("lm_head.weight");
+        let mut other = files[0].clone();
+        other.insert("lm_head.weight".into(), Tensor { shape: vec![2, 12], values: vec![0.5; 24] });
+        files.extend([headless, other]);
+        for file in &files {
+            let WithoutHead { parameters, anew: found } = import_without_head(&new, file).unwrap();
+            assert_eq!(found, anew.iter().map(|&name| name.to_owned()).collect(), "{line}");
+            let mut rest = ours.clone();
+            rest.retain(|name, _| !found.contains(name));
+            assert_eq!(parameters, rest, "{line}");
+        }
+        let mut less = files[0].clone();
+        less.retain(|name, _| !name.ends_with("norm.weight") && !name.ends_with("ln_f.weight"));
+        let error = import_without_head(&new, &less).unwrap_err();
+        assert!(matches!(error, InteropError::Missing { .. }), "{error}");
+    }
+    let wider = spec(&LLAMA.replace("hidden=12", "hidden=14"));
+    let file = export(&spec(LLAMA), &parameters(&spec(LLAMA), 0.0)).unwrap();
+    let error = import_without_head(&wider, &file).unwrap_err();
+    assert!(matches!(error, InteropError::Shape { .. }), "{error}");
+}
+
+#[test]
+fn where_the_head_starts_anew_a_file_with_this_programs_names_is_taken_but_for_it() {
+    let old = spec("mlp:inputs=2,hidden=3,layers=1,classes=2");
+    let ours = parameters(&old, 0.0);
+    let graph = old.graph().unwrap();
+    let extents = Extents::global(&graph, 1);
+    let tensor = |(_, value): (_, &shardloom_graph::Value)| {
+        let shape = extents.shape(&value.axes);
+        (value.name.clone(), Tensor { shape, values: ours[&value.name].clone() })
+    };
+    let file: BTreeMap<String, Tensor> = graph.parameters().map(tensor).collect();
+    for classes in [2, 5] {
+        let found = import_without_head(&old.with_head(classes).unwrap(), &file).unwrap();
+        assert_eq!(found.anew, ["head.weight".to_owned()].into());
+        assert_eq!(found.parameters.len(), ours.len() - 1);
+        assert!(found.parameters.iter().all(|(name, values)| values == &ours[name]));
+    }
+    let mut less = file;
+    less.remove("block.0.bias");
+    let error = import_without_head(&old, &less).unwrap_err();
+    assert!(matches!(error, InteropError::Missing { count: 1, .. }), "{error}");
 }
 
 #[test]

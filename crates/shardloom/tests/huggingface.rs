@@ -32,6 +32,13 @@ fn load(folder: &Path) -> Model {
 
 /// A session over all of the recorded text, which begins with the model's own weights.
 fn session(model: &Model, folder: &Path, weights: &Path, tp: u32) -> Session {
+    let mut session = start(model, folder, tp);
+    session.load_weights(weights).expect("weights of the model");
+    session
+}
+
+/// A session over all of the recorded text.
+fn start(model: &Model, folder: &Path, tp: u32) -> Session {
     let sgd = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0, reference_batch: None };
     let uniform =
         Uniform { mesh: Mesh::of(1, 1, tp), global_batch: 4, optimizer: sgd, ..Uniform::default() };
@@ -48,9 +55,7 @@ fn session(model: &Model, folder: &Path, weights: &Path, tp: u32) -> Session {
         timeout: Duration::from_secs(60),
         clock: RunClock::Wall,
     };
-    let mut session = Session::start(model, &plan, data, settings).expect("a session");
-    session.load_weights(weights).expect("weights of the model");
-    session
+    Session::start(model, &plan, data, settings).expect("a session")
 }
 
 fn tensors(folder: &Path) -> BTreeMap<String, Tensor> {
@@ -118,6 +123,53 @@ fn trained_weights_go_there_and_back() {
         let difference = (loss - expected).abs() / expected;
         assert!(difference < 1e-6, "{family}: {loss} after the way back instead of {expected}");
     }
+}
+
+/// What a session has, under Hugging Face's names.
+fn exported(session: &mut Session, folder: &Path) -> BTreeMap<String, Tensor> {
+    session.save(&folder.join("run"), None).expect("saved");
+    export_huggingface(&folder.join("run"), &folder.join("out"), WHOLE).expect("exported");
+    tensors(&folder.join("out"))
+}
+
+#[test]
+fn a_new_head_is_drawn_and_everything_else_loaded_whatever_the_plan() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let model = load(&golden("qwen2"));
+    let weights = golden("qwen2");
+    let there = tensors(&weights);
+    for (size, expected) in
+        [(256, &["head.weight"][..]), (320, &["embedding.token", "head.weight"])]
+    {
+        let model = model.with_head(size).expect("another head");
+        assert_eq!(model.head_size(), Some(size));
+        let names = |name: &str| match name {
+            "head.weight" => "lm_head.weight",
+            _ => "model.embed_tokens.weight",
+        };
+        let anew: Vec<&str> = expected.iter().map(|name| names(name)).collect();
+        let mut all = [1, 2].map(|tp| {
+            let at = folder.path().join(format!("{size}-{tp}"));
+            fs::create_dir(&at).expect("made");
+            let mut session = start(&model, &at, tp);
+            let drawn = exported(&mut session, &at.join("drawn"));
+            let found = session.load_weights_without_head(&weights).expect("weights but a head");
+            assert_eq!(found, expected, "{size}, tp {tp}");
+            let mut loaded = exported(&mut session, &at.join("loaded"));
+            for name in &anew {
+                assert_eq!(loaded.remove(*name), drawn.get(*name).cloned(), "{name} is drawn");
+            }
+            let mut rest = there.clone();
+            rest.retain(|name, _| !anew.contains(&name.as_str()));
+            assert_eq!(loaded, rest, "{size}, tp {tp}: nothing else is");
+            session.step().expect("a step").loss
+        });
+        all.sort_by(f64::total_cmp);
+        assert!(all[1] - all[0] < 1e-5 * all[0], "{size}: {all:?}");
+    }
+    let mut whole = start(&model.with_head(320).expect("another head"), folder.path(), 1);
+    let error = whole.load_weights(&weights).expect_err("its head has another size");
+    assert!(error.to_string().contains("weight has shape [256, 16]"), "{error}");
 }
 
 #[test]
