@@ -63,7 +63,7 @@ fn a_new_head_starts_anew_and_says_so_and_a_plan_has_it_already() {
     let shape = "--seq 8 --global-batch 4";
     let anew = |command: String, names: &str| {
         let outcome = place.run(&command).succeeds();
-        let said = format!("weights in model, but for what starts anew: {names}\n");
+        let said = format!("weights in model, but for what starts anew: {names}\"}}");
         outcome.check(outcome.stderr.contains(&said), "it does not say what starts anew");
     };
     anew(format!("{} {shape} --new-head 256", run("model")), "head.weight");
@@ -72,7 +72,9 @@ fn a_new_head_starts_anew_and_says_so_and_a_plan_has_it_already() {
 
     let drawn = format!("{} {shape} --new-head 300", run("model/config.json"));
     place.run(&drawn).refuses("usage", "--weights");
-    place.run(&format!("plan model/config.json --cluster local {shape} -o plan.toml")).succeeds();
+    place
+        .run(&format!("plan model/config.json --cluster h100-80g:1 {shape} -o plan.toml"))
+        .succeeds();
     anew(format!("{} --weights model --new-head 256", run("plan.toml")), "head.weight");
     let other = format!("{} --weights model --new-head 300", run("plan.toml"));
     place.run(&other).refuses("usage", "a head of 256");
