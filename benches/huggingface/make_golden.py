@@ -5,7 +5,8 @@
     make_golden.py --check    loads the folders and compares their losses with the recorded ones
 
 `crates/shardloom/tests/huggingface.rs` loads each folder as a model with its weights, and must find the same
-loss. Weights and biases are drawn, gains lie around one, so that no term is silently neutral.
+loss. Weights and biases are drawn, gains lie around one, so that no term
+is silently neutral.
 """
 
 import argparse
@@ -40,6 +41,8 @@ LLAMA3_ROPE = {
     "rope_theta": 500000.0,
 }
 CONFIGS = {
+    # A width whose root is not exact.
+    "gemma": transformers.GemmaConfig(**{**COMMON, "hidden_size": 20}, head_dim=8, pad_token_id=None),
     "gpt2": transformers.GPT2Config(
         vocab_size=256,
         n_embd=16,
@@ -54,6 +57,8 @@ CONFIGS = {
     ),
     "llama": transformers.LlamaConfig(**COMMON, rope_parameters=LLAMA3_ROPE, tie_word_embeddings=True),
     "mistral": transformers.MistralConfig(**COMMON, sliding_window=None),
+    # Heads of a width that does not divide that of the model, so that each of the fused matrices has unequal parts.
+    "phi3": transformers.Phi3Config(**COMMON, head_dim=6, pad_token_id=None),
     "qwen2": transformers.Qwen2Config(**COMMON),
     "qwen3": transformers.Qwen3Config(**COMMON, head_dim=8),
 }
@@ -80,7 +85,9 @@ def draw(model):
     for name, parameter in model.named_parameters():
         values = torch.randn(parameter.shape, generator=generator)
         is_gain = "norm" in name and name.endswith("weight") or ".ln_" in name and name.endswith("weight")
-        parameter.data = 1.0 + 0.2 * values if is_gain else 0.3 * values
+        # Those of Gemma are stored less one.
+        centre = 0.0 if model.config.model_type == "gemma" else 1.0
+        parameter.data = centre + 0.2 * values if is_gain else 0.3 * values
 
 
 def main():

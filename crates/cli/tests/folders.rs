@@ -55,6 +55,45 @@ fn a_folder_is_trained_from_its_weights_and_says_so_and_its_configuration_is_not
     again.refuses("file", "--force");
 }
 
+#[test]
+fn a_new_head_starts_anew_and_says_so_and_a_plan_has_it_already() {
+    let place = place();
+    let run =
+        |what: &str| format!("train {what} --data text.txt --tokenizer bytes --steps 1 --json");
+    let shape = "--seq 8 --global-batch 4";
+    let anew = |command: String, names: &str| {
+        let outcome = place.run(&command).succeeds();
+        let said = format!("weights in model, but for what starts anew: {names}\"}}");
+        outcome.check(outcome.stderr.contains(&said), "it does not say what starts anew");
+    };
+    anew(format!("{} {shape} --new-head 256", run("model")), "head.weight");
+    let both = "embedding.token, head.weight";
+    anew(format!("{} {shape} --new-head 300 --tp 2 --pp 2", run("model")), both);
+
+    let drawn = format!("{} {shape} --new-head 300", run("model/config.json"));
+    place.run(&drawn).refuses("usage", "--weights");
+    place
+        .run(&format!("plan model/config.json --cluster h100-80g:1 {shape} -o plan.toml"))
+        .succeeds();
+    anew(format!("{} --weights model --new-head 256", run("plan.toml")), "head.weight");
+    let other = format!("{} --weights model --new-head 300", run("plan.toml"));
+    place.run(&other).refuses("usage", "a head of 256");
+}
+
+#[test]
+fn a_folder_is_written_as_the_type_of_model_that_is_asked_for() {
+    let place = place();
+    let train = format!("train model {LENGTH} --tokenizer bytes --steps 1 --checkpoint run");
+    place.run(&train).succeeds();
+    let other = place.run("export run --huggingface out --model-type phi3 --json");
+    other.refuses("model", "it can be as qwen3");
+    other.check(!place.path("out").exists(), "there is a folder all the same");
+    place
+        .run("export run --huggingface out --model-type bert --json")
+        .refuses("usage", "gemma, gpt2");
+    place.run("export run --huggingface out --model-type qwen3").succeeds();
+}
+
 /// The bytes of each tensor of each file of weights that `export` wrote into `out`, in order.
 fn tensors(place: &Place, exported: &Outcome) -> Vec<Vec<u64>> {
     let files = exported.object()["files"].clone();

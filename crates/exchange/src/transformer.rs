@@ -80,7 +80,7 @@ impl Transformer {
                 norm_epsilon: gpt.norm_epsilon,
                 init_std: gpt.init_std,
             }),
-            Network::Llama(llama) if !(llama.separate_loss || llama.qkv_bias || llama.qk_norm) => {
+            Network::Llama(llama) if llama.is_plain() && !llama.separate_loss => {
                 Some(Transformer {
                     kind: Kind::Llama {
                         theta: llama.rope_theta,
@@ -150,6 +150,9 @@ impl Transformer {
                     separate_loss: false,
                     qkv_bias: false,
                     qk_norm: false,
+                    geglu: false,
+                    scaled_embedding: false,
+                    zero_centered_gain: false,
                     init_std: self.init_std,
                 };
                 ModelSpec::new("llama", Network::Llama(config))

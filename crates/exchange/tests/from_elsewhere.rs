@@ -396,6 +396,14 @@ fn refused_everywhere(change: impl FnOnce(&mut Plan), key: &str) {
     }
 }
 
+/// Configurations elsewhere would say the Llama without them.
+#[test]
+fn what_other_families_have_changed_in_a_llama_is_refused() {
+    for word in ["qkv_bias", "qk_norm", "geglu", "scaled_embedding", "zero_centered_gain"] {
+        refused_everywhere(|plan| plan.model += &format!(",{word}=true"), "model");
+    }
+}
+
 #[test]
 fn what_makes_a_plan_another_one_elsewhere_is_refused_by_its_key() {
     refused_everywhere(

@@ -1,7 +1,7 @@
 //! Classes that a model tells apart, one for each sample.
 
 use crate::op::OpKind;
-use crate::{Graph, OpId, ValueId};
+use crate::{DimId, Graph, OpId, ValueId};
 
 /// What a classifier decides by: the largest of a sample's logits, the first of equal ones; or, where there is
 /// one logit for two classes, whether it is above 0, that is the second class likelier than 1/2.
@@ -19,6 +19,23 @@ pub struct SampleClasses {
 }
 
 impl Graph {
+    /// The dimension of what the loss tells apart: classes or a vocabulary. A loss of one logit has none.
+    pub fn class_dim(&self) -> Option<DimId> {
+        let loss = self.op(self.value(self.loss()).producer?);
+        match loss.kind {
+            OpKind::CrossEntropy => self.value(*loss.inputs.first()?).axes.last().copied(),
+            _ => None,
+        }
+    }
+
+    /// The parameters that are made for the classes or the vocabulary: those with an axis of it. Some are of the
+    /// head; the others are [tables](Graph::is_table).
+    pub fn class_parameters(&self) -> impl Iterator<Item = ValueId> {
+        let classes = self.class_dim();
+        let has = move |value: &crate::Value| value.axes.iter().any(|&dim| Some(dim) == classes);
+        self.parameters().filter(move |(_, value)| has(value)).map(|(id, _)| id)
+    }
+
     /// The classes of samples that the model tells apart: those of its loss, if that has one target for each
     /// sample. A model with a target for each position of a sequence, as language models have, has none.
     pub fn sample_classes(&self) -> Option<SampleClasses> {

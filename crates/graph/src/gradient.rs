@@ -118,8 +118,8 @@ fn full_rule(graph: &Graph, op: OpId) -> Rule {
             let reads = (0..5).map(Input).chain([OutputGradient]).collect();
             input(reads, vec![0, 4])
         }
-        OpKind::SwiGlu => input(vec![Input(0), Input(1), OutputGradient], vec![0, 1]),
-        OpKind::Rotary { .. } => input(vec![OutputGradient], vec![0]),
+        OpKind::Glu(_) => input(vec![Input(0), Input(1), OutputGradient], vec![0, 1]),
+        OpKind::Scale { .. } | OpKind::Rotary { .. } => input(vec![OutputGradient], vec![0]),
         OpKind::AttentionProbs { .. } => {
             input(vec![Input(0), Input(1), Output(0), OutputGradient], vec![0, 1])
         }

@@ -25,6 +25,15 @@ pub enum Activation {
     Relu,
 }
 
+/// What a gated linear unit does to its gate (Shazeer 2020, arXiv 2002.05202, equation 6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Gate {
+    /// x sigmoid(x): SwiGLU, as in Llama.
+    Silu,
+    /// [`Activation::Gelu`]: GeGLU, as in Gemma.
+    Gelu,
+}
+
 /// Scaling of rotary frequencies for long contexts, as published with Llama 3.1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RotaryScaling {
@@ -100,16 +109,23 @@ pub enum OpKind {
         /// Added to the variance.
         epsilon: f32,
     },
-    /// `(x [..., n], gain [n]) -> (y, stats [...])`: root-mean-square normalisation; stats are the
-    /// reciprocal root mean square.
+    /// `(x [..., n], gain [n]) -> (y, stats [...])`: root-mean-square normalisation, times `offset + gain`;
+    /// stats are the reciprocal root mean square.
     RmsNorm {
         /// Added to the mean square.
         epsilon: f32,
+        /// Added to the gain: 1 where gains are stored less one, else 0.
+        offset: f32,
     },
     /// `(x, [counts]) -> f(x)`; counts where it is known only while running how many rows x has.
     Pointwise(Activation),
-    /// `(gate, up) -> silu(gate) * up` (Shazeer 2020, arXiv 2002.05202).
-    SwiGlu,
+    /// `(gate, up) -> f(gate) * up`: a gated linear unit without its matrices.
+    Glu(Gate),
+    /// `x -> factor x`, the factor being rounded to the format of x first.
+    Scale {
+        /// What each element is multiplied by.
+        factor: f32,
+    },
     /// `x [batch, seq, heads..., head_dim] -> x` rotated by position (Su et al. 2021, arXiv
     /// 2104.09864), first half against second half of `head_dim`.
     Rotary {
@@ -220,7 +236,9 @@ impl OpKind {
             OpKind::RmsNorm { .. } => "rms-norm",
             OpKind::Pointwise(Activation::Gelu) => "gelu",
             OpKind::Pointwise(Activation::Relu) => "relu",
-            OpKind::SwiGlu => "swiglu",
+            OpKind::Glu(Gate::Silu) => "swiglu",
+            OpKind::Glu(Gate::Gelu) => "geglu",
+            OpKind::Scale { .. } => "scale",
             OpKind::Rotary { .. } => "rotary",
             OpKind::AttentionProbs { .. } => "attention-probs",
             OpKind::AttentionContext { .. } => "attention-context",
@@ -334,7 +352,8 @@ impl Op {
             | OpKind::LayerNorm { .. }
             | OpKind::RmsNorm { .. }
             | OpKind::Pointwise(_)
-            | OpKind::SwiGlu
+            | OpKind::Glu(_)
+            | OpKind::Scale { .. }
             | OpKind::Route { .. }
             | OpKind::Dispatch
             | OpKind::ExpertContract
@@ -375,7 +394,8 @@ impl Op {
             | OpKind::LayerNorm { .. }
             | OpKind::RmsNorm { .. }
             | OpKind::Pointwise(_)
-            | OpKind::SwiGlu
+            | OpKind::Glu(_)
+            | OpKind::Scale { .. }
             | OpKind::Rotary { .. }
             | OpKind::AttentionProbs { .. }
             | OpKind::AttentionContext { .. }

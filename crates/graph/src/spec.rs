@@ -170,6 +170,25 @@ impl ModelSpec {
         ModelSpec::new(&self.name, network)
     }
 
+    /// The same model with a head of another size: so many classes, or tokens of a vocabulary.
+    ///
+    /// # Errors
+    /// If the size is zero or absurd, or the model has no classes or is written as data.
+    pub fn with_head(&self, classes: usize) -> Result<ModelSpec, GraphError> {
+        match self.network() {
+            Network::Mlp(mlp) => {
+                ModelSpec::new(&self.name, Network::Mlp(MlpConfig { classes, ..mlp.clone() }))
+            }
+            Network::Dlrm(_) | Network::Custom(_) => Err(GraphError::Parameter {
+                model: self.name.clone(),
+                key: "head".into(),
+                value: classes.to_string(),
+                rule: "a head is given to a gpt, llama, u-transformer, lstm or mlp".into(),
+            }),
+            _ => self.with_vocab(classes),
+        }
+    }
+
     /// The model as a graph.
     ///
     /// # Errors

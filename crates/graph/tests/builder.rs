@@ -1,6 +1,6 @@
 //! What the builder refuses, and the gradients of what it accepts.
 
-use shardloom_graph::op::Activation;
+use shardloom_graph::op::{Activation, Gate};
 use shardloom_graph::work::{Pass, work};
 use shardloom_graph::{
     DimId, Extents, GraphBuilder, GraphError, Init, Reduction, Split, ValueId, gradient,
@@ -79,7 +79,9 @@ fn an_operand_is_the_kind_of_tensor_that_the_operator_takes() {
     let gain = net.parameter("gain", &[wide], 0, ZEROS).unwrap();
     refused(net.embed("embed", x, w), "x has axes [batch, wide], but an input of indices");
     refused(net.pointwise("relu", y, Activation::Relu), "real numbers that are no parameter");
-    refused(net.rms_norm("norm", x, gain, 0.0), "norm epsilon = 0");
+    refused(net.rms_norm("norm", x, gain, 0.0, 0.0), "norm epsilon = 0");
+    refused(net.rms_norm("norm", x, gain, f32::NAN, 1e-5), "norm offset = NaN");
+    refused(net.scale("scale", x, f32::INFINITY), "scale factor = inf");
     refused(net.pointwise("gelu", gain, Activation::Gelu), "real numbers that are no parameter");
     let other = net.features("other", &[wide]).unwrap();
     let product = net.contract("product", x, w, None).unwrap();
@@ -110,7 +112,7 @@ fn a_network_ends_in_one_loss_that_depends_on_all_of_it() {
 fn features_get_no_gradient() {
     let Start { mut net, wide, narrow, x, y } = start();
     let gain = net.parameter("gain", &[wide], 0, ZEROS).unwrap();
-    let normed = net.rms_norm("norm", x, gain, 1e-5).unwrap();
+    let normed = net.rms_norm("norm", x, gain, 0.0, 1e-5).unwrap();
     let sum = net.add("sum", normed, x).unwrap();
     let w = net.parameter("w", &[wide, narrow], 1, ZEROS).unwrap();
     let logits = net.contract("logits", sum, w, None).unwrap();
@@ -128,7 +130,7 @@ fn features_get_no_gradient() {
 #[test]
 fn an_operator_that_reads_a_value_twice_is_one_of_its_readers_once() {
     let Start { mut net, wide, narrow, x, y } = start();
-    let twice = net.swiglu("twice", x, x).unwrap();
+    let twice = net.glu("twice", Gate::Silu, x, x).unwrap();
     let w = net.parameter("w", &[wide, narrow], 1, ZEROS).unwrap();
     let logits = net.contract("logits", twice, w, None).unwrap();
     let loss = net.cross_entropy("loss", logits, y).unwrap();
@@ -251,7 +253,7 @@ fn an_operator_with_a_gradient_of_each_operand_does_not_read_one_twice() {
 
     let Start { mut net, wide, x, y, .. } = start();
     let a = net.pointwise("a", x, Activation::Relu).unwrap();
-    let twice = net.swiglu("twice", a, a).unwrap();
+    let twice = net.glu("twice", Gate::Silu, a, a).unwrap();
     refused(finish(net, twice, wide, y), needle);
 
     let Start { mut net, x, y, .. } = start();
@@ -348,7 +350,7 @@ fn queries_have_the_axes_of_the_keys_and_at_most_one_more() {
     for (name, q) in [("a", plain), ("b", grouped)] {
         let out = net.attention(name, q, k, v, keys, false, 0.5).unwrap();
         // Both have the same axes.
-        net.swiglu(&format!("gated {name}"), out, q).unwrap();
+        net.glu(&format!("gated {name}"), Gate::Silu, out, q).unwrap();
     }
 }
 

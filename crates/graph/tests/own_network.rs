@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use shardloom_graph::op::Activation;
+use shardloom_graph::op::{Activation, Gate};
 use shardloom_graph::{Graph, GraphBuilder, GraphError, Init, ModelSpec};
 
 const OWN: &str = include_str!("../../../examples/models/own-network.toml");
@@ -54,19 +54,19 @@ fn built() -> Result<Graph, GraphError> {
         let b = net.parameter(&at("attention_residual.bias"), &[model], 0, zeros)?;
         let middle = net.bias_dropout_add(&at("attention_residual"), out, b, x, 0.1)?;
         let gain = net.parameter(&at("ffn_norm.gain"), &[model], 0, ones)?;
-        let normed = net.rms_norm(&at("ffn_norm"), middle, gain, 1e-6)?;
+        let normed = net.rms_norm(&at("ffn_norm"), middle, gain, 0.0, 1e-6)?;
         let w = net.parameter(&at("gate.weight"), &[model, ffn], 1, normal)?;
         let gate = net.contract(&at("gate"), normed, w, None)?;
         let w = net.parameter(&at("up.weight"), &[model, ffn], 1, normal)?;
         let up = net.contract(&at("up"), normed, w, None)?;
-        let activated = net.swiglu(&at("swiglu"), gate, up)?;
+        let activated = net.glu(&at("swiglu"), Gate::Silu, gate, up)?;
         let w = net.parameter(&at("down.weight"), &[ffn, model], 1, small)?;
         let down = net.contract(&at("down"), activated, w, None)?;
         x = net.add(&at("ffn_residual"), middle, down)?;
     }
     net.block("head");
     let gain = net.parameter("head.norm.gain", &[model], 0, ones)?;
-    let normed = net.rms_norm("head.norm", x, gain, 1e-5)?;
+    let normed = net.rms_norm("head.norm", x, gain, 0.0, 1e-5)?;
     let logits = net.contract("head", normed, table, None)?;
     let loss = net.cross_entropy("head.loss", logits, targets)?;
     net.finish(loss)

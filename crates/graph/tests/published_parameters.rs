@@ -36,6 +36,18 @@ fn llama_3_has_the_parameters_of_the_released_checkpoints() {
     check("llama-3-405b", 405_853_388_800);
 }
 
+#[test]
+fn phi_3_has_the_parameters_of_the_released_checkpoint() {
+    check("phi-3-mini", 3_821_079_552);
+}
+
+/// The embedding is the head, and is counted once.
+#[test]
+fn gemma_has_the_parameters_of_the_released_checkpoints() {
+    check("gemma-2b", 2_506_172_416);
+    check("gemma-7b", 8_537_680_896);
+}
+
 /// 2 V h + V of embedding and softmax, 4 h (2 h + 1) of each layer: 20 and 66 million in Zaremba et al. 2014.
 #[test]
 fn the_regularized_lstms_have_the_parameters_of_their_paper() {

@@ -234,6 +234,9 @@ fn network() -> impl Strategy<Value = Network> {
             separate_loss: layers.is_multiple_of(3),
             qkv_bias: seq.is_multiple_of(2),
             qk_norm: vocab.is_multiple_of(2),
+            geglu: layers.is_multiple_of(2),
+            scaled_embedding: kv.is_multiple_of(2),
+            zero_centered_gain: group.is_multiple_of(2),
             init_std: 0.02,
         })
     });

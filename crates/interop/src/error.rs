@@ -23,6 +23,20 @@ pub enum InteropError {
         /// What it might say.
         supported: &'static str,
     },
+    /// The kind of model has something that this program's models have not.
+    #[error(
+        "{place}: model_type {found:?} is not supported, as it has {what}; supported are {supported}"
+    )]
+    OtherModel {
+        /// The file.
+        place: String,
+        /// What it says.
+        found: String,
+        /// What there is in it.
+        what: &'static str,
+        /// What it might say.
+        supported: &'static str,
+    },
     /// A key is missing or has a value that this program's models cannot follow exactly.
     #[error("{place}: {key} = {value} is not possible: {rule}")]
     Key {
@@ -50,6 +64,18 @@ pub enum InteropError {
         model: String,
         /// What there is.
         reason: &'static str,
+    },
+    /// Models of this kind in Hugging Face's library compute something else.
+    #[error(
+        "{model} cannot be written as {wanted}, which computes something else; it can be as {possible}"
+    )]
+    NotOfType {
+        /// The model.
+        model: String,
+        /// The kind that was asked for.
+        wanted: &'static str,
+        /// Those that compute what it does.
+        possible: String,
     },
     /// There is no mapping of names for this family.
     #[error(

@@ -15,7 +15,34 @@ use crate::InteropError;
 
 pub use write::write_config;
 
-const SUPPORTED: &str = "gpt2, llama, mistral, qwen2 and qwen3";
+const SUPPORTED: &str = "gemma, gpt2, llama, mistral, phi3, qwen2 and qwen3";
+
+/// Kinds of models that are near to supported ones, and what they have that is not here.
+const OTHERS: &[(&str, &str)] = &[
+    (
+        "gemma2",
+        "norms behind attention and feed-forward too, caps on logits and attention (final_logit_softcapping, \
+         attn_logit_softcapping), windows in every other layer and a scale of attention of its own \
+         (query_pre_attn_scalar)",
+    ),
+    ("gemma3", GEMMA_3),
+    ("gemma3_text", GEMMA_3),
+    (
+        "phi",
+        "attention and feed-forward side by side behind one norm, biases in all of them and in the head, and heads \
+         that are rotated in part",
+    ),
+    ("phimoe", EXPERTS),
+    ("mixtral", EXPERTS),
+    ("qwen2_moe", EXPERTS),
+    ("qwen3_moe", EXPERTS),
+];
+
+const GEMMA_3: &str = "norms behind attention and feed-forward too, windows in most layers, which have rotary \
+                       frequencies of another base, and a scale of attention of its own \
+                       (query_pre_attn_scalar)";
+
+const EXPERTS: &str = "experts";
 
 /// Reads the model that a `config.json` describes, at sequence length `seq`, or at the longest that
 /// the configuration names. `place` is the file's name, for messages.
@@ -35,16 +62,18 @@ pub fn read_config(text: &str, place: &str, seq: Option<usize>) -> Result<ModelS
     config.flag_is("is_causal", true, "attention here sees earlier positions only")?;
     let model_type = config.text("model_type", "none")?;
     let network = match model_type {
+        "gemma" => gemma(&config, seq)?,
         "gpt2" => gpt2(&config, seq)?,
         "llama" => llama(&config, seq)?,
         "mistral" => mistral(&config, seq)?,
+        "phi3" => phi3(&config, seq)?,
         "qwen2" => qwen2(&config, seq)?,
         "qwen3" => qwen3(&config, seq)?,
         other => {
-            return Err(InteropError::ModelType {
-                place: place.into(),
-                found: other.into(),
-                supported: SUPPORTED,
+            let (place, found, supported) = (place.into(), other.into(), SUPPORTED);
+            return Err(match OTHERS.iter().find(|(name, _)| *name == other) {
+                Some(&(_, what)) => InteropError::OtherModel { place, found, what, supported },
+                None => InteropError::ModelType { place, found, supported },
             });
         }
     };
@@ -109,6 +138,49 @@ fn mistral(config: &Config, seq: Option<usize>) -> Result<Network, InteropError>
     Ok(Network::Llama(with_kv_heads(network, config, 8)))
 }
 
+/// Phi-3 and 4: a Llama whose weights have fewer matrices, see [`crate::weights`].
+fn phi3(config: &Config, seq: Option<usize>) -> Result<Network, InteropError> {
+    let network = llama_config(config, seq)?;
+    require_window(config, config.optional_size("sliding_window")?, network.seq)?;
+    for key in ["resid_pdrop", "embd_pdrop"] {
+        let dropout = config.real(key, Some(0.0))?;
+        if dropout != 0.0 {
+            return Err(config.error(key, dropout, "a Phi-3 has no dropout here"));
+        }
+    }
+    if network.rope_scaling.is_some() {
+        let rule = "a Phi-3 has longrope or none, of which none is needed";
+        return Err(config.error("rope_type", "llama3", rule));
+    }
+    let norm_epsilon = config.real("rms_norm_eps", Some(1e-5))?;
+    Ok(Network::Llama(LlamaConfig { norm_epsilon, ..network }))
+}
+
+/// Gemma, not 2 or 3: its GELU is the one by tanh, also where files of the first release say `gelu`.
+fn gemma(config: &Config, seq: Option<usize>) -> Result<Network, InteropError> {
+    let by_tanh = ["gelu_pytorch_tanh", "gelu_new"];
+    let activation = config.text("hidden_act", by_tanh[0])?;
+    if activation != "gelu" && !by_tanh.contains(&activation) {
+        return Err(config.error("hidden_act", activation, "gelu_pytorch_tanh is needed"));
+    }
+    // The name of the key in between, which is left out or null elsewhere.
+    let activation = config.text("hidden_activation", by_tanh[0])?;
+    if !by_tanh.contains(&activation) {
+        return Err(config.error("hidden_activation", activation, "gelu_pytorch_tanh is needed"));
+    }
+    let rule = "attention here sees earlier positions only";
+    config.flag_is("use_bidirectional_attention", false, rule)?;
+    let network = with_kv_heads(llama_sizes(config, seq)?, config, 16);
+    Ok(Network::Llama(LlamaConfig {
+        head_dim: network.head_dim.or(Some(256)),
+        tied: config.flag("tie_word_embeddings", true)?,
+        geglu: true,
+        scaled_embedding: true,
+        zero_centered_gain: true,
+        ..network
+    }))
+}
+
 /// With so many key and value heads where the key is absent; a null one means as many as there are heads.
 fn with_kv_heads(network: LlamaConfig, config: &Config, usual: usize) -> LlamaConfig {
     match config.map.contains_key("num_key_value_heads") {
@@ -157,11 +229,17 @@ fn llama(config: &Config, seq: Option<usize>) -> Result<Network, InteropError> {
     Ok(Network::Llama(llama_config(config, seq)?))
 }
 
+/// All of a Llama.
 fn llama_config(config: &Config, seq: Option<usize>) -> Result<LlamaConfig, InteropError> {
     let activation = config.text("hidden_act", "silu")?;
     if activation != "silu" {
         return Err(config.error("hidden_act", activation, "silu is needed"));
     }
+    llama_sizes(config, seq)
+}
+
+/// All of a Llama but its activation.
+fn llama_sizes(config: &Config, seq: Option<usize>) -> Result<LlamaConfig, InteropError> {
     for key in ["attention_bias", "mlp_bias"] {
         config.flag_is(key, false, "such projections have no biases here")?;
     }
@@ -189,6 +267,9 @@ fn llama_config(config: &Config, seq: Option<usize>) -> Result<LlamaConfig, Inte
         separate_loss: false,
         qkv_bias: false,
         qk_norm: false,
+        geglu: false,
+        scaled_embedding: false,
+        zero_centered_gain: false,
         init_std: config.real("initializer_range", Some(0.02))?,
     })
 }

@@ -7,5 +7,7 @@ pub mod huggingface;
 pub mod weights;
 
 mod error;
+mod model_type;
 
 pub use error::InteropError;
+pub use model_type::ModelType;

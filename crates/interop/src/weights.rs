@@ -3,7 +3,7 @@
 //! A parameter here keeps its structure, such as `[model, heads, group, head_dim]`, and its first axes
 //! are the rows of the matrix that it is: inputs before outputs. GPT-2's `Conv1D` stores matrices the
 //! same way round, with query, key and value side by side in the columns; Llama's `Linear` stores
-//! outputs before inputs. Query head `h` of a Llama reads key head `h / group` in both, and both rotate
+//! outputs before inputs, and Phi-3 has query, key and value one below the other, and gate and up. Query head `h` of a Llama reads key head `h / group` in both, and both rotate
 //! the first half of a head against the second, so nothing is permuted within a head.
 
 mod layout;
@@ -13,8 +13,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use shardloom_graph::{Extents, Graph, ModelSpec};
 
-use crate::InteropError;
-use layout::Matrix;
+use crate::{InteropError, ModelType};
+use layout::{Matrix, Place};
+use names::Scheme;
 
 /// A tensor of a file.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,6 +38,54 @@ pub fn import(
     spec: &ModelSpec,
     tensors: &BTreeMap<String, Tensor>,
 ) -> Result<BTreeMap<String, Vec<f32>>, InteropError> {
+    Ok(fill(spec, tensors, &Anew::default())?.parameters)
+}
+
+/// Weights of a model whose head starts anew.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WithoutHead {
+    /// What is in the file, by parameter.
+    pub parameters: BTreeMap<String, Vec<f32>>,
+    /// The parameters that start anew.
+    pub anew: BTreeSet<String>,
+}
+
+/// [`import`], but for the head: whatever the file has for it, or has not, is passed over. An embedding that the
+/// head is not tied to is taken if it is of the model's vocabulary, and starts anew too if it is not.
+///
+/// # Errors
+/// As [`import`] of everything else.
+pub fn import_without_head(
+    spec: &ModelSpec,
+    tensors: &BTreeMap<String, Tensor>,
+) -> Result<WithoutHead, InteropError> {
+    let graph = graph_of(spec)?;
+    let mut anew = Anew::default();
+    for parameter in graph.class_parameters() {
+        let name = graph.value(parameter).name.clone();
+        match graph.is_table(parameter) {
+            true => anew.unless_it_fits.insert(name),
+            false => anew.always.insert(name),
+        };
+    }
+    fill(spec, tensors, &anew)
+}
+
+/// Parameters for which a file need not have weights.
+#[derive(Debug, Default)]
+struct Anew {
+    /// Those whose weights are passed over.
+    always: BTreeSet<String>,
+    /// Those whose weights may have another shape.
+    unless_it_fits: BTreeSet<String>,
+}
+
+/// What a file has for a model, but for some of it.
+fn fill(
+    spec: &ModelSpec,
+    tensors: &BTreeMap<String, Tensor>,
+    may_start: &Anew,
+) -> Result<WithoutHead, InteropError> {
     let graph = graph_of(spec)?;
     for (name, tensor) in tensors {
         let elements = tensor.shape.iter().try_fold(1_usize, |all, &size| all.checked_mul(size));
@@ -46,12 +95,19 @@ pub fn import(
         }
     }
     if graph.parameters().any(|(_, value)| tensors.contains_key(&value.name)) {
-        return own_names(spec, &graph, tensors);
+        return own_names(spec, &graph, tensors, may_start);
     }
-    let scheme = names::Scheme::of(spec).ok_or_else(|| InteropError::NoMapping {
-        model: spec.name().into(),
-        names: listed(&graph),
-    })?;
+    // Of several, the names of which the file has most.
+    let possible = Scheme::all(spec).into_iter().rev().map(|it| HuggingFaceTensors::with(spec, it));
+    let possible = possible.collect::<Result<Vec<_>, _>>()?;
+    let known = |it: &HuggingFaceTensors<'_>| {
+        tensors
+            .keys()
+            .filter(|name| it.tensors.contains_key(&it.scheme.full(it.scheme.bare(name))))
+            .count()
+    };
+    let there = possible.into_iter().max_by_key(known).ok_or_else(|| no_mapping(spec, &graph))?;
+    let scheme = there.scheme;
 
     // By bare name, with the full name for messages.
     let mut found: BTreeMap<&str, (&str, &Tensor)> = BTreeMap::new();
@@ -62,48 +118,52 @@ pub fn import(
         }
     }
     let tied = scheme.tied_head().and_then(|head| found.remove(head));
-    let mut parameters = BTreeMap::new();
-    let mut used: BTreeSet<String> = BTreeSet::new();
-    let mut missing: BTreeSet<String> = BTreeSet::new();
-    for (name, matrix) in matrices(&graph) {
-        let Some(source) = scheme.source(&name) else {
-            missing.insert(name);
+    let (mut parameters, mut anew) = (BTreeMap::new(), BTreeSet::new());
+    let mut missing: Vec<String> = vec![];
+    for (name, pieces) in &there.tensors {
+        let bare = scheme.bare(name);
+        let tensor = found.remove(bare);
+        if pieces.iter().all(|piece| may_start.always.contains(&piece.parameter)) {
+            anew.extend(pieces.iter().map(|piece| piece.parameter.clone()));
+            continue;
+        }
+        let Some((full, tensor)) = tensor else {
+            missing.push(bare.to_owned());
             continue;
         };
-        let Some(&(full, tensor)) = found.get(source.tensor.as_str()) else {
-            missing.insert(source.tensor);
-            continue;
-        };
-        let values = source
-            .part
-            .read(&matrix, tensor)
-            .map_err(|rule| wrong_shape(spec, full, &tensor.shape, rule))?;
-        parameters.insert(name, values);
-        used.insert(source.tensor);
+        for Piece { parameter, matrix, part, place } in pieces {
+            match part.read(matrix, *place, tensor) {
+                Ok(values) => drop(parameters.insert(parameter.clone(), values)),
+                Err(_) if may_start.unless_it_fits.contains(parameter) => {
+                    anew.insert(parameter.clone());
+                }
+                Err(rule) => return Err(wrong_shape(spec, full, &tensor.shape, rule)),
+            }
+        }
     }
-    let missing = missing.into_iter().collect();
     report(spec, missing, |model, count, names| InteropError::Missing { model, count, names })?;
-    found.retain(|name, _| !used.contains(*name));
     extra.extend(found.values().map(|&(full, _)| full.to_owned()));
     report(spec, extra, |model, count, names| InteropError::Unexpected { model, count, names })?;
     if let Some((full, head)) = tied
+        && !anew.contains(names::EMBEDDING)
         && parameters.get(names::EMBEDDING) != Some(&head.values)
     {
         return Err(InteropError::NotTied { model: spec.name().into(), tensor: full.into() });
     }
-    Ok(parameters)
+    Ok(WithoutHead { parameters, anew })
 }
 
-/// The tensors that Hugging Face's model with a head reads, from the parameters of `spec` by name. A
-/// tied head is left out, as it is there.
+/// The tensors that Hugging Face's model with a head reads, when it is of type `model_type`, from the parameters
+/// of `spec` by name. A tied head is left out, as it is there.
 ///
 /// # Errors
 /// If a parameter is missing, unknown or of another length, or the model has no names there.
 pub fn export(
     spec: &ModelSpec,
+    model_type: ModelType,
     parameters: &BTreeMap<String, Vec<f32>>,
 ) -> Result<BTreeMap<String, Tensor>, InteropError> {
-    let there = HuggingFaceTensors::of(spec)?;
+    let there = HuggingFaceTensors::of(spec, model_type)?;
     let known: BTreeSet<&str> = there.parameters().collect();
     let extra = parameters.keys().filter(|name| !known.contains(name.as_str())).cloned().collect();
     report(spec, extra, |model, count, names| InteropError::Unexpected { model, count, names })?;
@@ -122,6 +182,7 @@ pub fn export(
 #[derive(Debug)]
 pub struct HuggingFaceTensors<'s> {
     spec: &'s ModelSpec,
+    scheme: Scheme,
     tensors: BTreeMap<String, Vec<Piece>>,
 }
 
@@ -131,31 +192,50 @@ struct Piece {
     parameter: String,
     matrix: Matrix,
     part: layout::Part,
+    place: Place,
 }
 
 impl<'s> HuggingFaceTensors<'s> {
-    /// Those of `spec`. A tied head is left out, as it is there.
+    /// Those of `spec` as a model of type `model_type`. A tied head is left out, as it is there.
     ///
     /// # Errors
     /// If the model has no names there.
-    pub fn of(spec: &'s ModelSpec) -> Result<HuggingFaceTensors<'s>, InteropError> {
+    pub fn of(
+        spec: &'s ModelSpec,
+        model_type: ModelType,
+    ) -> Result<HuggingFaceTensors<'s>, InteropError> {
+        match Scheme::of(spec, model_type) {
+            Some(scheme) => HuggingFaceTensors::with(spec, scheme),
+            None => Err(no_mapping(spec, &graph_of(spec)?)),
+        }
+    }
+
+    /// Those of `spec` with these names.
+    fn with(spec: &'s ModelSpec, scheme: Scheme) -> Result<HuggingFaceTensors<'s>, InteropError> {
         let graph = graph_of(spec)?;
-        let unknown =
-            || InteropError::NoMapping { model: spec.name().into(), names: listed(&graph) };
-        let scheme = names::Scheme::of(spec).ok_or_else(unknown)?;
         let mut tensors: BTreeMap<String, Vec<Piece>> = BTreeMap::new();
         for (parameter, matrix) in matrices(&graph) {
-            let source = scheme.source(&parameter).ok_or_else(unknown)?;
+            let source = scheme.source(&parameter).ok_or_else(|| no_mapping(spec, &graph))?;
             let pieces = tensors.entry(scheme.full(&source.tensor)).or_default();
-            pieces.push(Piece { parameter, matrix, part: source.part });
+            let place = Place { before: 0, all: matrix.columns };
+            pieces.push(Piece { parameter, matrix, part: source.part, place });
         }
-        Ok(HuggingFaceTensors { spec, tensors })
+        for pieces in tensors.values_mut() {
+            pieces.sort_by_key(|piece| piece.part.number());
+            let all = pieces.iter().map(|piece| piece.matrix.columns).sum();
+            let mut before = 0;
+            for piece in pieces {
+                piece.place = Place { before, all };
+                before += piece.matrix.columns;
+            }
+        }
+        Ok(HuggingFaceTensors { spec, scheme, tensors })
     }
 
     /// Names and shapes, in the order of names.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, Vec<usize>)> {
         self.tensors.iter().filter_map(|(name, pieces)| {
-            pieces.first().map(|it| (name.as_str(), it.part.shape(&it.matrix)))
+            pieces.first().map(|it| (name.as_str(), it.part.shape(&it.matrix, it.place)))
         })
     }
 
@@ -175,13 +255,14 @@ impl<'s> HuggingFaceTensors<'s> {
     ) -> Result<Tensor, E> {
         let pieces = self.tensors.get(name).map(Vec::as_slice).unwrap_or_default();
         let mut tensor: Option<Tensor> = None;
-        for Piece { parameter, matrix, part } in pieces {
+        for Piece { parameter, matrix, part, place } in pieces {
             let values = read(parameter)?;
             if values.len() != matrix.rows * matrix.columns {
                 let rule = format!("the shape {:?} is needed", matrix.shape);
                 return Err(wrong_shape(self.spec, parameter, &[values.len()], rule).into());
             }
-            part.write(matrix, values, tensor.get_or_insert_with(|| part.empty(matrix)));
+            let tensor = tensor.get_or_insert_with(|| part.empty(matrix, *place));
+            part.write(matrix, *place, values, tensor);
         }
         let missing = || InteropError::Missing {
             model: self.spec.name().into(),
@@ -197,21 +278,30 @@ fn own_names(
     spec: &ModelSpec,
     graph: &Graph,
     tensors: &BTreeMap<String, Tensor>,
-) -> Result<BTreeMap<String, Vec<f32>>, InteropError> {
+    may_start: &Anew,
+) -> Result<WithoutHead, InteropError> {
     let known: BTreeMap<String, Matrix> = matrices(graph).collect();
     let extra = tensors.keys().filter(|name| !known.contains_key(*name)).cloned().collect();
     report(spec, extra, |model, count, names| InteropError::Unexpected { model, count, names })?;
-    let missing = known.keys().filter(|name| !tensors.contains_key(*name)).cloned().collect();
+    let needed = known.keys().filter(|name| !may_start.always.contains(*name));
+    let missing = needed.filter(|name| !tensors.contains_key(*name)).cloned().collect();
     report(spec, missing, |model, count, names| InteropError::Missing { model, count, names })?;
-    let mut parameters = BTreeMap::new();
-    for (name, tensor) in tensors {
-        if let Some(matrix) = known.get(name).filter(|matrix| matrix.shape != tensor.shape) {
-            let rule = format!("{:?} is needed", matrix.shape);
-            return Err(wrong_shape(spec, name, &tensor.shape, rule));
+    let (mut parameters, mut anew) = (BTreeMap::new(), may_start.always.clone());
+    for (name, tensor) in tensors.iter().filter(|(name, _)| !may_start.always.contains(*name)) {
+        match known.get(name).filter(|matrix| matrix.shape != tensor.shape) {
+            None => drop(parameters.insert(name.clone(), tensor.values.clone())),
+            Some(_) if may_start.unless_it_fits.contains(name) => drop(anew.insert(name.clone())),
+            Some(matrix) => {
+                let rule = format!("{:?} is needed", matrix.shape);
+                return Err(wrong_shape(spec, name, &tensor.shape, rule));
+            }
         }
-        parameters.insert(name.clone(), tensor.values.clone());
     }
-    Ok(parameters)
+    Ok(WithoutHead { parameters, anew })
+}
+
+fn no_mapping(spec: &ModelSpec, graph: &Graph) -> InteropError {
+    InteropError::NoMapping { model: spec.name().into(), names: listed(graph) }
 }
 
 fn graph_of(spec: &ModelSpec) -> Result<Graph, InteropError> {

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 use shardloom_graph::{ModelSpec, Network};
+use shardloom_interop::ModelType;
 use shardloom_interop::huggingface::{read_config, write_config};
 
 /// The configuration of openai-community/gpt2.
@@ -167,8 +168,27 @@ fn what_would_compute_something_else_is_refused_by_key() {
 
 #[test]
 fn another_type_of_model_is_refused_with_the_supported_ones() {
-    refused(GPT_2, "\"gpt2\"", "\"bert\"", &["\"bert\"", "gpt2, llama, mistral, qwen2 and qwen3"]);
+    refused(
+        GPT_2,
+        "\"gpt2\"",
+        "\"bert\"",
+        &["\"bert\"", "gemma, gpt2, llama, mistral, phi3, qwen2 and qwen3"],
+    );
     refused(GPT_2, "\"model_type\": \"gpt2\",", "", &["\"none\""]);
+    // Relatives of supported ones, by what they have.
+    for (name, what) in [
+        ("gemma2", "final_logit_softcapping"),
+        ("gemma3", "windows in most layers"),
+        ("gemma3_text", "query_pre_attn_scalar"),
+        ("phi", "side by side behind one norm"),
+        ("phimoe", "has experts"),
+        ("mixtral", "has experts"),
+        ("qwen2_moe", "has experts"),
+        ("qwen3_moe", "has experts"),
+    ] {
+        let needles = [&format!("{name:?}"), what, "gemma, gpt2"];
+        refused(GPT_2, "\"gpt2\"", &format!("{name:?}"), &needles.map(|it: &str| it));
+    }
     let message = |text| read_config(text, "config.json", None).unwrap_err().to_string();
     assert!(message("[1]").contains("JSON object"));
     assert!(message("{\"a\": }").contains("line 1 column 7"));
@@ -177,13 +197,13 @@ fn another_type_of_model_is_refused_with_the_supported_ones() {
 proptest! {
     #[test]
     fn no_changed_configuration_makes_the_reader_panic(
-        which in 0..3_usize,
+        which in 0..5_usize,
         at in any::<proptest::sample::Index>(),
         with in "[0-9a-z\"{}\\[\\],:. -]{0,3}",
         length in 0..6_usize,
         seq in proptest::option::of(any::<usize>()),
     ) {
-        let text = [GPT_2, LLAMA_3_1, MISTRAL][which];
+        let text = [GPT_2, LLAMA_3_1, MISTRAL, PHI_3, GEMMA][which];
         let start = at.index(text.len());
         let changed =
             format!("{}{with}{}", &text[..start], &text[(start + length).min(text.len())..]);
@@ -249,6 +269,109 @@ fn qwens_have_the_parameters_of_their_published_weights() {
     }
 }
 
+/// The configuration of microsoft/Phi-3-mini-4k-instruct.
+const PHI_3: &str = r#"{
+  "_name_or_path": "Phi-3-mini-4k-instruct", "architectures": ["Phi3ForCausalLM"],
+  "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 1, "embd_pdrop": 0.0,
+  "eos_token_id": 32000, "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02,
+  "intermediate_size": 8192, "max_position_embeddings": 4096, "model_type": "phi3",
+  "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+  "original_max_position_embeddings": 4096, "pad_token_id": 32000, "resid_pdrop": 0.0,
+  "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 10000.0, "sliding_window": 2047,
+  "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 32064
+}"#;
+
+/// The configuration of google/gemma-2b.
+const GEMMA: &str = r#"{
+  "architectures": ["GemmaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+  "bos_token_id": 2, "eos_token_id": 1, "head_dim": 256, "hidden_act": "gelu",
+  "hidden_activation": null, "hidden_size": 2048, "initializer_range": 0.02,
+  "intermediate_size": 16384, "max_position_embeddings": 8192, "model_type": "gemma",
+  "num_attention_heads": 8, "num_hidden_layers": 18, "num_key_value_heads": 1, "pad_token_id": 0,
+  "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 10000.0, "torch_dtype": "bfloat16",
+  "use_cache": true, "vocab_size": 256000
+}"#;
+
+/// What a Gemma has and a Llama has not.
+const GEMMA_WORDS: &str = "geglu=true,scaled_embedding=true,zero_centered_gain=true";
+
+#[test]
+fn gemma_is_the_preset_whatever_its_gelu_is_called() {
+    let preset = ModelSpec::preset("gemma-2b").unwrap();
+    assert_eq!(read(GEMMA).network(), preset.network());
+    for (from, to) in [
+        ("\"gelu\"", "\"gelu_pytorch_tanh\""),
+        ("\"hidden_act\": \"gelu\",", ""),
+        ("\"hidden_activation\": null", "\"hidden_activation\": \"gelu_pytorch_tanh\""),
+        ("\"hidden_activation\": null,", ""),
+        // As its configuration class has them.
+        ("\"head_dim\": 256,", ""),
+    ] {
+        assert!(GEMMA.contains(from), "{from}");
+        assert_eq!(read(&GEMMA.replacen(from, to, 1)).network(), preset.network(), "{from}");
+    }
+    let absent = read(
+        &GEMMA
+            .replace("\"num_attention_heads\": 8", "\"num_attention_heads\": 32")
+            .replace("\"num_key_value_heads\": 1,", ""),
+    );
+    let Network::Llama(llama) = absent.network() else { panic!("{absent}") };
+    assert_eq!(llama.kv_heads(), 16);
+    let untied = read(&GEMMA.replace("\"use_cache\": true", "\"tie_word_embeddings\": false"));
+    assert!(matches!(untied.network(), Network::Llama(llama) if !llama.tied));
+}
+
+#[test]
+fn what_a_gemma_may_have_besides_is_refused_by_key() {
+    refused(GEMMA, "\"gelu\"", "\"silu\"", &["hidden_act = silu"]);
+    // The exact one.
+    let exact = "\"hidden_activation\": \"gelu\"";
+    refused(GEMMA, "\"hidden_activation\": null", exact, &["hidden_activation = gelu "]);
+    let key = "use_bidirectional_attention";
+    refused(GEMMA, "\"use_cache\": true", &format!("\"{key}\": true"), &[key, "earlier"]);
+}
+
+#[test]
+fn phi_3_is_a_llama_within_its_window() {
+    refused(
+        PHI_3,
+        "max_position_embeddings\": 4096",
+        "max_position_embeddings\": 2048",
+        &["sliding_window = 2047", "2048"],
+    );
+    let spec = read_config(PHI_3, "config.json", Some(2047)).unwrap();
+    let preset = ModelSpec::preset("phi-3-mini").unwrap();
+    assert_eq!(spec.network(), preset.with_seq(2047).unwrap().network());
+    let open = PHI_3.replace("\"sliding_window\": 2047,", "");
+    assert_eq!(read(&open).network(), preset.network());
+    let short =
+        open.replace("\"num_key_value_heads\": 32,", "").replace("\"rms_norm_eps\": 1e-05,", "");
+    let Network::Llama(llama) = read(&short).network().clone() else { panic!("{short}") };
+    assert_eq!((llama.kv_heads(), llama.norm_epsilon), (32, 1e-5));
+}
+
+#[test]
+fn what_a_phi_3_may_have_besides_is_refused_by_key() {
+    let open = PHI_3.replace("\"sliding_window\": 2047,", "");
+    for (from, to, part) in [
+        ("\"resid_pdrop\": 0.0", "\"resid_pdrop\": 0.1", "resid_pdrop = 0.1"),
+        ("\"embd_pdrop\": 0.0", "\"embd_pdrop\": 0.1", "embd_pdrop = 0.1"),
+        ("\"use_cache\": true", "\"partial_rotary_factor\": 0.75", "partial_rotary_factor = 0.75"),
+    ] {
+        refused(&open, from, to, &[part]);
+    }
+    for kind in ["longrope", "su", "yarn"] {
+        let scaling = format!(
+            "\"rope_scaling\": {{\"type\": \"{kind}\", \"short_factor\": [1.0], \"long_factor\": [1.0]}}"
+        );
+        let part = format!("rope_scaling.type = {kind}");
+        refused(&open, "\"rope_scaling\": null", &scaling, &[&part]);
+    }
+    let llama = "\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0, \"low_freq_factor\": 1.0, \
+                 \"high_freq_factor\": 4.0, \"original_max_position_embeddings\": 8192}";
+    refused(&open, "\"rope_scaling\": null", llama, &["rope_type = llama3", "longrope"]);
+}
+
 #[test]
 fn what_a_qwen_leaves_out_is_as_its_authors_code_has_it() {
     let without = |text: &str, key: &str| {
@@ -302,17 +425,54 @@ fn what_is_written_is_read_as_the_same_network() {
         (format!("{llama},hidden=20,head_dim=8"), "mistral"),
         (format!("{llama},hidden=12,qkv_bias=true"), "qwen2"),
         (format!("{llama},hidden=12,qk_norm=true"), "qwen3"),
+        (format!("{llama},hidden=12,{GEMMA_WORDS}"), "gemma"),
+        (format!("{llama},hidden=12,tied=true,{GEMMA_WORDS}"), "gemma"),
     ] {
         let spec = ModelSpec::parse(&text).unwrap();
-        let config = write_config(&spec, "float32").unwrap();
+        let config = write_config(&spec, ModelType::of(&spec, None).unwrap(), "float32").unwrap();
         assert!(config.contains(&format!("\"model_type\": \"{kind}\"")), "{config}");
         assert_eq!(read(&config).network(), spec.network(), "{config}");
     }
     for (text, part) in [
-        (format!("{llama},hidden=12,qkv_bias=true,qk_norm=true"), "both"),
+        (format!("{llama},hidden=12,qkv_bias=true,qk_norm=true"), "together"),
+        (format!("{llama},hidden=12,geglu=true"), "together"),
+        (format!("{llama},hidden=12,qk_norm=true,{GEMMA_WORDS}"), "together"),
         ("mlp:inputs=8,hidden=12,layers=2,classes=4".to_owned(), "only a gpt or a llama"),
     ] {
-        let error = write_config(&ModelSpec::parse(&text).unwrap(), "float32").unwrap_err();
+        let error = ModelType::of(&ModelSpec::parse(&text).unwrap(), None).unwrap_err();
         assert!(error.to_string().contains(part), "{error}");
+    }
+}
+
+#[test]
+fn a_model_is_written_as_any_type_that_computes_it_and_no_other() {
+    let llama = "llama:layers=2,heads=3,kv_heads=3,ffn=32,seq=8,vocab=64";
+    for (words, expected) in [
+        ("hidden=12", "llama, mistral, phi3"),
+        ("hidden=20,head_dim=8", "mistral, phi3"),
+        ("hidden=12,rope_scaling=[8,1,4,8192]", "llama, mistral"),
+        ("hidden=12,qkv_bias=true", "qwen2"),
+        ("hidden=12,qk_norm=true", "qwen3"),
+        (&format!("hidden=12,{GEMMA_WORDS}"), "gemma"),
+    ] {
+        let line = format!("{llama},{words}");
+        let spec = ModelSpec::parse(&line).unwrap();
+        let mut possible = vec![];
+        for model_type in ModelType::ALL {
+            match ModelType::of(&spec, Some(model_type)) {
+                Ok(it) => {
+                    assert_eq!(it, model_type);
+                    let config = write_config(&spec, it, "float32").unwrap();
+                    assert_eq!(read(&config).network(), spec.network(), "{config}");
+                    possible.push(it.name());
+                }
+                Err(error) => {
+                    let error = error.to_string();
+                    let needle = format!("as {}, which", model_type.name());
+                    assert!(error.contains(&needle) && error.contains(expected), "{error}");
+                }
+            }
+        }
+        assert_eq!(possible.join(", "), expected, "{line}");
     }
 }

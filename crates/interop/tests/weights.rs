@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use shardloom_graph::{Extents, ModelSpec};
-use shardloom_interop::InteropError;
-use shardloom_interop::weights::{Tensor, export, import};
+use shardloom_interop::weights::{self, Tensor, WithoutHead, import, import_without_head};
+use shardloom_interop::{InteropError, ModelType};
 
 const GPT: &str = "gpt:layers=2,hidden=12,heads=3,seq=5,vocab=7";
 const LLAMA: &str = "llama:layers=2,hidden=12,heads=6,kv_heads=3,head_dim=4,ffn=11,seq=5,vocab=7";
@@ -14,6 +14,14 @@ type Parameters = BTreeMap<String, Vec<f32>>;
 
 fn spec(line: &str) -> ModelSpec {
     ModelSpec::parse(line).unwrap()
+}
+
+/// What the library reads of a model of the usual type.
+fn export(
+    spec: &ModelSpec,
+    parameters: &Parameters,
+) -> Result<BTreeMap<String, Tensor>, InteropError> {
+    weights::export(spec, ModelType::of(spec, None).unwrap_or(ModelType::Llama), parameters)
 }
 
 /// Parameters whose elements all differ.
@@ -67,6 +75,10 @@ proptest! {
             })
             .collect();
         prop_assert_eq!(&import(&spec, &bare).unwrap(), &ours);
+        if llama {
+            let fused = weights::export(&spec, ModelType::Phi3, &ours).unwrap();
+            prop_assert_eq!(&import(&spec, &fused).unwrap(), &ours);
+        }
     }
 }
 
@@ -124,6 +136,45 @@ fn the_projections_of_a_llama_are_transposed_and_its_query_heads_grouped() {
     }
 }
 
+/// `qkv_proj` of a Phi-3 has the rows of `q_proj`, `k_proj` and `v_proj` of a Llama, and `gate_up_proj` those of
+/// `gate_proj` and `up_proj`: its `forward` slices what they give in this order.
+#[test]
+fn the_fused_projections_of_a_phi_3_hold_those_of_a_llama_one_below_the_other() {
+    let spec = spec(LLAMA);
+    let ours = parameters(&spec, 0.0);
+    let [apart, fused] = [ModelType::Llama, ModelType::Phi3]
+        .map(|model_type| weights::export(&spec, model_type, &ours).unwrap());
+    for layer in ["model.layers.0.", "model.layers.1."] {
+        for (whole, parts, shape) in [
+            (
+                "self_attn.qkv_proj",
+                &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"][..],
+                [48, 12],
+            ),
+            ("mlp.gate_up_proj", &["mlp.gate_proj", "mlp.up_proj"], [22, 12]),
+        ] {
+            let whole = &fused[&format!("{layer}{whole}.weight")];
+            let of_part = |part: &&str| apart[&format!("{layer}{part}.weight")].values.clone();
+            assert_eq!(whole.shape, shape);
+            assert_eq!(whole.values, parts.iter().flat_map(of_part).collect::<Vec<_>>(), "{layer}");
+        }
+    }
+    assert_eq!(fused.len(), apart.len() - 2 * 3, "nothing is there twice");
+    // A file that has one of them is one of a Phi-3 that lacks the rest.
+    let mut some = fused;
+    some.remove("model.layers.1.mlp.gate_up_proj.weight");
+    let error = import(&spec, &some).unwrap_err().to_string();
+    assert_eq!(error, "llama: tensors are missing (1): layers.1.mlp.gate_up_proj.weight");
+    let mut short = weights::export(&spec, ModelType::Phi3, &ours).unwrap();
+    let qkv = short.get_mut("model.layers.0.self_attn.qkv_proj.weight").unwrap();
+    *qkv = Tensor { shape: vec![36, 12], values: vec![0.0; 36 * 12] };
+    let error = import(&spec, &short).unwrap_err().to_string();
+    assert!(
+        error.contains("qkv_proj.weight has shape [36, 12], but [48, 12] is needed"),
+        "{error}"
+    );
+}
+
 #[test]
 fn a_file_with_this_programs_names_is_taken_as_it_is() {
     let spec = spec("mlp:inputs=2,hidden=3,layers=1,classes=2");
@@ -165,6 +216,69 @@ fn a_shorter_sequence_takes_the_first_positions() {
         longer.contains("wpe.weight has shape [5, 12]") && longer.contains("[6, 12]"),
         "{longer}"
     );
+}
+
+#[test]
+fn where_the_head_starts_anew_all_else_is_taken_and_a_file_may_have_any_head() {
+    for (line, vocab, anew) in [
+        (LLAMA.to_owned(), 7, &["head.weight"][..]),
+        (LLAMA.to_owned(), 9, &["embedding.token", "head.weight"]),
+        // The head is the embedding.
+        (format!("{LLAMA},tied=true"), 7, &["embedding.token"]),
+        (format!("{GPT},tied=true"), 9, &["embedding.token"]),
+    ] {
+        let old = spec(&line);
+        let new = old.with_head(vocab).unwrap();
+        let ours = parameters(&old, 0.0);
+        let mut files = vec![export(&old, &ours).unwrap()];
+        if line.starts_with("llama") {
+            files.push(weights::export(&old, ModelType::Phi3, &ours).unwrap());
+        }
+        // A file without a head, and one with a head that is none of the embedding.
+        let mut headless = files[0].clone();
+        headless.remove("lm_head.weight");
+        let mut other = files[0].clone();
+        other.insert("lm_head.weight".into(), Tensor { shape: vec![2, 12], values: vec![0.5; 24] });
+        files.extend([headless, other]);
+        for file in &files {
+            let WithoutHead { parameters, anew: found } = import_without_head(&new, file).unwrap();
+            assert_eq!(found, anew.iter().map(|&name| name.to_owned()).collect(), "{line}");
+            let mut rest = ours.clone();
+            rest.retain(|name, _| !found.contains(name));
+            assert_eq!(parameters, rest, "{line}");
+        }
+        let mut less = files[0].clone();
+        less.retain(|name, _| !name.ends_with("norm.weight") && !name.ends_with("ln_f.weight"));
+        let error = import_without_head(&new, &less).unwrap_err();
+        assert!(matches!(error, InteropError::Missing { .. }), "{error}");
+    }
+    let wider = spec(&LLAMA.replace("hidden=12", "hidden=14"));
+    let file = export(&spec(LLAMA), &parameters(&spec(LLAMA), 0.0)).unwrap();
+    let error = import_without_head(&wider, &file).unwrap_err();
+    assert!(matches!(error, InteropError::Shape { .. }), "{error}");
+}
+
+#[test]
+fn where_the_head_starts_anew_a_file_with_this_programs_names_is_taken_but_for_it() {
+    let old = spec("mlp:inputs=2,hidden=3,layers=1,classes=2");
+    let ours = parameters(&old, 0.0);
+    let graph = old.graph().unwrap();
+    let extents = Extents::global(&graph, 1);
+    let tensor = |(_, value): (_, &shardloom_graph::Value)| {
+        let shape = extents.shape(&value.axes);
+        (value.name.clone(), Tensor { shape, values: ours[&value.name].clone() })
+    };
+    let file: BTreeMap<String, Tensor> = graph.parameters().map(tensor).collect();
+    for classes in [2, 5] {
+        let found = import_without_head(&old.with_head(classes).unwrap(), &file).unwrap();
+        assert_eq!(found.anew, ["head.weight".to_owned()].into());
+        assert_eq!(found.parameters.len(), ours.len() - 1);
+        assert!(found.parameters.iter().all(|(name, values)| values == &ours[name]));
+    }
+    let mut less = file;
+    less.remove("block.0.bias");
+    let error = import_without_head(&old, &less).unwrap_err();
+    assert!(matches!(error, InteropError::Missing { count: 1, .. }), "{error}");
 }
 
 #[test]

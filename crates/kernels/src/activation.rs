@@ -1,4 +1,4 @@
-//! Element-wise activations: GELU, ReLU, SiLU and the gated SwiGLU.
+//! Element-wise activations: GELU, ReLU, SiLU, and the gated SwiGLU and GeGLU.
 //!
 //! Each input gradient takes the forward *input* and recomputes what it needs. With `accumulate`
 //! it adds onto its destination, otherwise it overwrites.
@@ -18,17 +18,19 @@ fn gelu_argument(x: f32) -> f32 {
     GELU_INNER * (GELU_CUBIC * x * x).mul_add(x, x)
 }
 
+/// The logistic function in GELU, and the slope of GELU.
 #[inline(always)]
-fn gelu_slope(x: f32) -> f32 {
+fn gelu_both(x: f32) -> (f32, f32) {
     let (s, complement) = sigmoid_both(gelu_argument(x));
     let argument_slope = GELU_INNER * (3.0 * GELU_CUBIC * x).mul_add(x, 1.0);
-    (x * argument_slope * complement).mul_add(s, s)
+    (s, (x * argument_slope * complement).mul_add(s, s))
 }
 
+/// The logistic function in SiLU, and the slope of SiLU.
 #[inline(always)]
-fn silu_slope(x: f32) -> f32 {
+fn silu_both(x: f32) -> (f32, f32) {
     let (s, complement) = sigmoid_both(x);
-    (x * complement).mul_add(s, s)
+    (s, (x * complement).mul_add(s, s))
 }
 
 #[inline(always)]
@@ -53,6 +55,29 @@ fn map_grad(x: &[f32], dy: &[f32], dx: &mut [f32], accumulate: bool, slope: impl
     }
 }
 
+/// Both input gradients of f(gate) up, where f(x) is x s, of which `activated` gives s and the slope of f.
+#[inline(always)]
+fn gated_grad(
+    [gate, up, dy]: [&[f32]; 3],
+    [dgate, dup]: [&mut [f32]; 2],
+    [accumulate_gate, accumulate_up]: [bool; 2],
+    activated: impl Fn(f32) -> (f32, f32),
+) {
+    let len = dy.len();
+    assert!(
+        [gate.len(), up.len(), dgate.len(), dup.len()] == [len; 4],
+        "a gated unit keeps the shape"
+    );
+    for (((&gate, &up), &dy), (dgate, dup)) in
+        gate.iter().zip(up).zip(dy).zip(dgate.iter_mut().zip(dup))
+    {
+        let (s, slope) = activated(gate);
+        let (gate_term, up_term) = (dy * up * slope, dy * gate * s);
+        *dgate = if accumulate_gate { *dgate + gate_term } else { gate_term };
+        *dup = if accumulate_up { *dup + up_term } else { up_term };
+    }
+}
+
 simd! {
     /// y = GELU(x) in the tanh approximation of Hendrycks and Gimpel (arXiv 1606.08415, section 2).
     pub fn gelu(x: &[f32], y: &mut [f32]) {
@@ -61,7 +86,7 @@ simd! {
 
     /// Input gradient of [`gelu`].
     pub fn gelu_input_grad(x: &[f32], dy: &[f32], dx: &mut [f32], accumulate: bool) {
-        map_grad(x, dy, dx, accumulate, gelu_slope);
+        map_grad(x, dy, dx, accumulate, |x| gelu_both(x).1);
     }
 
     /// y = max(x, 0).
@@ -82,7 +107,7 @@ simd! {
 
     /// Input gradient of [`silu`].
     pub fn silu_input_grad(x: &[f32], dy: &[f32], dx: &mut [f32], accumulate: bool) {
-        map_grad(x, dy, dx, accumulate, silu_slope);
+        map_grad(x, dy, dx, accumulate, |x| silu_both(x).1);
     }
 
     /// y = silu(gate) up (Shazeer, arXiv 2002.05202, equation 6, without the matrices).
@@ -103,19 +128,27 @@ simd! {
         accumulate_gate: bool,
         accumulate_up: bool,
     ) {
-        let len = dy.len();
-        assert!(
-            [gate.len(), up.len(), dgate.len(), dup.len()] == [len; 4],
-            "SwiGLU keeps the shape"
-        );
-        for (((&gate, &up), &dy), (dgate, dup)) in
-            gate.iter().zip(up).zip(dy).zip(dgate.iter_mut().zip(dup))
-        {
-            let (s, complement) = sigmoid_both(gate);
-            let gate_term = dy * up * (gate * complement).mul_add(s, s);
-            let up_term = dy * gate * s;
-            *dgate = if accumulate_gate { *dgate + gate_term } else { gate_term };
-            *dup = if accumulate_up { *dup + up_term } else { up_term };
+        gated_grad([gate, up, dy], [dgate, dup], [accumulate_gate, accumulate_up], silu_both);
+    }
+
+    /// y = GELU(gate) up (Shazeer, arXiv 2002.05202, equation 6, without the matrices), with [`gelu`].
+    pub fn geglu(gate: &[f32], up: &[f32], y: &mut [f32]) {
+        assert!(gate.len() == y.len() && up.len() == y.len(), "GeGLU keeps the shape");
+        for (y, (&gate, &up)) in y.iter_mut().zip(gate.iter().zip(up)) {
+            *y = gate * sigmoid(gelu_argument(gate)) * up;
         }
+    }
+
+    /// Input gradients of [`geglu`], for the gate and for the other factor.
+    pub fn geglu_input_grad(
+        gate: &[f32],
+        up: &[f32],
+        dy: &[f32],
+        dgate: &mut [f32],
+        dup: &mut [f32],
+        accumulate_gate: bool,
+        accumulate_up: bool,
+    ) {
+        gated_grad([gate, up, dy], [dgate, dup], [accumulate_gate, accumulate_up], gelu_both);
     }
 }

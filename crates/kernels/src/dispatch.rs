@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use shardloom_graph::OpKind;
-use shardloom_graph::op::{Activation, Overflow};
+use shardloom_graph::op::{Activation, Gate, Overflow};
 use shardloom_graph::work::Pass;
 use smallvec::SmallVec;
 
@@ -219,8 +219,9 @@ fn forward(
             let (x, gain, bias) = (x.f32(), gain.f32(), bias.f32());
             layer_norm::layer_norm(x, gain, bias, *epsilon, y.f32(), stats.f32());
         }
-        (OpKind::RmsNorm { epsilon }, [x, gain], [y, stats]) => {
-            rms_norm::rms_norm(x.f32(), gain.f32(), *epsilon, y.f32(), stats.f32());
+        (OpKind::RmsNorm { epsilon, offset }, [x, gain], [y, stats]) => {
+            let (x, gain) = (x.f32(), gain.f32());
+            rms_norm::rms_norm(x, gain, *offset, *epsilon, y.f32(), stats.f32());
         }
         (OpKind::Pointwise(Activation::Gelu), [x], [y]) => activation::gelu(x.f32(), y.f32()),
         (OpKind::Pointwise(Activation::Relu), [x], [y]) => activation::relu(x.f32(), y.f32()),
@@ -260,7 +261,14 @@ fn forward(
             let width = packed.columns();
             routing::combine(sizes, routed, width, packed.f32(), probability.f32(), y.f32());
         }
-        (OpKind::SwiGlu, [gate, up], [y]) => activation::swiglu(gate.f32(), up.f32(), y.f32()),
+        (OpKind::Glu(f), [gate, up], [y]) => {
+            let (gate, up, y) = (gate.f32(), up.f32(), y.f32());
+            match f {
+                Gate::Silu => activation::swiglu(gate, up, y),
+                Gate::Gelu => activation::geglu(gate, up, y),
+            }
+        }
+        (OpKind::Scale { factor }, [x], [y]) => elementwise::scale(x.f32(), *factor, y.f32()),
         (OpKind::Rotary { .. }, [x], [y]) => {
             let (table, heads) = rotary_table(kind, x.shape, setting);
             rotary::rotate(x.f32(), heads, &table, y.f32());
@@ -349,9 +357,9 @@ fn input_gradient(
             let (x, gain, stats, dy) = (x.f32(), gain.f32(), stats.f32(), dy.f32());
             layer_norm::layer_norm_input_grad(x, gain, stats, dy, dx.f32(), accumulate[0]);
         }
-        (OpKind::RmsNorm { .. }, [x, gain, stats, dy], [dx]) => {
+        (OpKind::RmsNorm { offset, .. }, [x, gain, stats, dy], [dx]) => {
             let (x, gain, stats, dy) = (x.f32(), gain.f32(), stats.f32(), dy.f32());
-            rms_norm::rms_norm_input_grad(x, gain, stats, dy, dx.f32(), accumulate[0]);
+            rms_norm::rms_norm_input_grad(x, gain, *offset, stats, dy, dx.f32(), accumulate[0]);
         }
         (OpKind::Pointwise(Activation::Gelu), [x, dy], [dx]) => {
             activation::gelu_input_grad(x.f32(), dy.f32(), dx.f32(), accumulate[0]);
@@ -407,10 +415,17 @@ fn input_gradient(
                 [accumulate[0], accumulate[1]],
             );
         }
-        (OpKind::SwiGlu, [gate, up, dy], [dgate, dup]) => {
+        (OpKind::Glu(f), [gate, up, dy], [dgate, dup]) => {
             let (gate, up, dy) = (gate.f32(), up.f32(), dy.f32());
             let (dgate, dup) = (dgate.f32(), dup.f32());
-            activation::swiglu_input_grad(gate, up, dy, dgate, dup, accumulate[0], accumulate[1]);
+            let gradient = match f {
+                Gate::Silu => activation::swiglu_input_grad,
+                Gate::Gelu => activation::geglu_input_grad,
+            };
+            gradient(gate, up, dy, dgate, dup, accumulate[0], accumulate[1]);
+        }
+        (OpKind::Scale { factor }, [dy], [dx]) => {
+            elementwise::scale_input_grad(dy.f32(), *factor, dx.f32(), accumulate[0]);
         }
         (OpKind::Rotary { .. }, [dy], [dx]) => {
             let (table, heads) = rotary_table(kind, dy.shape, setting);

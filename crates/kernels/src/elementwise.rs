@@ -39,6 +39,15 @@ simd! {
         }
     }
 
+    /// Input gradient of [`scale`].
+    pub fn scale_input_grad(dy: &[f32], factor: f32, dx: &mut [f32], accumulate: bool) {
+        assert_eq!(dx.len(), dy.len(), "scale keeps the shape");
+        for (dx, &dy) in dx.iter_mut().zip(dy) {
+            let term = factor * dy;
+            *dx = if accumulate { *dx + term } else { term };
+        }
+    }
+
     /// x = factor x.
     pub fn scale_in_place(x: &mut [f32], factor: f32) {
         for x in x {

@@ -44,6 +44,7 @@ pub(crate) fn examples() -> Vec<Graph> {
             gpt(0.0).graph("gpt")?,
             gpt(0.1).graph("gpt")?,
             llama().graph("llama")?,
+            LlamaConfig { geglu: true, scaled_embedding: true, ..llama() }.graph("gemma")?,
             mlp().graph("mlp")?,
             UTransformerConfig(GptConfig { layers: 3, ..gpt(0.0) }).graph("u-transformer")?,
             encoder(0.0)?,
@@ -94,6 +95,9 @@ fn llama() -> LlamaConfig {
         separate_loss: false,
         qkv_bias: false,
         qk_norm: false,
+        geglu: false,
+        scaled_embedding: false,
+        zero_centered_gain: false,
         init_std: 0.02,
     }
 }

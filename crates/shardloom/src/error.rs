@@ -421,9 +421,9 @@ impl Error {
         match self {
             Error::Graph(error) => graph_place(error),
             Error::Interop(error) => match error {
-                InteropError::Json { place, .. } | InteropError::ModelType { place, .. } => {
-                    Some(place.clone())
-                }
+                InteropError::Json { place, .. }
+                | InteropError::ModelType { place, .. }
+                | InteropError::OtherModel { place, .. } => Some(place.clone()),
                 InteropError::Key { place, key, .. } => Some(format!("{place}: {key}")),
                 InteropError::Model { place, source } => {
                     Some(graph_place(source).map_or(place.clone(), |at| format!("{place}: {at}")))
@@ -432,6 +432,7 @@ impl Error {
                     Some(tensor.clone())
                 }
                 InteropError::NoConfig { model, .. }
+                | InteropError::NotOfType { model, .. }
                 | InteropError::NoMapping { model, .. }
                 | InteropError::Missing { model, .. }
                 | InteropError::Unexpected { model, .. } => Some(model.clone()),

@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use shardloom_checkpoint::{Checkpoint, Stored, read_safetensors, write_safetensors};
+use shardloom_interop::ModelType;
 use shardloom_interop::huggingface::write_config;
 use shardloom_interop::weights::{HuggingFaceTensors, Tensor};
 
@@ -110,6 +111,8 @@ fn is_plain(file: &str) -> bool {
 /// How a folder for Hugging Face's library is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FolderForm {
+    /// The kind of models as which it is written, of those that compute the same; the usual one if absent.
+    pub model_type: Option<ModelType>,
     /// How weights are stored.
     pub stored: Stored,
     /// Up to how many bytes of tensors a file has, but for single tensors that are larger.
@@ -134,7 +137,7 @@ pub struct ExportedFolder {
 /// they are large, and the tokenizer that the model was trained with. One tensor is in memory at a time.
 ///
 /// # Errors
-/// If there is no sound checkpoint, the library has no such model, a file exists and is not to be overwritten,
+/// If there is no sound checkpoint, the library has no such model or none of the type that is asked for, a file exists and is not to be overwritten,
 /// or cannot be written.
 pub fn export_huggingface(
     checkpoint: &Path,
@@ -143,8 +146,9 @@ pub fn export_huggingface(
 ) -> Result<ExportedFolder> {
     let (checkpoint, refused) = open_checkpoint(checkpoint)?;
     let model = model_of(&checkpoint)?;
-    let config = write_config(model.spec(), dtype(form.stored))?;
-    let there = HuggingFaceTensors::of(model.spec())?;
+    let model_type = ModelType::of(model.spec(), form.model_type)?;
+    let config = write_config(model.spec(), model_type, dtype(form.stored))?;
+    let there = HuggingFaceTensors::of(model.spec(), model_type)?;
     let weights = weight_files(&there, form);
     let tokenizer = tokenizer(&checkpoint);
     let at = |name: &str| folder.join(name);

@@ -72,6 +72,7 @@ pub use saved::{Exported, export_weights};
 pub use session::{Resumed, Session, guarded};
 pub use training_data::{Data, Sampling, TextTokenizer};
 
+pub use shardloom_interop::ModelType;
 pub use shardloom_plan::Plan;
 
 /// The vocabulary of plans.

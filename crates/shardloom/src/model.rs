@@ -102,6 +102,21 @@ impl Model {
         Ok(Model { spec, graph, weights: None })
     }
 
+    /// The same model with a head of another size: so many classes, or tokens of a vocabulary. Weights that belong
+    /// to it are those of everything else.
+    ///
+    /// # Errors
+    /// If the size is zero or absurd, or the model has no classes or is written as data.
+    pub fn with_head(&self, classes: usize) -> Result<Model> {
+        let model = Model::of(self.spec.with_head(classes)?)?;
+        Ok(Model { weights: self.weights.clone(), ..model })
+    }
+
+    /// How many classes, or tokens of a vocabulary, its head tells apart, if it does.
+    pub fn head_size(&self) -> Option<usize> {
+        self.graph.class_dim().map(|dim| self.graph.dim(dim).size)
+    }
+
     /// The folder with weights that the text named from which this model was loaded, if it named one.
     pub fn weights(&self) -> Option<&Path> {
         self.weights.as_deref()

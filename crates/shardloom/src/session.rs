@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use shardloom_checkpoint::{Checkpoint, Meta, Refused, Store};
 use shardloom_data::DataError;
-use shardloom_interop::weights;
+use shardloom_interop::weights::{self, WithoutHead};
 use shardloom_plan::{Difference, Plan, diff};
 use shardloom_profile::SystemMemory;
 use shardloom_program::timeline::Timeline;
@@ -188,6 +188,22 @@ impl Session {
     pub fn load_weights(&mut self, path: &Path) -> Result<()> {
         let tensors = read_weights(path)?;
         Ok(self.trainer.set_weights(weights::import(self.model.spec(), &tensors)?)?)
+    }
+
+    /// [`load_weights`](Session::load_weights), but for the head, which starts anew as it was drawn for this run,
+    /// and for an embedding of another vocabulary. Which parameters start anew is returned.
+    ///
+    /// # Errors
+    /// As [`load_weights`](Session::load_weights) of everything else.
+    pub fn load_weights_without_head(&mut self, path: &Path) -> Result<Vec<String>> {
+        let tensors = read_weights(path)?;
+        let WithoutHead { mut parameters, anew } =
+            weights::import_without_head(self.model.spec(), &tensors)?;
+        drop(tensors);
+        let drawn = self.trainer.weights()?;
+        parameters.extend(drawn.into_iter().filter(|(name, _)| anew.contains(name)));
+        self.trainer.set_weights(parameters)?;
+        Ok(anew.into_iter().collect())
     }
 
     /// Goes on from the newest sound checkpoint in `folder`; nothing happens, and nothing is returned,

@@ -22,6 +22,9 @@ const OF: usize = 7;
 /// Of so many combinations Llama is trained by one.
 const EVERY_OF_LLAMA: usize = 3;
 
+/// Of so many combinations Gemma, whose operators differ from Llama's in few, is trained by one.
+const EVERY_OF_GEMMA: usize = 16;
+
 /// Largest allowed relative difference to the serial run's loss.
 const TOLERANCE: f64 = 1e-4;
 
@@ -171,6 +174,15 @@ fn parts_of_the_combinations_have_every_choice() {
 #[test]
 fn every_third_combination_trains_llama_like_the_serial_run_and_twice_the_same() {
     check(&llama(), EVERY_OF_LLAMA, (0, 1));
+}
+
+/// With embeddings that are scaled behind their lookup, and gated units and norms of its own.
+#[test]
+fn some_combinations_train_gemma_like_the_serial_run_and_twice_the_same() {
+    let text = "llama:layers=2,hidden=32,heads=4,kv_heads=2,head_dim=6,ffn=64,seq=16,vocab=64,tied=true,\
+                geglu=true,scaled_embedding=true,zero_centered_gain=true";
+    let spec = shardloom_graph::ModelSpec::parse(text).expect("a model");
+    check(&spec.graph().expect("its sizes divide"), EVERY_OF_GEMMA, (0, 1));
 }
 
 /// With as many stages as blocks, the last holds the loss and nothing else, and the first the embedding.

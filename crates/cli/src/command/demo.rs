@@ -125,6 +125,7 @@ impl Demo {
             plan,
             steps,
             weights: None,
+            new_head: false,
             checkpoints: Some(Checkpoints {
                 folder: claim(&checkpoints, terminal)?,
                 every: None,

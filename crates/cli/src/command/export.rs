@@ -9,9 +9,11 @@ use serde::Serialize;
 use shardloom::checkpoint::Stored;
 use shardloom::exchange::Project;
 use shardloom::program::quantity::digits;
-use shardloom::{Error, Exported, FolderForm, export_huggingface, export_plan, export_weights};
+use shardloom::{
+    Error, Exported, FolderForm, ModelType, export_huggingface, export_plan, export_weights,
+};
 
-use super::project;
+use super::{model_type, project};
 use crate::failure::Failure;
 use crate::number::decimal;
 use crate::output_file::OutputFile;
@@ -38,7 +40,8 @@ use crate::terminal::Terminal;
   shardloom export plan.toml --to torchtitan -o titan --force
   shardloom export run --weights weights.safetensors
   shardloom export run/step-00000500 --weights weights.safetensors --force
-  shardloom export run --huggingface model --dtype bf16"
+  shardloom export run --huggingface model --dtype bf16
+  shardloom export run --huggingface model --model-type phi3"
 )]
 pub struct Export {
     /// A plan file; or a checkpoint, or a folder of checkpoints, of which the newest sound one is taken
@@ -60,6 +63,10 @@ pub struct Export {
     /// The folder for a model as Hugging Face's library loads it; it is made if it does not exist
     #[arg(long, value_name = "DIR")]
     huggingface: Option<PathBuf>,
+
+    /// The kind of models as which it is written, such as mistral or phi3 for a Llama that computes the same
+    #[arg(long, value_name = "TYPE", value_parser = model_type, conflicts_with_all = ["to", "weights"])]
+    model_type: Option<ModelType>,
 
     /// How its weights are stored
     #[arg(long, value_enum, default_value_t = Dtype::F32, conflicts_with_all = ["to", "weights"])]
@@ -218,6 +225,7 @@ impl Export {
 
     fn folder(&self, folder: &Path, terminal: Terminal) -> Result<(), Failure> {
         let form = FolderForm {
+            model_type: self.model_type,
             stored: self.dtype.into(),
             file_bytes: (self.shard_gigabytes * 1e9) as u64,
             force: self.force,

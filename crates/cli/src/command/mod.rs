@@ -63,7 +63,7 @@ use shardloom::data::{Progress, Reading, Stage};
 use shardloom::exchange::Project;
 use shardloom::plan::{AttentionKind, Recompute};
 use shardloom::profile::Effort;
-use shardloom::{Data, Launched, LocalProfile, Model, Sampling, TextTokenizer};
+use shardloom::{Data, Launched, LocalProfile, Model, ModelType, Sampling, TextTokenizer};
 
 use crate::failure::Failure;
 use crate::terminal::Terminal;
@@ -291,6 +291,11 @@ fn require_no_option(option: Option<&'static str>, plan: &Path) -> Result<(), Fa
 /// Parses the name of a project.
 pub fn project(name: &str) -> Result<Project, String> {
     named(name, Project::ALL, Project::name)
+}
+
+/// Parses the name of a kind of models of Hugging Face's library.
+pub fn model_type(name: &str) -> Result<ModelType, String> {
+    named(name, ModelType::ALL, ModelType::name)
 }
 
 /// Parses the name of a recomputation policy.

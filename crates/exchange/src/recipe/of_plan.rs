@@ -52,7 +52,8 @@ impl Recipe {
         };
         let Some(model) = Transformer::of(spec) else {
             let reason = "only a GPT or a Llama, its loss in one block with its head, is written for other \
-                          projects, and of a Llama qkv_bias and qk_norm are not yet";
+                          projects, and of a Llama qkv_bias, qk_norm, geglu, scaled_embedding and \
+                          zero_centered_gain are not yet";
             return refuse("model", spec.name().into(), reason);
         };
         if let Some(servers) = &sync.servers {

@@ -1,7 +1,7 @@
 //! One method per operator: what its operands' axes must be, and its loop signature.
 
 use super::{GraphBuilder, NewOutput};
-use crate::op::{Activation, RotaryScaling};
+use crate::op::{Activation, Gate, RotaryScaling};
 use crate::{DType, Dim, DimId, GraphError, OpKind, Reduction, Role, Signature, Split, ValueId};
 
 impl GraphBuilder {
@@ -197,25 +197,28 @@ impl GraphBuilder {
         self.op(name, OpKind::LayerNorm { epsilon }, &[x, gain, bias], outputs, signature)
     }
 
-    /// Root-mean-square normalisation over the last axis.
+    /// Root-mean-square normalisation over the last axis, times `offset + gain`.
     ///
     /// # Errors
-    /// If the gain does not have exactly the last axis of `x`, or epsilon is not above 0.
+    /// If the gain does not have exactly the last axis of `x`, epsilon is not above 0, or the offset is not
+    /// finite.
     pub fn rms_norm(
         &mut self,
         name: &str,
         x: ValueId,
         gain: ValueId,
+        offset: f32,
         epsilon: f32,
     ) -> Result<ValueId, GraphError> {
         self.check_positive(name, "epsilon", epsilon)?;
+        self.check_finite(name, "offset", offset)?;
         let axes = self.axes(x);
         let rows = axes[..axes.len().saturating_sub(1)].to_vec();
         self.same_axes(name, gain, &axes[rows.len()..])?;
         let inputs = [axes.clone(), self.axes(gain)];
         let signature = Signature::by_dim(&parallel(&rows), &inputs, &[axes.clone(), rows.clone()]);
         let outputs = vec![output(axes), auxiliary("stats", rows, DType::Float)];
-        self.op(name, OpKind::RmsNorm { epsilon }, &[x, gain], outputs, signature)
+        self.op(name, OpKind::RmsNorm { epsilon, offset }, &[x, gain], outputs, signature)
     }
 
     /// A pointwise nonlinearity.
@@ -235,19 +238,30 @@ impl GraphBuilder {
         self.rowwise(name, OpKind::Pointwise(activation), &[x], &parallel(&axes), &axes, false)
     }
 
-    /// `silu(gate) * up`.
+    /// `f(gate) * up`.
     ///
     /// # Errors
     /// If the two differ in axes.
-    pub fn swiglu(
+    pub fn glu(
         &mut self,
         name: &str,
+        f: Gate,
         gate: ValueId,
         up: ValueId,
     ) -> Result<ValueId, GraphError> {
         let axes = self.axes(gate);
         self.same_axes(name, up, &axes)?;
-        self.rowwise(name, OpKind::SwiGlu, &[gate, up], &parallel(&axes), &axes, false)
+        self.rowwise(name, OpKind::Glu(f), &[gate, up], &parallel(&axes), &axes, false)
+    }
+
+    /// `factor x`.
+    ///
+    /// # Errors
+    /// If the factor is not finite.
+    pub fn scale(&mut self, name: &str, x: ValueId, factor: f32) -> Result<ValueId, GraphError> {
+        self.check_finite(name, "factor", factor)?;
+        let axes = self.axes(x);
+        self.rowwise(name, OpKind::Scale { factor }, &[x], &parallel(&axes), &axes, false)
     }
 
     /// Rotary position embedding of `x [batch, seq, heads..., head_dim]`.
@@ -453,6 +467,13 @@ impl GraphBuilder {
             value: value.to_string(),
             rule: "a finite number above 0 is needed".into(),
         })
+    }
+
+    fn check_finite(&self, op: &str, key: &str, value: f32) -> Result<(), GraphError> {
+        if value.is_finite() {
+            return Ok(());
+        }
+        Err(self.parameter_error(op, key, value.to_string(), "a finite number is needed".into()))
     }
 
     fn check_probability(&self, op: &str, probability: f32) -> Result<(), GraphError> {

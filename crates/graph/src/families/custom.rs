@@ -78,9 +78,10 @@ use crate::op::Overflow;
 /// | `dropout` | x | `probability` |
 /// | `bias-dropout-add` | x, residual | `bias`, `probability` |
 /// | `layer-norm` | x | `gain`, `bias`, `epsilon` |
-/// | `rms-norm` | x | `gain`, `epsilon` |
+/// | `rms-norm` | x | `gain`, `epsilon`, `offset` (of the gain, 0 if absent) |
 /// | `gelu`, `relu` | x | |
-/// | `swiglu` | gate, up | |
+/// | `swiglu`, `geglu` | gate, up | |
+/// | `scale` | x | `factor` |
 /// | `rotary` | x | `theta`, `scaling` |
 /// | `attention` | q, k, v | `keys`, `causal`, `probability` |
 /// | `route` | logits | `experts`, `slots` (of an expert for the rows of one sample), `overflow` |
@@ -196,6 +197,12 @@ pub struct OpConfig {
     /// Added to the variance or mean square of a norm; 1e-5 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epsilon: Option<f32>,
+    /// Added to the gain of a root-mean-square norm; 0 if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offset: Option<f32>,
+    /// What a scale multiplies by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub factor: Option<f32>,
     /// Base of rotary frequencies; 10000 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub theta: Option<f32>,

@@ -1,14 +1,15 @@
 //! Llama: RMSNorm, rotary positions, SwiGLU, grouped-query attention, no biases (Touvron et al. 2023,
 //! arXiv 2302.13971, section 2.2; Grattafiori et al. 2024, arXiv 2407.21783, section 3.2). With biases of
 //! queries, keys and values it is a Qwen2 (Yang et al. 2024, arXiv 2407.10671, section 2.2), with norms of
-//! queries and keys a Qwen3 (Yang et al. 2025, arXiv 2505.09388, section 2).
+//! queries and keys a Qwen3 (Yang et al. 2025, arXiv 2505.09388, section 2), with GeGLU, scaled embeddings
+//! and gains around zero a Gemma (Gemma Team 2024, arXiv 2403.08295, section 2).
 
 use serde::{Deserialize, Serialize};
 
 use super::{
     default_epsilon, default_init_std, require, require_layers, require_real, require_sizes,
 };
-use crate::op::RotaryScaling;
+use crate::op::{Gate, RotaryScaling};
 use crate::{Graph, GraphBuilder, GraphError, Init};
 
 /// A Llama.
@@ -56,6 +57,15 @@ pub struct LlamaConfig {
     /// all heads share, before it is rotated.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub qk_norm: bool,
+    /// Whether the gate of the feed-forward layer is activated by GELU, and not by SiLU.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub geglu: bool,
+    /// Whether what is read of the token embedding is multiplied by the square root of the width.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub scaled_embedding: bool,
+    /// Whether norms multiply by 1 + gain, so that gains begin with, and decay to, zero.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub zero_centered_gain: bool,
     /// Standard deviation of initial weights; residual projections have less with depth.
     #[serde(default = "default_init_std")]
     pub init_std: f32,
@@ -74,6 +84,13 @@ impl LlamaConfig {
     /// Width of one head.
     pub fn head_dim(&self) -> usize {
         self.head_dim.unwrap_or(self.hidden / self.heads.max(1))
+    }
+
+    /// Whether it is the Llama of its papers, without what other models have changed in it.
+    pub fn is_plain(&self) -> bool {
+        let LlamaConfig { qkv_bias, qk_norm, geglu, scaled_embedding, zero_centered_gain, .. } =
+            *self;
+        !(qkv_bias || qk_norm || geglu || scaled_embedding || zero_centered_gain)
     }
 
     /// The model as a graph. Query weights are `[model, heads, group, head_dim]` where `heads` counts
@@ -149,21 +166,26 @@ impl LlamaConfig {
         let vocab = net.dim("vocab", self.vocab)?;
         let normal = Init::Normal { std: self.init_std };
         let residual = Init::Normal { std: self.init_std / (2.0 * self.layers as f32).sqrt() };
-        let [zeros, ones] = [0.0, 1.0].map(Init::Constant);
+        let zeros = Init::Constant(0.0);
         let epsilon = self.norm_epsilon;
+        let offset = if self.zero_centered_gain { 1.0 } else { 0.0 };
+        let gains = Init::Constant(1.0 - offset);
         net.block("embedding");
         let tokens = net.targets("tokens", &[seq])?;
         let targets = net.targets("targets", &[seq])?;
         let table = net.parameter("embedding.token", &[vocab, model], 1, normal)?;
         let mut x = net.embed("embedding.tokens", tokens, table)?;
+        if self.scaled_embedding {
+            x = net.scale("embedding.scaled", x, (self.hidden as f64).sqrt() as f32)?;
+        }
 
         for layer in 0..self.layers {
             let block = format!("block.{layer}");
             net.block(&block);
             let at = |suffix: &str| format!("{block}.{suffix}");
 
-            let gain = net.parameter(&at("attention_norm.gain"), &[model], 0, ones)?;
-            let normed = net.rms_norm(&at("attention_norm"), x, gain, epsilon)?;
+            let gain = net.parameter(&at("attention_norm.gain"), &[model], 0, gains)?;
+            let normed = net.rms_norm(&at("attention_norm"), x, gain, offset, epsilon)?;
             let key_axes = vec![model, heads, head_dim];
             let query_axes: Vec<_> =
                 [model, heads].into_iter().chain(group).chain([head_dim]).collect();
@@ -182,8 +204,8 @@ impl LlamaConfig {
             if self.qk_norm {
                 for (which, heads) in [("query", &mut q), ("key", &mut k)] {
                     let name = at(&format!("attention.{which}_norm"));
-                    let gain = net.parameter(&format!("{name}.gain"), &[head_dim], 0, ones)?;
-                    *heads = net.rms_norm(&name, *heads, gain, epsilon)?;
+                    let gain = net.parameter(&format!("{name}.gain"), &[head_dim], 0, gains)?;
+                    *heads = net.rms_norm(&name, *heads, gain, offset, epsilon)?;
                 }
             }
             let q = net.rotary(&at("attention.query.rotary"), q, self.rope_theta, scaling)?;
@@ -195,23 +217,27 @@ impl LlamaConfig {
             let out = net.contract(&name, context, w, None)?;
             x = net.add(&at("attention.residual"), x, out)?;
 
-            let gain = net.parameter(&at("ffn_norm.gain"), &[model], 0, ones)?;
-            let normed = net.rms_norm(&at("ffn_norm"), x, gain, epsilon)?;
+            let gain = net.parameter(&at("ffn_norm.gain"), &[model], 0, gains)?;
+            let normed = net.rms_norm(&at("ffn_norm"), x, gain, offset, epsilon)?;
             let mut widen = |which: &str| {
                 let name = at(&format!("ffn.{which}"));
                 let w = net.parameter(&format!("{name}.weight"), &[model, ffn], 1, normal)?;
                 net.contract(&name, normed, w, None)
             };
             let (gate, up) = (widen("gate")?, widen("up")?);
-            let activated = net.swiglu(&at("ffn.swiglu"), gate, up)?;
+            let (name, f) = match self.geglu {
+                true => ("ffn.geglu", Gate::Gelu),
+                false => ("ffn.swiglu", Gate::Silu),
+            };
+            let activated = net.glu(&at(name), f, gate, up)?;
             let w = net.parameter(&at("ffn.down.weight"), &[ffn, model], 1, residual)?;
             let down = net.contract(&at("ffn.down"), activated, w, None)?;
             x = net.add(&at("ffn.residual"), x, down)?;
         }
 
         net.block("head");
-        let gain = net.parameter("final_norm.gain", &[model], 0, ones)?;
-        let normed = net.rms_norm("final_norm", x, gain, epsilon)?;
+        let gain = net.parameter("final_norm.gain", &[model], 0, gains)?;
+        let normed = net.rms_norm("final_norm", x, gain, offset, epsilon)?;
         let w = match self.tied {
             true => table,
             false => net.parameter("head.weight", &[vocab, model], 1, normal)?,

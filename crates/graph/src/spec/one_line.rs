@@ -105,6 +105,9 @@ const LLAMA: &[Key] = &[
     ("separate_loss", Kind::Flag, false),
     ("qkv_bias", Kind::Flag, false),
     ("qk_norm", Kind::Flag, false),
+    ("geglu", Kind::Flag, false),
+    ("scaled_embedding", Kind::Flag, false),
+    ("zero_centered_gain", Kind::Flag, false),
     ("init_std", Kind::Real, false),
 ];
 

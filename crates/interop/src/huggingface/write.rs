@@ -4,35 +4,27 @@ use serde_json::{Value, json};
 use shardloom_graph::families::{GptConfig, LlamaConfig};
 use shardloom_graph::{ModelSpec, Network};
 
-use crate::InteropError;
+use crate::{InteropError, ModelType};
 
-/// The `config.json` with which Hugging Face's library builds the same model, for weights that are stored in
-/// `dtype` (`float32`, `bfloat16` or `float16`, PyTorch's names). Reading it with
+/// The `config.json` with which Hugging Face's library builds the same model as one of type `model_type`, for
+/// weights that are stored in `dtype` (`float32`, `bfloat16` or `float16`, PyTorch's names). Reading it with
 /// [`read_config`](super::read_config) gives `spec` back, but for its name and where the loss is cut off.
 ///
 /// # Errors
-/// If that library has no such model: another family than GPT and Llama, or a Llama with both biases and
-/// norms of its queries.
-pub fn write_config(spec: &ModelSpec, dtype: &str) -> Result<String, InteropError> {
-    let nothing = |reason| InteropError::NoConfig { model: spec.name().into(), reason };
+/// If a model of that type computes something else.
+pub fn write_config(
+    spec: &ModelSpec,
+    model_type: ModelType,
+    dtype: &str,
+) -> Result<String, InteropError> {
+    let model_type = ModelType::of(spec, Some(model_type))?;
     let mut config = match spec.network() {
         Network::Gpt(gpt) => gpt2(gpt),
-        Network::Llama(llama) => {
-            let divides = llama.hidden.is_multiple_of(llama.heads);
-            let kind = match (llama.qkv_bias, llama.qk_norm) {
-                (false, false) if divides => ("llama", "LlamaForCausalLM"),
-                // The same model, of which that library does not ask for it.
-                (false, false) => ("mistral", "MistralForCausalLM"),
-                (true, false) => ("qwen2", "Qwen2ForCausalLM"),
-                (false, true) => ("qwen3", "Qwen3ForCausalLM"),
-                (true, true) => {
-                    return Err(nothing("no model there has both qkv_bias and qk_norm"));
-                }
-            };
-            llama_like(llama, kind)
-        }
-        _ => return Err(nothing("only a gpt or a llama is a model there")),
+        Network::Llama(llama) => llama_like(llama, model_type),
+        other => unreachable!("{other:?} is no model of type {}", model_type.name()),
     };
+    config["model_type"] = json!(model_type.name());
+    config["architectures"] = json!([model_type.architecture()]);
     config["dtype"] = json!(dtype);
     // The key's name before version 5.
     config["torch_dtype"] = json!(dtype);
@@ -41,8 +33,6 @@ pub fn write_config(spec: &ModelSpec, dtype: &str) -> Result<String, InteropErro
 
 fn gpt2(gpt: &GptConfig) -> Value {
     json!({
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
         "activation_function": "gelu_new",
         "n_layer": gpt.layers,
         "n_embd": gpt.hidden,
@@ -62,10 +52,8 @@ fn gpt2(gpt: &GptConfig) -> Value {
     })
 }
 
-fn llama_like(llama: &LlamaConfig, (model_type, architecture): (&str, &str)) -> Value {
+fn llama_like(llama: &LlamaConfig, model_type: ModelType) -> Value {
     let mut config = json!({
-        "architectures": [architecture],
-        "model_type": model_type,
         "hidden_act": "silu",
         "num_hidden_layers": llama.layers,
         "hidden_size": llama.hidden,
@@ -93,13 +81,27 @@ fn llama_like(llama: &LlamaConfig, (model_type, architecture): (&str, &str)) -> 
         });
     }
     match model_type {
-        "llama" => {
+        ModelType::Llama => {
             config["attention_bias"] = json!(false);
             config["mlp_bias"] = json!(false);
         }
-        "mistral" => config["sliding_window"] = json!(null),
-        "qwen3" => config["attention_bias"] = json!(false),
-        _ => {}
+        ModelType::Mistral => config["sliding_window"] = json!(null),
+        ModelType::Phi3 => {
+            config["sliding_window"] = json!(null);
+            config["original_max_position_embeddings"] = json!(llama.seq);
+            config["resid_pdrop"] = json!(0.0);
+            config["embd_pdrop"] = json!(0.0);
+            // That of the class is a number, which a small vocabulary has not.
+            config["pad_token_id"] = json!(null);
+        }
+        ModelType::Gemma => {
+            config["hidden_act"] = json!("gelu_pytorch_tanh");
+            config["hidden_activation"] = json!("gelu_pytorch_tanh");
+            config["attention_bias"] = json!(false);
+            config["pad_token_id"] = json!(null);
+        }
+        ModelType::Qwen3 => config["attention_bias"] = json!(false),
+        ModelType::Gpt2 | ModelType::Qwen2 => {}
     }
     config
 }

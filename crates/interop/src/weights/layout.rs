@@ -22,16 +22,40 @@ pub(super) enum Part {
     Whole,
     /// All of it, with rows and columns exchanged.
     Transposed,
-    /// The n-th third of its columns.
-    Third(usize),
+    /// The n-th of the matrices that lie side by side in it.
+    Beside(usize),
+    /// The n-th of the matrices that lie one below the other in it, each with rows and columns exchanged.
+    Stacked(usize),
     /// Its first rows.
     FirstRows,
 }
 
+/// Which columns of what a tensor holds a parameter has, of all parameters that lie in it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    /// How many columns the parameters before it have together.
+    pub before: usize,
+    /// How many columns all of them have together.
+    pub all: usize,
+}
+
 impl Part {
+    /// Its number among the parameters that lie in the same tensor.
+    pub(super) fn number(self) -> usize {
+        match self {
+            Part::Beside(number) | Part::Stacked(number) => number,
+            Part::Whole | Part::Transposed | Part::FirstRows => 0,
+        }
+    }
+
     /// The parameter's elements, or what shape the tensor must have.
-    pub(super) fn read(self, matrix: &Matrix, tensor: &Tensor) -> Result<Vec<f32>, String> {
-        let needed = self.shape(matrix);
+    pub(super) fn read(
+        self,
+        matrix: &Matrix,
+        place: Place,
+        tensor: &Tensor,
+    ) -> Result<Vec<f32>, String> {
+        let needed = self.shape(matrix, place);
         let fits = match self {
             Part::FirstRows => {
                 tensor.shape.len() == needed.len()
@@ -48,49 +72,62 @@ impl Part {
         Ok(match self {
             Part::Whole => tensor.values.clone(),
             Part::FirstRows => tensor.values[..rows * columns].to_vec(),
-            Part::Transposed => transposed(&tensor.values, columns, rows),
-            Part::Third(third) => tensor
+            Part::Transposed | Part::Stacked(_) => {
+                let start = place.before * rows;
+                transposed(&tensor.values[start..start + columns * rows], columns, rows)
+            }
+            Part::Beside(_) => tensor
                 .values
-                .chunks_exact(3 * columns)
-                .flat_map(|row| &row[third * columns..(third + 1) * columns])
+                .chunks_exact(place.all)
+                .flat_map(|row| &row[place.before..place.before + columns])
                 .copied()
                 .collect(),
         })
     }
 
     /// Writes the parameter's elements into a tensor made by [`Part::empty`].
-    pub(super) fn write(self, matrix: &Matrix, values: Vec<f32>, tensor: &mut Tensor) {
-        let columns = matrix.columns;
+    pub(super) fn write(
+        self,
+        matrix: &Matrix,
+        place: Place,
+        values: Vec<f32>,
+        tensor: &mut Tensor,
+    ) {
+        let (rows, columns) = (matrix.rows, matrix.columns);
         match self {
             Part::Whole | Part::FirstRows => tensor.values = values,
-            Part::Transposed => tensor.values = transposed(&values, matrix.rows, columns),
-            Part::Third(third) => {
-                let rows = tensor.values.chunks_exact_mut(3 * columns);
-                for (row, values) in rows.zip(values.chunks_exact(columns)) {
-                    row[third * columns..(third + 1) * columns].copy_from_slice(values);
+            Part::Transposed => tensor.values = transposed(&values, rows, columns),
+            Part::Stacked(_) => {
+                let start = place.before * rows;
+                let values = transposed(&values, rows, columns);
+                tensor.values[start..start + columns * rows].copy_from_slice(&values);
+            }
+            Part::Beside(_) => {
+                let whole = tensor.values.chunks_exact_mut(place.all);
+                for (row, values) in whole.zip(values.chunks_exact(columns)) {
+                    row[place.before..place.before + columns].copy_from_slice(values);
                 }
             }
         }
     }
 
     /// The tensor that holds such a part, before anything is written into it.
-    pub(super) fn empty(self, matrix: &Matrix) -> Tensor {
-        let shape = self.shape(matrix);
+    pub(super) fn empty(self, matrix: &Matrix, place: Place) -> Tensor {
+        let shape = self.shape(matrix, place);
         let values = match self {
             // It is replaced whole.
             Part::Whole | Part::FirstRows | Part::Transposed => vec![],
-            Part::Third(_) => vec![0.0; shape.iter().product()],
+            Part::Beside(_) | Part::Stacked(_) => vec![0.0; shape.iter().product()],
         };
         Tensor { shape, values }
     }
 
     /// The shape of the tensor that holds such a part.
-    pub(super) fn shape(self, matrix: &Matrix) -> Vec<usize> {
-        let (rows, columns) = (matrix.rows, matrix.columns);
+    pub(super) fn shape(self, matrix: &Matrix, place: Place) -> Vec<usize> {
+        let rows = matrix.rows;
         let shape = match self {
-            Part::Whole | Part::FirstRows => [rows, columns],
-            Part::Transposed => [columns, rows],
-            Part::Third(_) => [rows, 3 * columns],
+            Part::Whole | Part::FirstRows | Part::Beside(_) => [rows, place.all],
+            Part::Transposed | Part::Stacked(_) => [place.all, rows],
         };
         if matrix.is_vector { shape[1..].to_vec() } else { shape.to_vec() }
     }

@@ -3,6 +3,7 @@
 use shardloom_graph::{ModelSpec, Network};
 
 use super::layout::Part;
+use crate::ModelType;
 
 /// Name of the token embedding here.
 pub(super) const EMBEDDING: &str = "embedding.token";
@@ -11,6 +12,7 @@ pub(super) const EMBEDDING: &str = "embedding.token";
 const HEAD: &str = "lm_head.weight";
 
 /// Where a parameter is found.
+#[derive(Debug)]
 pub(super) struct Source {
     /// The bare name of the tensor.
     pub tensor: String,
@@ -19,6 +21,7 @@ pub(super) struct Source {
 }
 
 /// The names of one family.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Scheme {
     /// What models with a head put before the names of the model within.
     prefix: &'static str,
@@ -46,12 +49,12 @@ const GPT: Scheme = Scheme {
     inner: &[
         ("attention_norm.gain", "ln_1.weight", Part::Whole),
         ("attention_norm.bias", "ln_1.bias", Part::Whole),
-        ("attention.query.weight", "attn.c_attn.weight", Part::Third(0)),
-        ("attention.query.bias", "attn.c_attn.bias", Part::Third(0)),
-        ("attention.key.weight", "attn.c_attn.weight", Part::Third(1)),
-        ("attention.key.bias", "attn.c_attn.bias", Part::Third(1)),
-        ("attention.value.weight", "attn.c_attn.weight", Part::Third(2)),
-        ("attention.value.bias", "attn.c_attn.bias", Part::Third(2)),
+        ("attention.query.weight", "attn.c_attn.weight", Part::Beside(0)),
+        ("attention.query.bias", "attn.c_attn.bias", Part::Beside(0)),
+        ("attention.key.weight", "attn.c_attn.weight", Part::Beside(1)),
+        ("attention.key.bias", "attn.c_attn.bias", Part::Beside(1)),
+        ("attention.value.weight", "attn.c_attn.weight", Part::Beside(2)),
+        ("attention.value.bias", "attn.c_attn.bias", Part::Beside(2)),
         ("attention.output.weight", "attn.c_proj.weight", Part::Whole),
         ("attention.output.bias", "attn.c_proj.bias", Part::Whole),
         ("ffn_norm.gain", "ln_2.weight", Part::Whole),
@@ -93,18 +96,44 @@ const LLAMA: Scheme = Scheme {
     tied: false,
 };
 
+/// A Llama's, with queries, keys and values in one tensor, and gate and up in another.
+const PHI_3: Scheme = Scheme {
+    inner: &[
+        ("attention_norm.gain", "input_layernorm.weight", Part::Whole),
+        ("attention.query.weight", "self_attn.qkv_proj.weight", Part::Stacked(0)),
+        ("attention.key.weight", "self_attn.qkv_proj.weight", Part::Stacked(1)),
+        ("attention.value.weight", "self_attn.qkv_proj.weight", Part::Stacked(2)),
+        ("attention.output.weight", "self_attn.o_proj.weight", Part::Transposed),
+        ("ffn_norm.gain", "post_attention_layernorm.weight", Part::Whole),
+        ("ffn.gate.weight", "mlp.gate_up_proj.weight", Part::Stacked(0)),
+        ("ffn.up.weight", "mlp.gate_up_proj.weight", Part::Stacked(1)),
+        ("ffn.down.weight", "mlp.down_proj.weight", Part::Transposed),
+    ],
+    ..LLAMA
+};
+
 impl Scheme {
-    /// The names of the model's family, if it has any.
-    pub(super) fn of(spec: &ModelSpec) -> Option<Scheme> {
+    /// The names that weights of the model may have, the usual ones first; none if its family has no names.
+    pub(super) fn all(spec: &ModelSpec) -> Vec<Scheme> {
         match spec.network() {
-            Network::Gpt(gpt) => Some(Scheme { tied: gpt.tied, ..GPT }),
-            Network::Llama(llama) => Some(Scheme { tied: llama.tied, ..LLAMA }),
+            Network::Gpt(gpt) => vec![Scheme { tied: gpt.tied, ..GPT }],
+            Network::Llama(llama) => {
+                let fused = ModelType::Phi3.computes(spec).then_some(PHI_3);
+                let all = [LLAMA].into_iter().chain(fused);
+                all.map(|scheme| Scheme { tied: llama.tied, ..scheme }).collect()
+            }
             Network::Mlp(_)
             | Network::UTransformer(_)
             | Network::Lstm(_)
             | Network::Dlrm(_)
-            | Network::Custom(_) => None,
+            | Network::Custom(_) => vec![],
         }
+    }
+
+    /// The names of the model's weights when it is of this type, if it can be.
+    pub(super) fn of(spec: &ModelSpec, model_type: ModelType) -> Option<Scheme> {
+        let number = usize::from(model_type == ModelType::Phi3);
+        Scheme::all(spec).get(number).copied()
     }
 
     /// Where the parameter of this name is found.

@@ -25,7 +25,7 @@ use crate::optimizer::{Optimizer, Piece};
 use crate::window::{copy_box, cut_box, place_box};
 use crate::{Format, View, ViewMut, dispatch, reduce};
 use compress::compress;
-use operands::{read, settle, widened, written};
+use operands::{in_format, read, settle, widened, written};
 use region::Lines;
 
 /// The processor that this program runs on.
@@ -248,6 +248,13 @@ impl Device for Processor {
         scratch: ViewMut<'_>,
     ) {
         let mut scratch: &mut [f32] = scratch.elements_mut();
+        let Kernel { kind, pass, setting } = kernel;
+        let kind = match *kind {
+            OpKind::Scale { factor } => {
+                OpKind::Scale { factor: in_format(factor, reads[0].data.format()) }
+            }
+            other => other,
+        };
         let reads: SmallVec<[dispatch::Input<'_>; 8]> =
             reads.iter().map(|input| read(input, &mut scratch)).collect();
         let mut results: SmallVec<[dispatch::Output<'_>; 4]> = SmallVec::new();
@@ -257,8 +264,7 @@ impl Device for Processor {
             results.push(result);
             left.push(rest);
         }
-        let Kernel { kind, pass, setting } = kernel;
-        dispatch::run(kind, pass, &reads, &mut results, setting, scratch);
+        dispatch::run(&kind, pass, &reads, &mut results, setting, scratch);
         for (result, rest) in results.into_iter().zip(left) {
             if let (dispatch::DataMut::F32(wide), Some(rest)) = (result.data, rest) {
                 settle(wide, rest);

@@ -1,7 +1,7 @@
 //! Operands of kernels, which compute in fp32: those of 16 bits are widened into scratch before and rounded
 //! out of it afterwards.
 
-use half::f16;
+use half::{bf16, f16};
 
 use super::cast;
 use crate::device::{Input, Output};
@@ -36,6 +36,15 @@ pub(super) fn widened<'a>(view: View<'a>, scratch: &mut &'a mut [f32]) -> &'a [f
         other => panic!("{other} is no format of real numbers"),
     }
     wide
+}
+
+/// A number in `format`, widened.
+pub(super) fn in_format(number: f32, format: Format) -> f32 {
+    match format {
+        Format::Bf16 => bf16::from_f32(number).to_f32(),
+        Format::F16 => f16::from_f32(number).to_f32(),
+        Format::F32 | Format::F64 | Format::U32 | Format::U8 => number,
+    }
 }
 
 /// A tensor that a kernel reads.

@@ -72,14 +72,18 @@ fn relu_and_silu_match_their_formulas_and_numerical_slopes() {
 
 /// From 89 below zero on, the reciprocal of the logistic function is above the largest number.
 #[test]
-fn far_below_zero_silu_and_swiglu_have_no_slope() {
+fn far_below_zero_silu_and_gated_units_have_no_slope() {
     let x = [-79.0, -85.0, -100.0, -120.0, -1e4];
     let mut dx = [f32::NAN; 5];
     silu_input_grad(&x, &[1.0; 5], &mut dx, false);
     assert!(dx.iter().all(|dx| dx.abs() < 1e-30), "{dx:?}");
-    let (mut dgate, mut dup) = ([f32::NAN; 5], [f32::NAN; 5]);
-    swiglu_input_grad(&x, &[1.0; 5], &[1.0; 5], &mut dgate, &mut dup, false, false);
-    assert!(dgate.iter().chain(&dup).all(|it| it.abs() < 1e-30), "{dgate:?} {dup:?}");
+    // The argument within GELU grows with the cube.
+    let units: [(GatedGrad, f32); 2] = [(swiglu_input_grad, 1e-30), (geglu_input_grad, 1e-20)];
+    for (input_grad, most) in units {
+        let (mut dgate, mut dup) = ([f32::NAN; 5], [f32::NAN; 5]);
+        input_grad(&x, &[1.0; 5], &[1.0; 5], &mut dgate, &mut dup, false, false);
+        assert!(dgate.iter().chain(&dup).all(|it| it.abs() < most), "{dgate:?} {dup:?}");
+    }
 }
 
 #[test]
@@ -93,27 +97,35 @@ fn relu_lets_a_nan_through_and_has_slope_zero_at_zero() {
     assert_eq!(dx, [0.0]);
 }
 
-#[test]
-fn swiglu_and_both_gradients_match() {
+/// Both input gradients of a gated unit.
+type GatedGrad = fn(&[f32], &[f32], &[f32], &mut [f32], &mut [f32], bool, bool);
+
+fn check_gated(f: fn(f64) -> f64, forward: fn(&[f32], &[f32], &mut [f32]), input_grad: GatedGrad) {
     for len in [1, 3, 17, 40] {
         let (gate, up, dy) = (&inputs()[..len], numbers(5, len), numbers(6, len));
         let exact = |gate: &[f64], up: &[f64]| -> Vec<f64> {
-            gate.iter().zip(up).map(|(&g, &u)| silu_exact(g) * u).collect()
+            gate.iter().zip(up).map(|(&g, &u)| f(g) * u).collect()
         };
         let (gate64, up64) = (widen(gate), widen(&up));
         let mut y = vec![f32::NAN; len];
-        swiglu(gate, &up, &mut y);
+        forward(gate, &up, &mut y);
         assert_close(&y, &exact(&gate64, &up64), 1e-6);
 
         let want_gate = numeric_grad(|gate| exact(gate, &up64), gate, &dy);
         let want_up = numeric_grad(|up| exact(&gate64, up), &up, &dy);
         check_destination(&want_gate, 1e-6, |dgate, accumulate| {
             let mut dup = numbers(8, len);
-            swiglu_input_grad(gate, &up, &dy, dgate, &mut dup, accumulate, !accumulate);
+            input_grad(gate, &up, &dy, dgate, &mut dup, accumulate, !accumulate);
         });
         check_destination(&want_up, 1e-6, |dup, accumulate| {
             let mut dgate = numbers(8, len);
-            swiglu_input_grad(gate, &up, &dy, &mut dgate, dup, !accumulate, accumulate);
+            input_grad(gate, &up, &dy, &mut dgate, dup, !accumulate, accumulate);
         });
     }
+}
+
+#[test]
+fn swiglu_and_geglu_and_all_their_gradients_match() {
+    check_gated(silu_exact, swiglu, swiglu_input_grad);
+    check_gated(gelu_exact, geglu, geglu_input_grad);
 }

@@ -445,6 +445,15 @@ fn gradients_of_fused_attention_are_derivatives() {
 }
 
 #[test]
+fn gradients_of_a_gemma_are_derivatives() {
+    let text = "llama:layers=1,hidden=6,heads=2,kv_heads=1,head_dim=4,ffn=6,seq=4,vocab=6,tied=true,\
+                geglu=true,scaled_embedding=true,zero_centered_gain=true";
+    for first in [0, 2] {
+        check_text(text, (first, 0), &["rms-norm", "geglu", "scale", "rotary", "embed"]);
+    }
+}
+
+#[test]
 fn gradients_of_routed_rows_are_derivatives() {
     let spec = ModelSpec::from_toml(ROUTED, "the test").expect("a model");
     let run = Run::of(spec.graph().expect("a model"), (0, 0));

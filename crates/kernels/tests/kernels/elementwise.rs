@@ -13,6 +13,8 @@ fn sums_and_scalings_match_element_by_element() {
         assert!((0..len).all(|i| y[i] == 0.3 * a[i]));
         scale_in_place(&mut y, 2.0);
         assert!((0..len).all(|i| y[i] == 0.3 * a[i] * 2.0));
+        let want: Vec<f64> = a.iter().map(|&dy| f64::from(0.3_f32) * f64::from(dy)).collect();
+        check_destination(&want, 1e-7, |dx, accumulate| scale_input_grad(&a, 0.3, dx, accumulate));
     }
 }
 

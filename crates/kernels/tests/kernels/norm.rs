@@ -20,12 +20,12 @@ fn layer_norm_exact(x: &[f64], gain: &[f64], bias: &[f64]) -> Vec<f64> {
         .collect()
 }
 
-fn rms_norm_exact(x: &[f64], gain: &[f64]) -> Vec<f64> {
+fn rms_norm_exact(x: &[f64], gain: &[f64], offset: f64) -> Vec<f64> {
     x.chunks(gain.len())
         .flat_map(|row| {
             let square = row.iter().map(|x| x * x).sum::<f64>() / gain.len() as f64;
             let inverse = 1.0 / (square + f64::from(EPSILON)).sqrt();
-            row.iter().zip(gain).map(move |(x, g)| x * inverse * g)
+            row.iter().zip(gain).map(move |(x, g)| x * inverse * (offset + g))
         })
         .collect()
 }
@@ -69,19 +69,20 @@ fn layer_norm_of_values_far_from_zero_keeps_its_accuracy() {
 }
 
 #[test]
-fn rms_norm_and_its_gradients_match() {
-    for (rows, columns) in SIZES {
+fn rms_norm_and_its_gradients_match_with_gains_that_are_stored_less_one_and_others() {
+    for ((rows, columns), offset) in SIZES.into_iter().flat_map(|size| [(size, 0.0), (size, 1.0)]) {
         let x: Vec<f32> = numbers(1, rows * columns).iter().map(|x| 2.0 * x + 0.5).collect();
         let (gain, dy) = (numbers(2, columns), numbers(4, x.len()));
         let (x64, gain64) = (widen(&x), widen(&gain));
+        let exact = |x: &[f64], gain: &[f64]| rms_norm_exact(x, gain, f64::from(offset));
         let (mut y, mut stats) = (vec![f32::NAN; x.len()], vec![f32::NAN; rows]);
-        rms_norm(&x, &gain, EPSILON, &mut y, &mut stats);
-        assert_close(&y, &rms_norm_exact(&x64, &gain64), 2e-6);
+        rms_norm(&x, &gain, offset, EPSILON, &mut y, &mut stats);
+        assert_close(&y, &exact(&x64, &gain64), 2e-6);
 
-        let want_x = numeric_grad(|x| rms_norm_exact(x, &gain64), &x, &dy);
-        let want_gain = numeric_grad(|gain| rms_norm_exact(&x64, gain), &gain, &dy);
+        let want_x = numeric_grad(|x| exact(x, &gain64), &x, &dy);
+        let want_gain = numeric_grad(|gain| exact(&x64, gain), &gain, &dy);
         check_destination(&want_x, 1e-5, |dx, accumulate| {
-            rms_norm_input_grad(&x, &gain, &stats, &dy, dx, accumulate);
+            rms_norm_input_grad(&x, &gain, offset, &stats, &dy, dx, accumulate);
         });
         check_destination(&want_gain, 1e-5, |dgain, accumulate| {
             rms_norm_weight_grad(&x, &stats, &dy, dgain, accumulate);

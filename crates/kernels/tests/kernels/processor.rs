@@ -32,6 +32,36 @@ const SETTING: Setting = Setting {
     key: Key { seed: 0, stream: 0, step: 0 },
 };
 
+/// As PyTorch multiplies a tensor by a number of the same format.
+#[test]
+fn a_scale_multiplies_by_a_number_of_the_format_of_what_it_reads() {
+    let (device, memory) = (processor(), Memory::new(processor()));
+    // The root of 3072, which in bfloat16 is 55.5.
+    let factor = 55.425_625;
+    let kind = OpKind::Scale { factor };
+    let numbers = rounded(&values(40, 3));
+    for (format, expected) in [(Format::F32, factor), (Format::Bf16, 55.5), (Format::F16, 55.4375)]
+    {
+        for pass in [Pass::Forward, Pass::Input] {
+            let x = buffer(&memory, format, &numbers);
+            let mut y = memory.alloc(format, 40);
+            let size = [OperandSize { shape: &[40], format }];
+            let elements = device.scratch_elements(&kind, pass, &size, &size);
+            let mut scratch = memory.alloc(Format::F32, elements);
+            device.run(
+                Kernel { kind: &kind, pass, setting: &SETTING },
+                &[Input { shape: &[40], data: x.view() }],
+                &mut [Output { shape: &[40], data: y.view_mut(), accumulate: false }],
+                scratch.view_mut(),
+            );
+            let x = device.reals(x.view());
+            let products: Vec<f32> = x.iter().map(|x| expected * x).collect();
+            let want = buffer(&memory, format, &products);
+            assert_eq!(device.reals(y.view()), device.reals(want.view()), "{format} {pass:?}");
+        }
+    }
+}
+
 /// The weight gradient of a linear layer of bfloat16 operands, added to `before` where there is something.
 fn weight_gradient(format: Format, before: Option<&[f32]>) -> Vec<f32> {
     let (device, memory) = (processor(), Memory::new(processor()));

@@ -4,7 +4,8 @@ use shardloom_kernels::random::{Key, normal_fill};
 use shardloom_kernels::tier::VARIABLE;
 use shardloom_kernels::window::Window;
 use shardloom_kernels::{
-    Tier, activation, concat, interaction, layer_norm, lstm, reduce, sigmoid_cross_entropy,
+    Tier, activation, concat, interaction, layer_norm, lstm, reduce, rms_norm,
+    sigmoid_cross_entropy,
 };
 
 use crate::oracle::numbers;
@@ -71,6 +72,16 @@ fn digest() -> u64 {
     };
     result(x.len(), &mut |y| activation::gelu(&x, y));
     result(x.len(), &mut |y| activation::swiglu(&x, &dy, y));
+    result(x.len(), &mut |y| activation::geglu(&x, &dy, y));
+    result(x.len(), &mut |dgate| {
+        let mut dup = vec![0.0; dgate.len()];
+        activation::geglu_input_grad(&x, &dy, &dy, dgate, &mut dup, false, false);
+    });
+    let mut stats = vec![0.0; ROWS];
+    result(x.len(), &mut |y| rms_norm::rms_norm(&x, &gain, 1.0, 1e-5, y, &mut stats));
+    result(x.len(), &mut |dx| {
+        rms_norm::rms_norm_input_grad(&x, &gain, 1.0, &stats, &dy, dx, false);
+    });
     result(2 * x.len(), &mut |y| concat::concat(&[&x, &dy], ROWS, y));
     result(x.len(), &mut |dx| {
         concat::concat_input_grad(&[&x[..], &dy].concat(), ROWS, COLUMNS, dx, false);

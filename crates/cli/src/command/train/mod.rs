@@ -95,6 +95,11 @@ pub struct Train {
     #[arg(long, value_name = "FILE|DIR")]
     weights: Option<PathBuf>,
 
+    /// Give the model a head of so many classes, or tokens of a vocabulary, that starts anew; all other weights are
+    /// loaded, of a file that may have another head. A model that is tied shares its embedding with the head
+    #[arg(long, value_name = "N", value_parser = whole::<usize>)]
+    new_head: Option<usize>,
+
     /// Share of the data, from its end, that is kept for validation [default: 0.05 if another option
     /// asks for validation, else 0]
     #[arg(long, value_name = "SHARE", value_parser = decimal)]
@@ -240,6 +245,11 @@ impl Train {
         };
         let local = self.profile.local()?;
         let (model, plan_file) = self.model_and_plan_file(&tokenizer)?;
+        let weights = self.weights.clone().or_else(|| model.weights().map(Path::to_path_buf));
+        if self.new_head.is_some() && weights.is_none() {
+            let message = "--new-head: all of the model starts anew without --weights";
+            return Err(Failure::usage("--new-head", message));
+        }
         // What is wrong with the data is said before a search, which may measure this machine first.
         let data = self.data(&model, &tokenizer, validation_fraction, Some(terminal))?;
         let plan = match launched {
@@ -282,12 +292,12 @@ impl Train {
             resume: self.files.resume,
             force: self.files.force,
         });
-        let weights = self.weights.clone().or_else(|| model.weights().map(Path::to_path_buf));
         let job = Job {
             model,
             plan,
             steps: self.steps.get(),
             weights,
+            new_head: self.new_head.is_some(),
             checkpoints,
             validation,
             prediction,
@@ -431,11 +441,23 @@ impl Train {
             let seq = self.seq.map(|_| "--seq");
             require_no_option(self.shape.given().or(seq), path)?;
             let (plan, model) = read_plan_and_model(path)?;
+            let size = model.head_size();
+            if let Some(wanted) = self.new_head.filter(|&wanted| size != Some(wanted)) {
+                let has = size.map_or("no classes".into(), |size| format!("a head of {size}"));
+                let message = format!(
+                    "--new-head {wanted}: the plan's model has {has}; find a plan for a model with one of {wanted}"
+                );
+                return Err(Failure::usage("--new-head", message));
+            }
             return Ok((model, Some(plan)));
         }
         let vocabulary = Some(tokenizer.tokenizer().vocabulary_size());
         let defaults = Defaults { sequence_length: self.seq, vocabulary };
-        Ok((Model::load_with(&self.what, defaults)?, None))
+        let model = Model::load_with(&self.what, defaults)?;
+        match self.new_head {
+            Some(classes) => Ok((model.with_head(classes)?, None)),
+            None => Ok((model, None)),
+        }
     }
 }
 

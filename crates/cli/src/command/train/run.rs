@@ -28,6 +28,8 @@ pub struct Job {
     pub steps: u64,
     /// Weights to start from.
     pub weights: Option<PathBuf>,
+    /// Whether the head starts anew, and not from these.
+    pub new_head: bool,
     /// Where checkpoints go.
     pub checkpoints: Option<Checkpoints>,
     /// How it is validated.
@@ -175,9 +177,19 @@ impl Job {
                 },
             }
         }
-        if let Some(weights) = &self.weights {
-            session.load_weights(weights)?;
-            terminal.note(format_args!("starting from the weights in {}", weights.display()));
+        let Some(weights) = &self.weights else { return Ok(()) };
+        let place = weights.display();
+        match self.new_head {
+            false => {
+                session.load_weights(weights)?;
+                terminal.note(format_args!("starting from the weights in {place}"));
+            }
+            true => {
+                let anew = session.load_weights_without_head(weights)?.join(", ");
+                terminal.note(format_args!(
+                    "starting from the weights in {place}, but for what starts anew: {anew}"
+                ));
+            }
         }
         Ok(())
     }

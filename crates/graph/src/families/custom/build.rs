@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::kind::{KINDS, Kind};
 use super::{BlockConfig, CustomConfig, InitConfig, InputKind, OpConfig, ParameterConfig};
-use crate::op::{Activation, RotaryScaling};
+use crate::op::{Activation, Gate, RotaryScaling};
 use crate::spec::did_you_mean;
 use crate::{DimId, Graph, GraphBuilder, GraphError, Init, ValueId};
 
@@ -176,11 +176,18 @@ impl Build {
             }
             ("rms-norm", &[x]) => {
                 let gain = parameter("gain", &op.gain)?;
-                self.net.rms_norm(&full, x, gain, epsilon)
+                self.net.rms_norm(&full, x, gain, op.offset.unwrap_or(0.0), epsilon)
             }
             ("gelu", &[x]) => self.net.pointwise(&full, x, Activation::Gelu),
             ("relu", &[x]) => self.net.pointwise(&full, x, Activation::Relu),
-            ("swiglu", &[gate, up]) => self.net.swiglu(&full, gate, up),
+            ("swiglu", &[gate, up]) => self.net.glu(&full, Gate::Silu, gate, up),
+            ("geglu", &[gate, up]) => self.net.glu(&full, Gate::Gelu, gate, up),
+            ("scale", &[x]) => {
+                let factor = op
+                    .factor
+                    .ok_or_else(|| place.error("factor", "the kind scale needs it".to_owned()))?;
+                self.net.scale(&full, x, factor)
+            }
             ("rotary", &[x]) => {
                 let scaling = op.scaling.map(|(factor, low, high, original)| RotaryScaling {
                     factor,
