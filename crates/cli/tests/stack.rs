@@ -46,7 +46,15 @@ fn what_a_stack_usually_does_is_in_plans_made_for_it() {
     }
     // Its attention keeps no scores.
     let plan = shardloom::read_plan(&place.path("plan.toml")).expect("a plan");
-    assert_ne!(plan.recompute, shardloom::plan::Recompute::None);
+    assert_eq!(plan.attention, shardloom::plan::AttentionKind::Fused);
+    // So in plans made of options, unless these say otherwise.
+    let made = |options: &str| {
+        let command = format!("program {MODEL} --stack nanotron{options}");
+        place.run(&command).succeeds().stdout
+    };
+    assert!(made("").contains("fused-attention") && !made("").contains("attention-probs"));
+    let unfused = made(" --attention unfused");
+    assert!(unfused.contains("attention-probs") && !unfused.contains("fused-attention"));
 }
 
 /// A stack with residuals of steps on one node only.

@@ -19,7 +19,7 @@ const MEGATRON_LLAMA: &str = "torchrun --nproc_per_node 8 --nnodes 2 pretrain_gp
 fn megatrons_words() {
     let base = Base { place: "run.sh", text: MEGATRON, given: given(16) };
     // Words at the begin are those of another command; options are added at the end.
-    let words: [Word; 41] = [
+    let words: [Word; 38] = [
         ("--tensor-model-parallel-size 2", "--context-parallel-size 2", |it| {
             (width(it, Axis::CP), it.sync.bucket_bytes) == (2, 1 << 40)
         }),
@@ -73,14 +73,7 @@ fn megatrons_words() {
             it.attention == AttentionKind::Unfused
         }),
         ("--bf16", "--bf16 --attention-backend local", |it| it.attention == AttentionKind::Unfused),
-        ("--bf16", "--bf16 --attention-backend flash --transformer-impl local", |it| {
-            it.attention == AttentionKind::Fused
-        }),
         ("--bf16", "--bf16 --transformer-impl local", |it| it.attention == AttentionKind::Unfused),
-        ("--bf16", "--bf16 --transformer-impl local --use-flash-attn", |it| {
-            it.attention == AttentionKind::Fused
-        }),
-        ("--bf16", "--bf16 --attention-backend auto", |it| it.attention == AttentionKind::Fused),
         ("--bf16", "--bf16 --recompute-activations", |it| it.recompute == Recompute::Selective),
         ("--bf16", "--bf16 --recompute-granularity selective", |it| {
             it.recompute == Recompute::Selective
@@ -262,4 +255,19 @@ fn megatrons_buckets_grow_with_the_number_of_replicas() {
     let plan = base.read("r ", "r --overlap-grad-reduce ").expect("a plan").plan;
     assert_eq!(width(&plan, Axis::DP), 128);
     assert_eq!(plan.sync.bucket_bytes, 4 * 128_000_000);
+}
+
+#[test]
+fn megatrons_attention_is_fused_unless_it_is_said_otherwise() {
+    let base = Base { place: "run.sh", text: MEGATRON, given: given(16) };
+    for words in [
+        "",
+        "--attention-backend auto",
+        "--attention-backend flash --transformer-impl local",
+        "--transformer-impl local --use-flash-attn",
+        "--transformer-impl local --attention-backend fused",
+    ] {
+        let plan = base.read("--bf16", &format!("--bf16 {words}")).expect("a plan").plan;
+        assert_eq!(plan.attention, AttentionKind::Fused, "{words}");
+    }
 }
