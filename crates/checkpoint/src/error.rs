@@ -32,7 +32,7 @@ pub enum CheckpointError {
         reason: String,
     },
 
-    /// Two pieces disagree on the shape of their tensor.
+    /// Two pieces disagree on the shape of their tensor, or two replicas.
     #[error("tensor `{name}` has shape {first:?} in one piece and {second:?} in another")]
     ShapeConflict {
         /// The tensor.

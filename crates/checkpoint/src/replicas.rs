@@ -1,8 +1,8 @@
 //! Replicas with state of their own: each tensor is saved once for each of them, under a name that says whose it
 //! is, and what is asked for by its plain name is the mean over them.
 
-use crate::Result;
 use crate::reader::Checkpoint;
+use crate::{CheckpointError, Result};
 
 /// What names of a replica's own tensors begin with.
 const REPLICA: &str = "replica.";
@@ -52,11 +52,17 @@ impl Checkpoint {
         (0..).take_while(has).count()
     }
 
-    /// The mean over replicas of a tensor of which each has its own.
+    /// The mean over replicas of a tensor of which each has its own, all of one shape.
     pub(crate) fn mean(&self, name: &str, replicas: usize) -> Result<Vec<f32>> {
+        let first = self.global_shape(name).unwrap_or_default();
         let mut mean = Mean::default();
         for replica in 0..replicas {
-            mean.add(&self.read_whole(&replica_name(replica, name))?);
+            let name = replica_name(replica, name);
+            if let Some(shape) = self.stored_shape(&name).filter(|&shape| shape != first) {
+                let (first, second) = (first.to_vec(), shape.to_vec());
+                return Err(CheckpointError::ShapeConflict { name, first, second });
+            }
+            mean.add(&self.read_whole(&name)?);
         }
         Ok(mean.finish())
     }
@@ -87,6 +93,23 @@ mod tests {
         let tensors = crate::read_safetensors(&file).expect("the file");
         let values: Vec<&[f32]> = tensors.values().map(|it| it.values.as_slice()).collect();
         assert_eq!(values, [&[3.0, 1.0][..], &[7.0]]);
+    }
+
+    #[test]
+    fn replicas_that_differ_in_shape_have_no_mean() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let writer = Writer::create(folder.path(), 2).expect("a writer");
+        let names = [replica_name(0, "w"), replica_name(1, "w")];
+        let pieces =
+            [Piece::whole(&names[0], &[2], &[1.0; 2]), Piece::whole(&names[1], &[3], &[1.0; 3])];
+        writer.shard(0, pieces).expect("a shard");
+        writer.finish(Meta::default(), None).expect("a checkpoint");
+        let found = Store::open(folder.path()).and_then(|store| store.load_latest());
+        let found = found.expect("the checkpoint").0;
+        let error = found.read_whole("w").expect_err("no mean").to_string();
+        assert!(error.contains("`replica.1/w`") && error.contains("[3]"), "{error}");
+        let file = folder.path().join("weights.safetensors");
+        assert!(found.export_safetensors(&file, |_| true).is_err());
     }
 
     /// Of one replica, as after others are gone, the mean is what that one has.
