@@ -10,8 +10,10 @@ use crate::PlanError;
 #[serde(try_from = "String", into = "String")]
 pub struct DeviceList(pub Vec<u32>);
 
-/// More devices than any cluster has; a longer range is a slip of the pen.
-const MOST: usize = 1 << 20;
+impl DeviceList {
+    /// More devices than any cluster has; a longer range is a slip of the pen.
+    pub(crate) const MOST: usize = 1 << 20;
+}
 
 impl TryFrom<String> for DeviceList {
     type Error = PlanError;
@@ -28,7 +30,10 @@ impl TryFrom<String> for DeviceList {
                 Some((first, end)) => (number(first)?, number(end)?),
                 None => (number(part)?, number(part)?.saturating_add(1)),
             };
-            if first >= end || (end - first) as usize > MOST || devices.len() > MOST {
+            if first >= end
+                || (end - first) as usize > DeviceList::MOST
+                || devices.len() > DeviceList::MOST
+            {
                 return Err(wrong("a range needs a larger end, and at most a million devices"));
             }
             devices.extend(first..end);

@@ -6,6 +6,8 @@ use serde::de::{Error, MapAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::DeviceList;
+
 /// An axis of the mesh within a stage, by its name. What it splits is said by the plan's layout.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -295,7 +297,16 @@ impl<'de> Deserialize<'de> for Mesh {
                     entries.push((axis, width));
                 }
                 let rule = || A::Error::custom(format!("at most {} mesh axes", Mesh::MOST));
-                Mesh::collect(entries.into_iter()).ok_or_else(rule)
+                let mesh = Mesh::collect(entries.into_iter()).ok_or_else(rule)?;
+                let devices = (mesh.entries())
+                    .try_fold(1_u32, |devices, (_, width)| devices.checked_mul(width.max(1)));
+                match devices {
+                    Some(devices) if devices as usize <= DeviceList::MOST => Ok(mesh),
+                    _ => {
+                        let message = format!("a mesh of {mesh}; at most a million devices");
+                        Err(A::Error::custom(message))
+                    }
+                }
             }
         }
 
@@ -362,6 +373,15 @@ mod tests {
         assert_eq!(Mesh::of(2, 1, 4).with(Axis::TP, 1), Mesh::of(2, 1, 1));
         assert_eq!(Mesh::of(1, 1, 1), Mesh::SINGLE);
         assert_eq!(Mesh::of(2, 3, 4).with(Axis::CP, 5), Mesh::of(2, 5, 4));
+    }
+
+    #[test]
+    fn meshes_of_more_devices_than_can_be_listed_are_refused() {
+        for table in ["dp = 65536\ncp = 65536\nep = 65536\ntp = 65536", "dp = 1048577"] {
+            let error = toml::from_str::<Mesh>(table).expect_err(table).to_string();
+            assert!(error.contains("dp ") && error.contains("at most a million"), "{error}");
+        }
+        assert!(toml::from_str::<Mesh>("dp = 1024\ntp = 1024").is_ok());
     }
 
     #[test]

@@ -28,7 +28,8 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
     };
     let Sharding { zero, tp, cp, recompute, microbatches } = sharding;
     let (spec, model) = model_of(given.model, None, &words.place)?;
-    let dp = replicas(&words.place, "tensor x context parallel size", tp * cp, given)?;
+    let dp =
+        replicas(&words.place, "tensor x context parallel size", tp.saturating_mul(cp), given)?;
     let replicated = words.size("parallelism_config.parallelism_config_dp_replicate_size")?;
     let sharded = words.size("parallelism_config.parallelism_config_dp_shard_size")?;
     let zero = match (replicated.unwrap_or(1), sharded) {

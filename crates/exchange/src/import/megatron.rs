@@ -161,8 +161,8 @@ fn described(arguments: &Arguments, tp: usize) -> Result<Transformer, ExchangeEr
     let ffn = match arguments.size("ffn-hidden-size")? {
         Some(ffn) => ffn,
         // Two thirds of four times the width, in steps of 64.
-        None if gated => (hidden * 8 / 3 / 64) * 64,
-        None => 4 * hidden,
+        None if gated => (hidden.saturating_mul(8) / 3 / 64) * 64,
+        None => hidden.saturating_mul(4),
     };
     let group = arguments.has("group-query-attention");
     let kv_heads = arguments.size("num-query-groups")?.filter(|_| group).unwrap_or(heads);
@@ -350,7 +350,7 @@ fn cuts(arguments: &Arguments, recipe: &Recipe) -> Result<Vec<usize>, ExchangeEr
     let last = arguments.size("decoder-last-pipeline-num-layers")?;
     let pp = recipe.pp;
     let named = usize::from(first.is_some()) + usize::from(last.is_some());
-    let left = layers.checked_sub(first.unwrap_or(0) + last.unwrap_or(0));
+    let left = layers.checked_sub(first.unwrap_or(0).saturating_add(last.unwrap_or(0)));
     let others = pp.saturating_sub(named);
     let each = match left {
         Some(0) if others == 0 => 0,

@@ -150,7 +150,13 @@ fn described(words: &Words) -> Result<Option<Transformer>, ExchangeError> {
             factor: real(&rotary("scaling_factor"), 8.0),
             low: real(&rotary("low_freq_factor"), 1.0),
             high: real(&rotary("high_freq_factor"), 4.0),
-            original: size(&rotary("original_max_position_embeddings"))? as u32,
+            original: match size(&rotary("original_max_position_embeddings"))?.try_into() {
+                Ok(original) => original,
+                Err(_) => {
+                    let path = at("layers[0].attention.rope.original_max_position_embeddings");
+                    return words.error(&path, "more", "a number of 32 bits is needed");
+                }
+            },
         }),
         _ => None,
     };
@@ -290,7 +296,7 @@ fn cuts(words: &Words, recipe: &Recipe) -> Result<Vec<usize>, ExchangeError> {
     };
     let first = weight("first_stage_less_layers")?;
     let last = weight("last_stage_less_layers")?;
-    let sum = layers + first + last;
+    let sum = layers.saturating_add(first).saturating_add(last);
     let single = recipe.schedule.arrangement().is_none_or(|it| it.least_chunks() == 1);
     let stages = match words.size("parallelism.pipeline_parallel_layers_per_stage")? {
         Some(each) => sum.div_ceil(each),
