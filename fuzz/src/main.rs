@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
 
-static TARGET: LazyLock<fn(&[u8])> = LazyLock::new(|| {
+static TARGET: LazyLock<targets::Target> = LazyLock::new(|| {
     let name = std::env::var("FUZZ_TARGET").unwrap_or_default();
     let found = targets::TARGETS.iter().find(|(target, _)| *target == name);
     let names = targets::TARGETS.map(|(target, _)| target).join(", ");

@@ -16,8 +16,11 @@ use shardloom_plan::{Axis, Compression, DeviceList, LayoutRules, Plan, Ranges, S
 use shardloom_schedule::StageMap;
 use tempfile::TempDir;
 
+/// What is given any bytes.
+pub type Target = fn(&[u8]);
+
 /// All targets, by the names of their folders in `corpus`.
-pub const TARGETS: [(&str, fn(&[u8])); 23] = [
+pub const TARGETS: [(&str, Target); 23] = [
     ("plan", plan),
     ("model_words", model_words),
     ("model_toml", model_toml),
