@@ -57,6 +57,9 @@ impl Tokenizer {
     pub fn open(path: &Path) -> Result<Self> {
         let unusable = |reason: String| DataError::Tokenizer { path: path.to_path_buf(), reason };
         let json = fs::read(path).map_err(DataError::io("read", path))?;
+        // The library panics at some text that is not JSON.
+        serde_json::from_slice::<serde_json::Value>(&json)
+            .map_err(|error| unusable(error.to_string()))?;
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(&json)
             .map_err(|error| unusable(error.to_string()))?;
         if let ModelWrapper::BPE(model) = tokenizer.get_model()

@@ -125,10 +125,10 @@ impl FromStr for Share {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Share, String> {
-        match text.parse() {
-            Ok(part) => Ok(Share::Part(part)),
+        match text.parse::<f64>() {
+            Ok(part) if part.is_finite() => Ok(Share::Part(part)),
             Err(_) if text == BALANCED => Ok(Share::Balanced),
-            Err(_) => Err(format!("{text} is neither a number nor {BALANCED}")),
+            _ => Err(format!("{text} is neither a number nor {BALANCED}")),
         }
     }
 }
