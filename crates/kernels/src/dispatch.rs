@@ -4,27 +4,28 @@
 //! tensors in the order the graph's tables list them and says where the device's part of each loop
 //! begins.
 
-use std::sync::Arc;
+mod sizes;
 
 use shardloom_graph::OpKind;
 use shardloom_graph::op::{Activation, Gate, Overflow};
 use shardloom_graph::work::Pass;
 use smallvec::SmallVec;
 
-use crate::attention::fused::{self, Drawn};
-use crate::attention::{Attention, Dropout, Visibility};
+use crate::attention::fused;
+use crate::attention::{Dropout, Visibility};
 use crate::device::Setting;
 use crate::expert_contract::{
-    ExpertContract, expert_contract, expert_contract_input_grad, expert_contract_weight_grad,
+    expert_contract, expert_contract_input_grad, expert_contract_weight_grad,
 };
-use crate::lstm::{self, Lstm};
-use crate::matmul::{Linear, WeightLayout};
 use crate::random::dropout_mask;
-use crate::rotary::{Llama3Scaling, RotaryTable};
-use crate::routing::{self, Decision, Routed, Routing};
+use crate::routing::{self, Decision};
 use crate::{
     activation, attention, concat, cross_entropy, dropout, elementwise, embedding, interaction,
-    layer_norm, matmul, rms_norm, rotary, rows, sigmoid_cross_entropy,
+    layer_norm, lstm, matmul, rms_norm, rotary, rows, sigmoid_cross_entropy,
+};
+use sizes::{
+    attention_shape, context_scratch, drawn, expert_shape, filled, fused_shape, linear, lstm_shape,
+    rotary_table, routed, routing_sizes, visibility,
 };
 
 /// A tensor that a pass reads, with real numbers in fp32.
@@ -608,123 +609,7 @@ fn weight_gradient(
     }
 }
 
-/// Whether the first two gradients are added onto what is there; no more than two are told so together.
+/// Whether the first three gradients are added onto what is there; no more than three are told so together.
 fn accumulates(writes: &[Output<'_>]) -> [bool; 3] {
     [0, 1, 2].map(|index| writes.get(index).is_some_and(|write| write.accumulate))
-}
-
-/// How many elements of `rows` are filled.
-fn filled(counts: &Input<'_>, rows: &Input<'_>) -> usize {
-    counts.f32().iter().map(|&count| count as usize).sum::<usize>() * rows.columns()
-}
-
-/// The sizes of a routing with counts of this shape.
-fn routing_sizes(counts: &[usize]) -> Routing {
-    let [experts, samples] = *counts else {
-        unreachable!("counts are of experts and samples, not {counts:?}")
-    };
-    Routing { experts, samples }
-}
-
-fn routed<'a>(choice: &Input<'a>, slot: &Input<'a>, counts: &Input<'a>) -> (Routing, Routed<'a>) {
-    let routed = Routed { choice: choice.u32(), slot: slot.u32(), counts: counts.f32() };
-    (routing_sizes(counts.shape), routed)
-}
-
-/// The product of experts with matrices `[experts, inputs, outputs]`.
-fn expert_shape(weights: &[usize]) -> ExpertContract {
-    let [_, inputs, outputs] = *weights else {
-        unreachable!("experts' matrices have three axes, not {weights:?}")
-    };
-    ExpertContract { inputs, outputs }
-}
-
-/// The recurrence of gates `[batch, seq, gate, hidden]` that gives `[batch, seq, units]`.
-fn lstm_shape(kind: &OpKind, gates: &[usize], result: &[usize]) -> Lstm {
-    let (OpKind::Lstm { forget_bias }, [batch, seq, _, hidden], [_, _, units]) =
-        (*kind, gates, result)
-    else {
-        unreachable!("{} of {gates:?} and {result:?}", kind.name())
-    };
-    Lstm { batch: *batch, seq: *seq, hidden: *hidden, units: *units, forget_bias }
-}
-
-/// The product of `x` by `w` giving `y`, whose sizes are rows x inputs, inputs x outputs and rows x
-/// outputs: three products that determine the three.
-fn linear(x: &[usize], w: &[usize], y: &[usize], transposed: bool) -> Linear {
-    let [x, w, y] = [x, w, y].map(|shape| shape.iter().product::<usize>());
-    let rows = (x as u128 * y as u128 / w as u128).isqrt() as usize;
-    let layout =
-        if transposed { WeightLayout::OutputsByInputs } else { WeightLayout::InputsByOutputs };
-    Linear { rows, inputs: x / rows, outputs: y / rows, layout }
-}
-
-/// The attention of probabilities `[batch, heads, (group), queries, keys]` over keys or values
-/// `[batch, keys, heads, head_dim]`.
-fn attention_shape(probs: &[usize], keys: &[usize], visibility: Visibility) -> Attention {
-    let [batch, heads, group @ .., queries, key_count] = probs else {
-        unreachable!("probabilities have at least four axes, not {probs:?}")
-    };
-    let group = group.iter().product();
-    let head_dim = keys.last().copied().unwrap_or(1);
-    Attention {
-        batch: *batch,
-        queries: *queries,
-        keys: *key_count,
-        kv_heads: *heads,
-        group,
-        head_dim,
-        visibility,
-    }
-}
-
-/// The attention of queries `[batch, queries, heads, (group), head_dim]` over keys `[batch, keys, heads,
-/// head_dim]`.
-fn fused_shape(queries: &[usize], keys: &[usize], visibility: Visibility) -> Attention {
-    let ([batch, count, heads, group @ .., head_dim], [_, key_count, ..]) = (queries, keys) else {
-        unreachable!("attention of queries {queries:?} over keys {keys:?}")
-    };
-    Attention {
-        batch: *batch,
-        queries: *count,
-        keys: *key_count,
-        kv_heads: *heads,
-        group: group.iter().product(),
-        head_dim: *head_dim,
-        visibility,
-    }
-}
-
-/// What a fused attention drops, if it does.
-fn drawn<'a>(kind: &OpKind, setting: &'a Setting) -> Option<Drawn<'a>> {
-    let probability = kind.dropout()?;
-    let window = setting.mask.as_ref().expect("an operator with dropout has a mask");
-    Some(Drawn { key: setting.key, window, probability })
-}
-
-fn visibility(causal: bool, setting: &Setting) -> Visibility {
-    match causal {
-        true => Visibility::Causal { first_query: setting.first_position },
-        false => Visibility::All,
-    }
-}
-
-fn context_scratch(shape: &Attention, masked: bool) -> usize {
-    if masked { shape.scratch_elements() } else { 0 }
-}
-
-fn rotary_table(kind: &OpKind, shape: &[usize], setting: &Setting) -> (Arc<RotaryTable>, usize) {
-    let (OpKind::Rotary { theta, scaling }, [_, positions, heads @ .., head_dim]) = (kind, shape)
-    else {
-        unreachable!("rotation of {shape:?}")
-    };
-    let scaling = scaling.map(|scaling| Llama3Scaling {
-        factor: f64::from(scaling.factor),
-        low_freq_factor: f64::from(scaling.low_frequency_factor),
-        high_freq_factor: f64::from(scaling.high_frequency_factor),
-        original_max_position: scaling.original_positions as usize,
-    });
-    let theta = f64::from(*theta);
-    let table = RotaryTable::shared(*head_dim, theta, scaling, setting.first_position, *positions);
-    (table, heads.iter().product())
 }

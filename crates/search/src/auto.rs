@@ -260,6 +260,7 @@ pub fn single_device_seconds(
     cluster: &Cluster,
     request: &Request,
 ) -> Result<Option<f64>, SearchError> {
+    let graph = &*request.graph_of(graph, cluster);
     let mut least: Option<f64> = None;
     let free = Request { only: Only::default(), ..request.clone() };
     let format = matmul_precision(request.precision.compute);

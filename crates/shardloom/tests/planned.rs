@@ -1,7 +1,7 @@
 //! The numbers beside a plan, and the predictions for this machine.
 
 use shardloom::cluster::{Cluster, NodeGroup, Profile};
-use shardloom::plan::{Mesh, Precision, Uniform};
+use shardloom::plan::{AttentionKind, Mesh, Precision, Uniform};
 use shardloom::search::{Request, single_device_seconds};
 use shardloom::{
     LocalProfile, Model, Planned, find_plan, methods, plan_by_method, predict_here, read_plan,
@@ -62,6 +62,23 @@ fn rates_shares_and_gains_of_a_plan_follow_from_its_step() {
             _ => assert_eq!(efficiency, None),
         }
     }
+}
+
+/// A step on one device has as many kernels of attention as one of the plan.
+#[test]
+fn one_device_computes_attention_as_the_plan_does() {
+    let model = Model::load(TEXT).expect("a model");
+    let nanotron = shardloom::cluster::Stack::parse("nanotron").expect("a preset");
+    let cluster = cluster("h100-80g:4").under(nanotron);
+    let alone = |attention| {
+        let usual = usual_request(&model, &cluster, "h100-80g:4", BATCH);
+        let request = Request { attention, ..usual };
+        single_device_seconds(model.graph(), &cluster, &request).expect("an estimate")
+    };
+    let [usual, fused, unfused] =
+        [None, Some(AttentionKind::Fused), Some(AttentionKind::Unfused)].map(alone);
+    assert_eq!(usual, fused);
+    assert_ne!(usual, unfused);
 }
 
 #[test]
