@@ -23,7 +23,7 @@ import tempfile
 import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-GOLDEN = ROOT / "crates/exchange/tests/snapshots"
+GOLDEN = ROOT / "crates/exchange/tests/suite/snapshots"
 PROJECTS = ["megatron", "torchtitan", "deepspeed", "nanotron", "accelerate"]
 
 

@@ -4,7 +4,7 @@
     make_golden.py            makes every folder again
     make_golden.py --check    loads the folders and compares their losses with the recorded ones
 
-`crates/shardloom/tests/huggingface.rs` loads each folder as a model with its weights, and must find the same
+`crates/shardloom/tests/suite/huggingface.rs` loads each folder as a model with its weights, and must find the same
 loss. Weights and biases are drawn, gains lie around one, so that no term
 is silently neutral.
 """

@@ -1,6 +1,8 @@
 //! Training in the processes that `mpirun` starts.
 #![cfg(feature = "mpi")]
 
+#[path = "suite/invocation/mod.rs"]
+#[allow(dead_code, reason = "these tests use a part")]
 mod invocation;
 
 use std::ffi::OsString;

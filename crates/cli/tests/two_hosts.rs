@@ -2,6 +2,8 @@
 //! a limited rate. Making them takes root.
 #![cfg(feature = "mpi")]
 
+#[path = "suite/invocation/mod.rs"]
+#[allow(dead_code, reason = "these tests use a part")]
 mod invocation;
 
 use std::fs;

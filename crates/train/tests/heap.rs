@@ -6,6 +6,8 @@
 //! The calls of all threads are counted, so that all this is one test.
 #![expect(unsafe_code, reason = "only an allocator sees how often it is called")]
 
+#[path = "suite/support/mod.rs"]
+#[allow(dead_code, reason = "these tests use a part")]
 mod support;
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -1,0 +1,4 @@
+//! Tests of the whole crate, as one program.
+
+mod checkpoints;
+mod weights;

@@ -1,0 +1,229 @@
+//! `shardloom compare`.
+
+use crate::invocation::{Outcome, Place, TINY};
+use serde_json::Value;
+
+/// The rows, by the name of the schedule.
+#[track_caller]
+fn rows(outcome: &Outcome) -> Vec<(String, Value)> {
+    let answer = outcome.object();
+    let rows = answer["rows"].as_array().cloned().unwrap_or_default();
+    let keys =
+        ["method", "step_seconds", "utilisation", "wait_fraction", "peak_bytes", "final_loss"];
+    for row in &rows {
+        let has = |key: &&str| row.get(key).is_some();
+        outcome.check(keys.iter().all(has), &format!("a key is missing in {row}"));
+    }
+    rows.iter()
+        .map(|row| (row["method"].as_str().unwrap_or_default().to_owned(), row.clone()))
+        .collect()
+}
+
+const SIMULATED: &str = "compare gpt:layers=8,hidden=64,heads=4,seq=32,vocab=64 \
+                         --cluster h100-80g:4 --pp 4 --global-batch 16 --microbatches 8";
+
+#[test]
+fn schedules_are_simulated_and_sorted_by_the_time_of_a_step() {
+    let outcome = Place::new()
+        .run(&format!("{SIMULATED} --schedules afab,1f1b,chimera,hanayo,interleaved:2 --json"))
+        .succeeds();
+    let rows = rows(&outcome);
+    outcome.check(rows.len() == 5, "not five rows");
+    let seconds: Vec<f64> =
+        rows.iter().map(|(_, row)| row["step_seconds"].as_f64().unwrap_or(f64::NAN)).collect();
+    outcome.check(seconds.is_sorted() && seconds[0] > 0.0, "not in order");
+    for (_, row) in &rows {
+        let share = |key: &str| row[key].as_f64().unwrap_or(f64::NAN);
+        let (busy, waiting) = (share("utilisation"), share("wait_fraction"));
+        outcome.check(busy > 0.0 && waiting >= 0.0 && busy + waiting <= 1.0 + 1e-9, "no shares");
+        outcome.check(row["final_loss"].is_null() && row["reason"].is_null(), "a loss or a reason");
+    }
+    let peak = |name: &str| {
+        let row = rows.iter().find(|(method, _)| method == name);
+        row.and_then(|(_, row)| row["peak_bytes"].as_u64()).unwrap_or(0)
+    };
+    outcome.check(peak("afab") > peak("1f1b") && peak("1f1b") > 0, "GPipe keeps no more");
+}
+
+#[test]
+fn a_row_is_what_simulate_says_of_the_same_plan() {
+    let place = Place::new();
+    let simulate = SIMULATED.replacen("compare", "simulate", 1);
+    let simulated =
+        place.run(&format!("{simulate} --schedule hanayo --chunks 2 --json")).succeeds().object();
+    let outcome = place.run(&format!("{SIMULATED} --schedules hanayo:2 --json")).succeeds();
+    let row = rows(&outcome).remove(0).1;
+    outcome.check(row["method"] == "hanayo:2", "another name");
+    outcome.check(row["step_seconds"] == simulated["step_seconds"], "another time");
+    let idle = simulated["bubble_fraction"].as_f64().unwrap_or(f64::NAN);
+    outcome.check(row["utilisation"] == 1.0 - idle, "another utilisation");
+}
+
+#[test]
+fn schedules_that_do_not_exist_are_listed_with_the_reason() {
+    let place = Place::new();
+    let schedules = "--schedules interleaved:7,1f1b,1f1b:2,pipedream";
+    let outcome = place.run(&format!("{SIMULATED} {schedules} --json")).succeeds();
+    let rows = rows(&outcome);
+    let names: Vec<&str> = rows.iter().map(|(name, _)| name.as_str()).collect();
+    let expected = ["pipedream", "1f1b", "interleaved:7", "1f1b:2"];
+    outcome.check(names == expected, "another order");
+    for (row, hint) in rows[2..].iter().zip(["10 blocks", "one stage"]) {
+        let reason = row.1["reason"].as_str().unwrap_or_default();
+        outcome.check(reason.contains(hint) && row.1["step_seconds"].is_null(), hint);
+    }
+    let text = place.run(&format!("{SIMULATED} {schedules}")).succeeds();
+    text.check(text.stdout.contains("fastest") && text.stdout.contains("- 1f1b:2: "), "no list");
+}
+
+#[test]
+fn what_does_not_fit_in_memory_is_never_the_fastest() {
+    let place = Place::new();
+    let arguments = "compare gpt:layers=12,hidden=5120,heads=40,seq=2048,vocab=51200 \
+                     --cluster v100-16g:4 --pp 4 --global-batch 64 --microbatches 64 --recompute full";
+    let outcome =
+        place.run(&format!("{arguments} --schedules gpipe,1f1b,chimera --json")).succeeds();
+    let rows = rows(&outcome);
+    let fits: Vec<bool> = rows.iter().map(|(_, row)| row["fit"] != "exceeds").collect();
+    outcome.check(fits.contains(&false), "all fit, so that this proves nothing");
+    outcome
+        .check(fits.is_sorted_by(|one, other| one >= other), "one that does not fit comes first");
+}
+
+#[test]
+fn really_trained_schedules_end_with_the_same_loss() {
+    let place = Place::new();
+    let schedules = "--schedules gpipe,1f1b,interleaved,chimera,hanayo,zb-h1,pipedream:1,1f1b:2";
+    let arguments = format!("compare {TINY} --pp 2 --microbatches 2 --run --steps 3 {schedules}");
+    for cluster in ["", "--cluster h100-80g:2"] {
+        let outcome = place.run(&format!("{arguments} {cluster} --json")).succeeds();
+        let rows = rows(&outcome);
+        let measured: Vec<&Value> =
+            rows.iter().map(|(_, row)| row).filter(|row| row["reason"].is_null()).collect();
+        outcome.check(measured.len() == 7, "not seven are trained");
+        let loss = |row: &Value| row["final_loss"].as_f64().unwrap_or(f64::NAN);
+        let late = |row: &Value| row["method"] == "pipedream:1";
+        let first = measured.iter().find(|row| !late(row)).expect("most have a flush");
+        for row in &measured {
+            let apart = (loss(row) / loss(first) - 1.0).abs();
+            // Without a flush gradients are late, and losses differ.
+            outcome.check(late(row) || apart < 1e-4, &format!("another loss in {row}"));
+            let share = |key: &str| row[key].as_f64().unwrap_or(f64::NAN);
+            outcome.check(share("step_seconds") > 0.0 && share("utilisation") > 0.0, "no time");
+            outcome.check((0.0..1.0).contains(&share("wait_fraction")), "no share of waiting");
+            outcome.check(row["peak_bytes"].as_u64() > Some(0), "no memory");
+        }
+    }
+}
+
+const METHODS: &str = "compare gpt:layers=8,hidden=64,heads=4,seq=32,vocab=64 --cluster h100-80g:4 \
+                       --global-batch 16 --methods gpipe,auto,zb-h1,pipedream,chimera";
+
+#[test]
+fn methods_choose_their_plans_for_the_same_cluster_and_batch() {
+    let place = Place::new();
+    let outcome = place.run(&format!("{METHODS} --json")).succeeds();
+    let rows = rows(&outcome);
+    outcome.check(rows.len() == 5, "not five rows");
+    let seconds = |row: &Value| row["step_seconds"].as_f64().unwrap_or(f64::NAN);
+    outcome.check(rows.is_sorted_by_key(|(_, row)| seconds(row)), "not in order");
+    let model = "gpt:layers=8,hidden=64,heads=4,seq=32,vocab=64 --cluster h100-80g:4";
+    for (name, row) in &rows {
+        let method = if name == "auto" { String::new() } else { format!("--method {name}") };
+        let planned = place
+            .run(&format!("plan {model} --global-batch 16 {method} --json"))
+            .succeeds()
+            .object();
+        let same = planned["predicted"]["step_seconds"] == row["step_seconds"];
+        outcome.check(same, &format!("plan says another time than {row}"));
+    }
+    let text = place.run(METHODS).succeeds();
+    let words = text.stdout.contains("Their plans:\n- ") && text.stdout.contains("zb-h1 with");
+    text.check(words, "no plans");
+}
+
+#[test]
+fn what_a_reader_of_a_plan_should_know_is_said() {
+    let place = Place::new();
+    let arguments = METHODS.replace("gpipe,auto", "pipemare,gpipe");
+    let outcome = place.run(&format!("{arguments} --json")).succeeds();
+    for (name, row) in rows(&outcome) {
+        let told = row["notes"].to_string().contains("not clipped");
+        // PipeDream's partition is a single stage here, which waits for nobody.
+        outcome.check(told == (name == "pipemare"), &format!("other notes for {name}"));
+    }
+    let text = place.run(&arguments).succeeds();
+    text.check(text.stdout.contains("- pipemare: gradients are not clipped to 1"), "no notes");
+    let unclipped = place.run(&format!("{arguments} --no-clip")).succeeds();
+    unclipped.check(!unclipped.stdout.contains("not clipped"), "a note on what nobody asked for");
+}
+
+#[test]
+fn options_reach_the_methods_or_are_refused() {
+    let place = Place::new();
+    let compare = |rest: &str| place.run(&format!("{METHODS} --json {rest}"));
+    let outcome = compare("--post-validation").succeeds();
+    for (name, row) in rows(&outcome) {
+        let refused = row["reason"].to_string().contains("post_validation");
+        let expected = ["auto", "pipedream"].contains(&name.as_str());
+        outcome.check(refused == expected, &format!("{name}: {row}"));
+    }
+    for option in [
+        "--pp 2",
+        "--dp 2",
+        "--tp 2",
+        "--sequence-parallel",
+        "--zero 1",
+        "--microbatches 2",
+        "--recompute full",
+        "--recompute-except-last",
+        "--communication-thread",
+    ] {
+        let name = option.split(' ').next().unwrap_or_default();
+        compare(option).refuses("usage", &format!("{name} cannot be given with --methods"));
+    }
+}
+
+#[test]
+fn methods_are_really_trained_and_lose_the_same_but_without_flush() {
+    let place = Place::new();
+    let arguments = format!("compare {TINY} --methods gpipe,auto,chimera,pipemare,dualpipe");
+    let outcome =
+        place.run(&format!("{arguments} --run --steps 3 --cluster h100-80g:2 --json")).succeeds();
+    let rows = rows(&outcome);
+    let loss = |name: &str| {
+        let row = rows.iter().find(|(method, _)| method == name);
+        row.and_then(|(_, row)| row["final_loss"].as_f64()).unwrap_or(f64::NAN)
+    };
+    for name in ["gpipe", "chimera", "dualpipe"] {
+        let apart = (loss(name) / loss("auto") - 1.0).abs();
+        outcome.check(apart < 1e-4, &format!("{name} loses otherwise than auto"));
+    }
+    outcome.check((loss("pipemare") / loss("auto") - 1.0).abs() > 1e-6, "pipemare is exact");
+}
+
+#[test]
+fn what_is_wrong_with_all_of_them_is_an_error() {
+    let place = Place::new();
+    let model = "compare gpt:layers=2,hidden=16,heads=2,seq=8,vocab=256";
+    for (arguments, kind, hint) in [
+        ("", "usage", "--cluster"),
+        ("--run", "usage", "--data"),
+        ("--cluster h100-80g:2 --steps 3", "usage", "--run"),
+        ("--cluster h100-80g:2 --schedules 1f1b,gpip", "usage", "did you mean gpipe?"),
+        ("--cluster h100-80g:2 --schedules hanayo:x", "usage", "whole number"),
+        ("--cluster h100-80g:2 --schedules hanayo:0", "usage", "at least 1"),
+        ("--cluster h100-80g:2 --pp 0", "plan", "pp = 0"),
+        ("--cluster h100-80g:2 --pp 4", "plan", "2 devices"),
+        ("--cluster h100-80g:2 --pp 2 --schedules hanayo:4", "plan", "8 stages"),
+        ("--cluster h100-80g:2 --pp 2 --microbatches 3", "plan", "divide"),
+        ("--cluster nowhere:2", "cluster", "unknown machine"),
+        ("--cluster h100-80g:2 --methods gpip", "usage", "did you mean"),
+        ("--cluster h100-80g:2 --methods auto --pp 2", "usage", "--pp"),
+        ("--cluster h100-80g:2 --methods all --schedules 1f1b", "usage", "--schedules"),
+        ("--run --data missing", "file", "missing"),
+        ("--run --data text.txt --learning-rate -1", "learning-rate", "-1"),
+    ] {
+        place.run(&format!("{model} {arguments} --json")).refuses(kind, hint);
+    }
+}

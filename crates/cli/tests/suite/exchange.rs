@@ -1,0 +1,63 @@
+//! `export --to` and `import`: a plan goes elsewhere and comes back.
+
+use crate::invocation::Place;
+use shardloom::plan::Recompute;
+use shardloom::read_plan;
+
+const PLAN: &str =
+    "plan llama-3-8b --cluster h100-80g:2x8 --method megatron-lm --global-batch 64 -o plan.toml";
+
+#[test]
+fn a_plan_goes_to_megatron_and_comes_back_and_is_simulated() {
+    let place = Place::new();
+    place.run(PLAN).succeeds();
+    let outcome = place.run("export plan.toml --to megatron -o there/megatron --json").succeeds();
+    let answer = outcome.object();
+    assert_eq!(answer["files"][0], "there/megatron/train.sh");
+    assert_eq!(answer["unsaid"][0]["key"], "sync.algorithm");
+    let back = "import there/megatron/train.sh --cluster h100-80g:2x8 -o back.toml";
+    place.run(back).succeeds();
+    let [mut plan, back] =
+        ["plan.toml", "back.toml"].map(|name| read_plan(&place.path(name)).expect("a plan"));
+    // The model is known by its sizes, and full recomputation is of whole layers there.
+    plan.model.clone_from(&back.model);
+    if plan.recompute == Recompute::Full {
+        plan.recompute = Recompute::Block;
+    }
+    assert_eq!(plan.to_toml(), back.to_toml());
+    place.run("simulate back.toml --json").succeeds();
+}
+
+#[test]
+fn arguments_after_a_dash_are_a_configuration_too() {
+    let place = Place::new();
+    let arguments = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --vocab-size 128 \
+                     --micro-batch-size 2 --tensor-model-parallel-size 2";
+    let outcome =
+        place.run(&format!("import --cluster h100-80g:4 --json -- {arguments}")).succeeds();
+    let answer = outcome.object();
+    let plan = answer["plan"].as_str().expect("a plan");
+    outcome.check(plan.contains("global_batch = 4"), "another batch");
+    assert_eq!(answer["from"], "megatron");
+}
+
+#[test]
+fn what_cannot_be_exchanged_is_refused_before_anything_is_written() {
+    let place = Place::new();
+    place.run(PLAN).succeeds();
+    place
+        .run("export plan.toml --to torchtitan -o there --json")
+        .refuses("exchange", "torchtitan has no word for sync.zero = 1");
+    assert!(!place.path("there").exists());
+    place.run("export plan.toml --json").refuses("usage", "--to");
+    place.run("export plan.toml --to megatron --json").refuses("usage", "--output");
+    place.run("export plan.toml --to nobody -o there --json").refuses("usage", "torchtitan");
+    place.run("export plan.toml --to megatron -o there").succeeds();
+    place.run("export plan.toml --to megatron -o there --json").refuses("file", "--force");
+    place.run("export plan.toml --to megatron -o there --force").succeeds();
+    place.run("import --cluster h100-80g:8 --json").refuses("usage", "after --");
+    place.run("import missing.sh --cluster h100-80g:8 --json").refuses("file", "missing.sh");
+    place
+        .run("import there/train.sh --cluster h100-80g:8 --json")
+        .refuses("exchange", "has 8 devices");
+}

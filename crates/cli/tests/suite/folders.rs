@@ -1,0 +1,187 @@
+//! Models in folders, as Hugging Face's library saves them.
+
+use std::fs;
+use std::path::Path;
+
+use crate::invocation::{Outcome, Place};
+use serde_json::Value;
+
+const LENGTH: &str = "--seq 8 --data text.txt --global-batch 4";
+
+/// A place with a folder `model` that transformers saved.
+fn place() -> Place {
+    let place = Place::new();
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../shardloom/tests/huggingface/qwen3");
+    fs::create_dir(place.path("model")).expect("made");
+    for entry in fs::read_dir(golden).expect("the golden folder") {
+        let from = entry.expect("an entry").path();
+        let to = place.path("model").join(from.file_name().expect("a name"));
+        fs::copy(&from, to).expect("copied");
+    }
+    place
+}
+
+#[test]
+fn a_folder_is_trained_from_its_weights_and_says_so_and_its_configuration_is_not() {
+    let place = place();
+    let run = |what: &str, steps: u64, more: &str| {
+        let command = format!("train {what} {LENGTH} --tokenizer bytes --steps {steps} --json");
+        place.run(&format!("{command} {more}")).succeeds()
+    };
+    place
+        .run(&format!("train model {LENGTH} --steps 1 --json"))
+        .refuses("usage", "--tokenizer bytes");
+    place
+        .run(&format!("train model/config.json --weights model {LENGTH} --steps 1 --json"))
+        .refuses("usage", "--tokenizer bytes");
+    let folder = run("model", 2, "--checkpoint run");
+    folder.check(folder.stderr.contains("weights in model"), "it does not say where it starts");
+    let drawn = run("model/config.json", 2, "");
+    drawn.check(!drawn.stderr.contains("weights in"), "a configuration has no weights");
+    drawn.check(drawn.losses()[0] != folder.losses()[0], "the same first loss");
+    let given = run("model/config.json", 2, "--weights model");
+    given.check(given.losses() == folder.losses(), "--weights of the folder start otherwise");
+
+    let out = place.run("export run --huggingface out --shard-gigabytes 0.00001 --json").succeeds();
+    let files = out.object()["files"].as_array().map_or(0, Vec::len);
+    out.check(files > 3, "there are not several files");
+    let [there, here] = [("out", ""), ("model/config.json", "--weights weights.safetensors")];
+    place.run("export run --weights weights.safetensors").succeeds();
+    let [there, here] = [there, here].map(|(what, more)| run(what, 2, more));
+    there.check(there.losses() == here.losses(), "other weights than those of one file");
+    let again = place.run("export run --huggingface out --json");
+    again.refuses("file", "--force");
+}
+
+#[test]
+fn a_new_head_starts_anew_and_says_so_and_a_plan_has_it_already() {
+    let place = place();
+    let run =
+        |what: &str| format!("train {what} --data text.txt --tokenizer bytes --steps 1 --json");
+    let shape = "--seq 8 --global-batch 4";
+    let anew = |command: String, names: &str| {
+        let outcome = place.run(&command).succeeds();
+        let said = format!("weights in model, but for what starts anew: {names}\"}}");
+        outcome.check(outcome.stderr.contains(&said), "it does not say what starts anew");
+    };
+    anew(format!("{} {shape} --new-head 256", run("model")), "head.weight");
+    let both = "embedding.token, head.weight";
+    anew(format!("{} {shape} --new-head 300 --tp 2 --pp 2", run("model")), both);
+
+    let drawn = format!("{} {shape} --new-head 300", run("model/config.json"));
+    place.run(&drawn).refuses("usage", "--weights");
+    place
+        .run(&format!("plan model/config.json --cluster h100-80g:1 {shape} -o plan.toml"))
+        .succeeds();
+    anew(format!("{} --weights model --new-head 256", run("plan.toml")), "head.weight");
+    let other = format!("{} --weights model --new-head 300", run("plan.toml"));
+    place.run(&other).refuses("usage", "a head of 256");
+}
+
+#[test]
+fn a_folder_is_written_as_the_type_of_model_that_is_asked_for() {
+    let place = place();
+    let train = format!("train model {LENGTH} --tokenizer bytes --steps 1 --checkpoint run");
+    place.run(&train).succeeds();
+    let other = place.run("export run --huggingface out --model-type phi3 --json");
+    other.refuses("model", "it can be as qwen3");
+    other.check(!place.path("out").exists(), "there is a folder all the same");
+    place
+        .run("export run --huggingface out --model-type bert --json")
+        .refuses("usage", "gemma, gpt2");
+    place.run("export run --huggingface out --model-type qwen3").succeeds();
+}
+
+/// The bytes of each tensor of each file of weights that `export` wrote into `out`, in order.
+fn tensors(place: &Place, exported: &Outcome) -> Vec<Vec<u64>> {
+    let files = exported.object()["files"].clone();
+    let names = files.as_array().into_iter().flatten().filter_map(|it| it.as_str());
+    let of_file = |name: &str| {
+        let bytes = fs::read(place.path("out").join(Path::new(name).file_name()?)).ok()?;
+        let length = u64::from_le_bytes(*bytes.first_chunk()?) as usize;
+        let header: Value = serde_json::from_slice(bytes.get(8..8 + length)?).ok()?;
+        let tensors = header.as_object()?.values().filter_map(|it| it.get("data_offsets"));
+        let mut ranges: Vec<_> = tensors.map(|it| (it[0].as_u64(), it[1].as_u64())).collect();
+        ranges.sort_unstable();
+        ranges.into_iter().map(|(begin, end)| Some(end? - begin?)).collect()
+    };
+    names.filter(|it| it.ends_with(".safetensors")).filter_map(of_file).collect()
+}
+
+/// A gigabyte is 10^9 bytes, as in the library whose files these are.
+#[test]
+fn a_file_of_weights_is_as_large_as_said_and_no_larger() {
+    let place = place();
+    place
+        .run(&format!("train model {LENGTH} --tokenizer bytes --steps 1 --checkpoint run"))
+        .succeeds();
+    let export = |bytes: u64| {
+        let gigabytes = bytes as f64 / 1e9;
+        let command = "export run --huggingface out --force --json --shard-gigabytes";
+        let exported = place.run(&format!("{command} {gigabytes:.12}")).succeeds();
+        let tensors = tensors(&place, &exported);
+        (exported, tensors)
+    };
+    let (exported, one) = export(1_000_000_000);
+    exported.check(one.len() == 1, "not one file");
+    let all: u64 = one[0].iter().sum();
+    for bytes in [all + 1, all - 1, all / 2, all / 3, all / 5] {
+        let (exported, files) = export(bytes);
+        exported.check(files.concat().len() == one[0].len(), "tensors are lost");
+        let sizes: Vec<u64> = files.iter().map(|it| it.iter().sum()).collect();
+        let fits = files.iter().zip(&sizes).all(|(file, &size)| size <= bytes || file.len() == 1);
+        let is_full =
+            sizes.iter().zip(files.iter().skip(1)).all(|(size, next)| size + next[0] > bytes);
+        exported.check(fits && is_full, &format!("at most {bytes}: {files:?}"));
+    }
+}
+
+#[test]
+fn the_tokenizer_of_a_folder_is_its_models_unless_another_is_named() {
+    let place = place();
+    let words = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+        "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null,
+        "decoder": null, "model": {"type": "WordLevel", "unk_token": "?",
+        "vocab": {"?": 0, "is": 1, "the": 2, "square": 3, "of": 4, ".": 5}}}"#;
+    place.write("model/tokenizer.json", words);
+    let run =
+        |more: &str| place.run(&format!("train model {LENGTH} --steps 1 --json {more}")).succeeds();
+    let [own, bytes] = [run("--checkpoint run"), run("--tokenizer bytes")];
+    own.check(own.losses() != bytes.losses(), "the folder's tokenizer makes no difference");
+    let with_weights = format!("train model/config.json --weights model {LENGTH} --steps 1 --json");
+    let with_weights = place.run(&with_weights).succeeds();
+    with_weights.check(with_weights.losses() == own.losses(), "weights have another tokenizer");
+    place.run("export run --huggingface out").succeeds();
+    let written = fs::read_to_string(place.path("out/tokenizer.json")).expect("written");
+    assert_eq!(written, words, "the tokenizer goes along");
+    assert!(Path::new(&place.path("out/tokenizer_config.json")).is_file());
+}
+
+#[test]
+fn shells_and_man_know_every_command() {
+    let place = Place::new();
+    let help = place.run("--help").succeeds();
+    let (_, commands) = help.stdout.split_once("Commands:\n").expect("it lists commands");
+    let commands = commands.lines().take_while(|line| !line.is_empty());
+    // Longer descriptions go on in lines that are further in.
+    let commands = commands.filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
+    let commands: Vec<&str> = commands.filter(|command| !command.is_empty()).collect();
+    assert!(commands.len() > 15, "{commands:?}");
+    for shell in ["bash", "zsh", "fish"] {
+        let script = place.run(&format!("completions {shell}")).succeeds();
+        for word in commands.iter().chain(&["microbatches", "huggingface"]) {
+            script
+                .check(script.stdout.contains(word), &format!("{shell} does not complete {word}"));
+        }
+    }
+    place.run("manual -o pages").succeeds();
+    let own = commands.iter().filter(|&&command| command != "help");
+    for page in own.map(|command| format!("shardloom-{command}.1")).chain(["shardloom.1".into()]) {
+        let text = fs::read_to_string(place.path("pages").join(&page)).expect(&page);
+        assert!(text.starts_with(".ie") || text.contains(".TH"), "{page} is a manual page");
+    }
+    let text = fs::read_to_string(place.path("pages/shardloom-export.1")).expect("a page");
+    assert!(text.contains("huggingface"), "options are in the page");
+    place.run("manual -o pages --json").refuses("file", "--force");
+    place.run("completions cmd --json").refuses("usage", "bash");
+}

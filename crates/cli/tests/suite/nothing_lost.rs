@@ -1,0 +1,173 @@
+//! What a run came to is not lost to a full disk, a folder that cannot be written, or another run.
+#![cfg(target_os = "linux")]
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use crate::invocation::{Outcome, Place, TINY};
+
+/// A run that goes on until it is stopped, or its test ends.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Running {
+    fn signal(&self, name: &str) {
+        let sent = Command::new("kill").arg(name).arg(self.0.id().to_string()).status();
+        assert!(sent.expect("kill starts").success(), "the program is gone");
+    }
+}
+
+/// One after its first step.
+fn running(place: &Place, options: &str) -> Running {
+    let mut command = place.command(&format!("train {TINY} --steps 1000000 {options} --json"));
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
+    let mut stdout = child.stdout.take().expect("a pipe");
+    let mut byte = [0];
+    while byte != *b"\n" {
+        stdout.read_exact(&mut byte).expect("a line");
+    }
+    child.stdout = Some(stdout);
+    Running(child)
+}
+
+/// Runs the program where files cannot get longer than so many blocks of 512 bytes, as on a disk that is full then.
+/// `output` is where the shell sends what it prints.
+fn with_little_room(place: &Place, blocks: u32, arguments: &str, output: &str) -> Outcome {
+    let own = place.command(arguments);
+    let mut command = Command::new("sh");
+    let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\" {output}");
+    command.args(["-c", &script]).arg(own.get_program()).args(own.get_args());
+    command.envs(own.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let run = command.current_dir(place.path("")).output().expect("a shell");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    place.outcome(arguments, run.status.code(), text(run.stdout), text(run.stderr))
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry"));
+    let names = entries.map(|entry| entry.file_name().into_string().expect("UTF-8"));
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn places_that_cannot_be_written_are_found_before_the_first_step() {
+    let place = Place::new();
+    // In /proc nobody can make files, root included.
+    for option in ["--html /proc/x.html", "--trace /proc/x.json", "--checkpoint /proc/run"] {
+        let outcome = place.run(&format!("train {TINY} --steps 3 {option} --json"));
+        outcome.check(outcome.stdout.is_empty(), "it trained");
+        outcome.refuses("file", "/proc");
+    }
+    let plan =
+        "plan gpt:layers=2,hidden=16,heads=2,vocab=64 --seq 8 --global-batch 4 --cluster h100:2";
+    place.run(&format!("{plan} -o /proc/plan.toml --json")).refuses("file", "/proc/plan.toml");
+    // What is there stays until there is something to put in its place.
+    place.write("plan.toml", "mine");
+    place.run("plan nothing:x=1 --cluster h100:2 -o plan.toml --force --json");
+    assert_eq!(fs::read_to_string(place.path("plan.toml")).expect("it is there"), "mine");
+    assert_eq!(names(&place.path("")), ["plan.toml", "text.txt"], "nothing is left lying about");
+}
+
+#[test]
+fn a_full_disk_leaves_no_part_of_a_file_and_what_was_there_before() {
+    let place = Place::new();
+    let train = format!("train {TINY} --steps 3 --html report.html --json");
+    let outcome = with_little_room(&place, 8, &train, "");
+    outcome.check(outcome.status == Some(1), "exit status is not 1");
+    outcome.check(outcome.stderr.contains("report.html"), "the file is not named");
+    outcome.check(outcome.losses().len() == 3, "it did not train");
+    outcome.summary();
+    assert_eq!(names(&place.path("")), ["text.txt"]);
+
+    // Nor is it forgotten where nobody reads on, or nothing can be printed.
+    for output in ["| true", "> /dev/full"] {
+        let outcome = with_little_room(&place, 8, &train, output);
+        outcome.check(outcome.stderr.contains("report.html"), "the file is not named");
+    }
+
+    place.run(&train).succeeds();
+    let before = fs::read(place.path("report.html")).expect("a report");
+    let outcome = with_little_room(&place, 8, &format!("{train} --force"), "");
+    outcome.check(outcome.status == Some(1), "exit status is not 1");
+    assert_eq!(fs::read(place.path("report.html")).expect("it is there"), before);
+
+    let saved = format!("train {TINY} --steps 4 --checkpoint run --checkpoint-every 2 --json");
+    let outcome = with_little_room(&place, 8, &saved, "");
+    outcome.check(outcome.status == Some(1), "exit status is not 1");
+    outcome.check(outcome.stderr.contains("run/"), "the file is not named");
+    assert_eq!(names(&place.path("run")), [".lock"], "a part of a checkpoint is left");
+}
+
+#[test]
+fn a_run_whose_output_has_no_room_goes_on_to_its_checkpoint() {
+    let place = Place::new();
+    for json in ["", "--json"] {
+        let arguments = format!("train {TINY} --steps 5 --checkpoint run --force {json}");
+        let full = File::options().write(true).open("/dev/full").expect("it is there");
+        let output = place.command(&arguments).stdout(full).output().expect("it starts");
+        let stderr = String::from_utf8(output.stderr).expect("UTF-8");
+        let outcome = place.outcome(&arguments, output.status.code(), String::new(), stderr);
+        outcome.check(outcome.status == Some(1), "exit status is not 1");
+        outcome.check(outcome.stderr.contains("standard output"), "it does not say why");
+        let resume = format!("train {TINY} --steps 5 --checkpoint run --resume --json");
+        let done = place.run(&resume).succeeds();
+        done.check(done.stderr.contains("all steps are done"), "the checkpoint is lost");
+    }
+}
+
+#[test]
+fn a_second_run_in_the_folder_of_one_that_goes_on_is_refused_by_name() {
+    let place = Place::new();
+    let mut first = running(&place, "--checkpoint run --checkpoint-every 1 --keep 2");
+    let process = format!("process {}", first.0.id());
+    for option in ["", "--resume", "--force"] {
+        let second = format!("train {TINY} --steps 3 --checkpoint run {option} --json");
+        place.run(&second).refuses("checkpoint", &process);
+    }
+    first.signal("-KILL");
+    first.0.wait().expect("it ends");
+    // Nobody has to clear anything away.
+    place.run(&format!("train {TINY} --steps 3 --checkpoint run --force --json")).succeeds();
+}
+
+#[test]
+fn what_is_no_checkpoint_is_not_deleted_with_those_of_another_run() {
+    let place = Place::new();
+    let saved = format!("train {TINY} --steps 3 --checkpoint run --checkpoint-every 1 --json");
+    place.run(&saved).succeeds();
+    place.write("run/step-00000002/notes.txt", "the best one");
+    place.write("run/readme.txt", "runs");
+    place.run(&format!("{saved} --force")).refuses("checkpoint", "notes.txt");
+    let all = [".lock", "readme.txt", "step-00000001", "step-00000002", "step-00000003"];
+    assert_eq!(names(&place.path("run")), all, "something was deleted");
+    fs::remove_file(place.path("run/step-00000002/notes.txt")).expect("it is there");
+    place.run(&format!("train {TINY} --steps 1 --checkpoint run --force --json")).succeeds();
+    assert_eq!(names(&place.path("run")), [".lock", "readme.txt", "step-00000001"]);
+}
+
+#[test]
+fn a_request_to_terminate_is_heeded_and_told_by_the_exit_status() {
+    for (name, status) in [("-TERM", 143), ("-HUP", 129)] {
+        let place = Place::new();
+        let mut child = running(&place, "--checkpoint run");
+        child.signal(name);
+        let mut rest = String::new();
+        let mut stdout = BufReader::new(child.0.stdout.take().expect("a pipe"));
+        while stdout.read_line(&mut rest).expect("UTF-8") > 0 {}
+        assert_eq!(child.0.wait().expect("it ends").code(), Some(status), "{name}");
+        assert!(rest.contains("\"interrupted\":true"), "{rest}");
+        assert_eq!(names(&place.path("run")).len(), 2, "there is no checkpoint");
+    }
+}

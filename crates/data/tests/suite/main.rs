@@ -1,0 +1,6 @@
+//! Tests of the whole crate, as one program.
+
+mod cache;
+mod corpora;
+mod formats;
+mod tables;

@@ -1,0 +1,7 @@
+//! Tests of the whole crate, as one program.
+
+mod from_elsewhere;
+mod golden;
+mod plans;
+mod there_and_back;
+mod words;

@@ -1,0 +1,144 @@
+//! A plan that was exported and imported again is the same plan.
+
+use crate::plans::{Case, GPT, LLAMA, NAMES, SMALL_LLAMA, data_slowest, numbers, plan};
+use shardloom_exchange::{ExchangeError, Given, Imported, Project, export, import};
+use shardloom_plan::{
+    AttentionKind, Mesh, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform,
+};
+
+fn given<'a>(case: &'a Case, project: Project) -> Given<'a> {
+    let described = matches!(project, Project::Megatron | Project::Nanotron);
+    Given {
+        model: (!described).then_some(&case.spec),
+        cluster: &case.plan.cluster,
+        devices: case.plan.device_count(),
+        global_batch: Some(case.plan.global_batch),
+        microbatches: Some(case.plan.microbatches),
+        table: None,
+    }
+}
+
+fn there_and_back(case: &Case, project: Project) -> Result<Imported, ExchangeError> {
+    let exported = export(project, &case.plan, &case.spec, &case.graph, case.machines())?;
+    let file = &exported.files[0];
+    import(project, &file.text, file.name, &given(case, project))
+}
+
+/// Asserts that a plan comes back as `expected`, but for the name of its model, which is told by its sizes.
+fn assert_back(case: &Case, project: Project, expected: &Plan) {
+    let back =
+        there_and_back(case, project).unwrap_or_else(|error| panic!("{}: {error}", case.name));
+    assert_eq!(back.spec.network(), case.spec.network(), "{}", case.name);
+    let back = Plan { model: expected.model.clone(), ..back.plan };
+    assert_eq!(back.to_toml(), expected.to_toml(), "{} by {project}", case.name);
+}
+
+#[test]
+fn megatron_says_fifty_plans_in_full() {
+    let mut count = 0;
+    let mut check = |mut plan: Plan| {
+        plan.attention = AttentionKind::ALL[count % 2];
+        let name = format!("plan {count}: {}", plan.to_toml());
+        let case = Case::of(&name, plan.clone());
+        assert_back(&case, Project::Megatron, &plan);
+        count += 1;
+    };
+    let recomputes = [Recompute::None, Recompute::Selective, Recompute::Block];
+    for (index, (pp, mesh)) in [
+        (1, Mesh::of(2, 1, 1)),
+        (2, Mesh::of(2, 1, 1)),
+        (2, Mesh::of(2, 2, 2)),
+        (4, Mesh::of(2, 1, 4)),
+        (3, Mesh::of(4, 1, 1)),
+        (7, Mesh::of(2, 1, 2)),
+        // Replicas of the weights that have parts of one sequence.
+        (2, Mesh::of(1, 2, 1)),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for (zero, model) in [(0, LLAMA), (1, LLAMA), (1, GPT), (0, SMALL_LLAMA)] {
+            let usual = numbers();
+            let numbers = Uniform {
+                pp,
+                mesh,
+                recompute: recomputes[index % 3],
+                sequence_parallel: mesh.tp() > 1 && index % 2 == 0,
+                sync: Sync { zero, ..usual.sync },
+                precision: if zero == 0 { Precision::FP32 } else { Precision::MIXED },
+                ..usual
+            };
+            check(plan(model, &numbers, 1));
+            if pp == 2 {
+                let schedule = ScheduleKind::Interleaved;
+                check(plan(model, &Uniform { schedule, ..numbers.clone() }, 3));
+            }
+            if pp > 1 {
+                check(data_slowest(plan(model, &numbers, 1)));
+            }
+        }
+    }
+    assert!(count >= 50, "{count} plans");
+}
+
+#[test]
+fn what_a_project_says_in_full_comes_back_the_same() {
+    let full = [
+        ("interleaved-3d", Project::Megatron),
+        ("uneven-stages", Project::Megatron),
+        ("sharded-states", Project::Megatron),
+        ("replicated-gpt", Project::Megatron),
+        ("fully-sharded", Project::Megatron),
+        ("context-parallel", Project::Megatron),
+    ];
+    for (name, project) in full {
+        let case = crate::plans::case(name);
+        assert_back(&case, project, &case.plan);
+    }
+}
+
+#[test]
+fn what_a_script_says_has_to_be_said_again() {
+    // Recomputation of DeepSpeed, optimizer, clipping and batch of Accelerate are the training script's.
+    let case = crate::plans::case("fully-sharded");
+    for name in ["fully-sharded", "sharded-states", "replicated-gpt"] {
+        let case = crate::plans::case(name);
+        let unsaid = AttentionKind::Unfused;
+        let expected = Plan { recompute: Recompute::None, attention: unsaid, ..case.plan.clone() };
+        assert_back(&case, Project::DeepSpeed, &expected);
+    }
+    let attention = AttentionKind::Unfused;
+    let expected = Plan { clip_norm: None, attention, ..case.plan.clone() };
+    assert_back(&case, Project::Accelerate, &expected);
+}
+
+#[test]
+fn every_case_goes_somewhere_and_what_is_refused_says_why() {
+    for name in NAMES {
+        let case = crate::plans::case(name);
+        let mut taken = 0;
+        for project in Project::ALL {
+            match export(project, &case.plan, &case.spec, &case.graph, case.machines()) {
+                Ok(_) => taken += 1,
+                Err(error) => {
+                    let text = error.to_string();
+                    assert!(text.starts_with(&format!("{project} has no word for ")), "{text}");
+                }
+            }
+        }
+        assert!(taken > 0, "{name} goes nowhere");
+    }
+}
+
+#[test]
+fn nanotron_keeps_what_is_gathered_or_gathers_it_again() {
+    for keeps_gathered in [false, true] {
+        let sync = Sync { bucket_bytes: 25 << 20, ..numbers().sync };
+        let (mesh, recompute) = (Mesh::of(2, 1, 4), Recompute::Block);
+        let numbers = Uniform { mesh, sequence_parallel: true, recompute, sync, ..numbers() };
+        let attention = AttentionKind::Fused;
+        let plan = Plan { keeps_gathered, attention, ..plan(LLAMA, &numbers, 1) };
+        let case = Case::of("gathered", plan.clone());
+        assert_back(&case, Project::Nanotron, &plan);
+    }
+}

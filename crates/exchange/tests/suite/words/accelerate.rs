@@ -1,0 +1,92 @@
+//! Accelerate's words.
+
+use shardloom_exchange::Given;
+use shardloom_graph::ModelSpec;
+use shardloom_plan::{Axis, Number, Precision, Recompute};
+
+use super::{Base, Word, given, width};
+use crate::plans::LLAMA;
+
+const ACCELERATE: &str = "
+distributed_type: FSDP
+fsdp_config:
+  fsdp_version: 2
+mixed_precision: bf16
+num_processes: 16
+";
+
+#[test]
+fn accelerates_words() {
+    let spec = ModelSpec::parse(LLAMA).expect("a model");
+    let given = Given { model: Some(&spec), global_batch: Some(64), ..given(16) };
+    let base = Base { place: "accelerate.yaml", text: ACCELERATE, given };
+    let plan = base.read("", "").expect("a plan").plan;
+    assert_eq!((plan.sync.zero, plan.microbatches, plan.recompute), (3, 1, Recompute::None));
+    let in_config = |words: &str| format!("mixed_precision: bf16\nparallelism_config:\n{words}");
+    let words: [Word; 9] = [
+        ("mixed_precision: bf16", "mixed_precision: 'no'", |it| it.precision == Precision::FP32),
+        ("mixed_precision: bf16", "mixed_precision: fp16", |it| {
+            it.precision == Precision { compute: Number::Fp16, ..Precision::MIXED }
+        }),
+        ("mixed_precision: bf16\n", "", |it| it.precision == Precision::FP32),
+        ("FSDP", "MULTI_GPU", |it| it.sync.zero == 0),
+        ("FSDP", "multi_gpu", |it| it.sync.zero == 0),
+        (
+            "fsdp_version: 2",
+            "fsdp_version: 2\nparallelism_config:\n  parallelism_config_tp_size: 4\n  parallelism_config_dp_shard_size: 4",
+            |it| (width(it, Axis::TP), width(it, Axis::DP)) == (4, 4),
+        ),
+        (
+            "fsdp_version: 2",
+            "fsdp_version: 2\nparallelism_config:\n  parallelism_config_cp_size: 2\n  parallelism_config_cp_comm_strategy: allgather",
+            |it| (width(it, Axis::CP), width(it, Axis::DP)) == (2, 8),
+        ),
+        (
+            "fsdp_version: 2",
+            "fsdp_version: 2\nparallelism_config:\n  parallelism_config_dp_replicate_size: 16",
+            |it| it.sync.zero == 0,
+        ),
+        (
+            "FSDP\nfsdp_config:\n  fsdp_version: 2",
+            "DEEPSPEED\ndeepspeed_config:\n  gradient_accumulation_steps: 4",
+            |it| (it.sync.zero, it.microbatches) == (2, 4),
+        ),
+    ];
+    base.check(&words, &[]);
+    for (words, message) in [
+        ("  parallelism_config_dp_replicate_size: 4", "over all 16 replicas here, or over none"),
+        ("  parallelism_config_dp_shard_size: 8", "over all 16 replicas here, or over none"),
+        ("  parallelism_config_sp_size: 2", "split attention by heads"),
+        (
+            "  parallelism_config_cp_size: 2\n  parallelism_config_cp_comm_strategy: alltoall",
+            "plans gather keys and values",
+        ),
+        ("  parallelism_config_tp_size: 3", "has 16 devices"),
+    ] {
+        let error = base.read("mixed_precision: bf16", &in_config(words)).expect_err(words);
+        assert!(error.to_string().contains(message), "{error}");
+    }
+    for (words, message) in [
+        ("deepspeed_config_file: ds.json", "import that file"),
+        ("offload_optimizer_device: cpu", "offload_optimizer_device"),
+        ("offload_param_device: nvme", "offload_param_device"),
+        ("zero_stage: 4", "a stage is 0 to 3"),
+    ] {
+        let to = format!("DEEPSPEED\ndeepspeed_config:\n  {words}");
+        let error = base.read("FSDP\nfsdp_config:\n  fsdp_version: 2", &to).expect_err(words);
+        assert!(error.to_string().contains(message), "{error}");
+    }
+    for (stage, zero) in [("0", 0), ("1", 1), ("2", 2), ("3", 3)] {
+        let to = format!("DEEPSPEED\ndeepspeed_config:\n  zero_stage: {stage}");
+        let found = base.read("FSDP\nfsdp_config:\n  fsdp_version: 2", &to).expect("a plan");
+        assert_eq!(found.plan.sync.zero, zero);
+    }
+    // What the command line says goes before the file.
+    let given = Given { microbatches: Some(2), ..base.given };
+    let base = Base { given, ..base };
+    let found = base.read(
+        "FSDP\nfsdp_config:\n  fsdp_version: 2",
+        "DEEPSPEED\ndeepspeed_config:\n  gradient_accumulation_steps: 4",
+    );
+    assert_eq!(found.expect("a plan").plan.microbatches, 2);
+}

@@ -1,0 +1,105 @@
+//! DeepSpeed's words.
+
+use shardloom_exchange::Given;
+use shardloom_graph::ModelSpec;
+use shardloom_plan::{Axis, Number, Optimizer, Precision};
+
+use super::{Base, Word, Wrong, given, is_adamw, is_sgd, width};
+use crate::plans::LLAMA;
+
+const DEEPSPEED: &str = r#"{
+    "train_batch_size": 256, "gradient_accumulation_steps": 8, "gradient_clipping": 1.0,
+    "bf16": { "enabled": true }, "fp16": { "enabled": false },
+    "zero_optimization": { "stage": 3 },
+    "optimizer": { "type": "AdamW", "params": { "lr": 1e-4, "betas": [0.8, 0.99], "eps": 1e-6,
+        "weight_decay": 0.3 } }
+}"#;
+
+#[test]
+fn deepspeeds_words() {
+    let spec = ModelSpec::parse(LLAMA).expect("a model");
+    let given = Given { model: Some(&spec), ..given(16) };
+    let base = Base { place: "ds.json", text: DEEPSPEED, given };
+    let plan = base.read("", "").expect("a plan").plan;
+    assert!(is_adamw(&plan, [0.8, 0.99, 1e-6, 0.3]));
+    // 500 million elements where nothing is said.
+    assert_eq!(plan.sync.bucket_bytes, 1_000_000_000);
+    let words: [Word; 18] = [
+        ("\"stage\": 3", "\"stage\": 0", |it| it.sync.zero == 0),
+        ("\"stage\": 3", "\"stage\": 1", |it| it.sync.zero == 1),
+        ("\"stage\": 3", "\"stage\": 2", |it| it.sync.zero == 2),
+        ("\"bf16\": { \"enabled\": true }", "\"bf16\": { \"enabled\": false }", |it| {
+            it.precision == Precision::FP32 && it.sync.bucket_bytes == 2_000_000_000
+        }),
+        ("false", "false }, \"data_types\": { \"grad_accum_dtype\": \"fp32\"", |it| {
+            it.precision == Precision::MIXED
+        }),
+        ("false", "false }, \"data_types\": { \"grad_accum_dtype\": \"fp16\"", |it| {
+            it.precision.gradients == Number::Fp16
+        }),
+        (
+            "\"bf16\": { \"enabled\": true }, \"fp16\": { \"enabled\": false }",
+            "\"fp16\": { \"enabled\": true }",
+            |it| {
+                let (compute, gradients) = (Number::Fp16, Number::Fp16);
+                it.precision == Precision { compute, gradients, ..Precision::MIXED }
+            },
+        ),
+        ("\"gradient_clipping\": 1.0", "\"gradient_clipping\": 0", |it| it.clip_norm.is_none()),
+        ("\"gradient_clipping\": 1.0", "\"gradient_clipping\": 0.5", |it| {
+            it.clip_norm == Some(0.5)
+        }),
+        ("\"AdamW\"", "\"Lamb\"", |it| {
+            let (beta1, beta2, epsilon, weight_decay) = (0.8, 0.99, 1e-6, 0.3);
+            it.optimizer == Optimizer::Lamb { beta1, beta2, epsilon, weight_decay }
+        }),
+        ("\"AdamW\"", "\"SGD\"", |it| is_sgd(it, [0.0, 0.3])),
+        ("\"betas\": [0.8, 0.99], \"eps\": 1e-6,", "", |it| is_adamw(it, [0.9, 0.999, 1e-8, 0.3])),
+        (", \"betas\": [0.8, 0.99], \"eps\": 1e-6,\n        \"weight_decay\": 0.3", "", |it| {
+            is_adamw(it, [0.9, 0.999, 1e-8, 0.0])
+        }),
+        ("\"AdamW\", \"params\": {", "\"sgd\", \"params\": { \"momentum\": 0.7,", |it| {
+            is_sgd(it, [0.7, 0.3])
+        }),
+        ("256,", "256, \"tensor_parallel\": { \"autotp_size\": 2 },", |it| {
+            (width(it, Axis::TP), width(it, Axis::DP)) == (2, 8)
+        }),
+        // Micro-batch x accumulation steps x 16 replicas.
+        ("\"train_batch_size\": 256", "\"train_micro_batch_size_per_gpu\": 3", |it| {
+            (it.global_batch, it.microbatches) == (3 * 8 * 16, 8)
+        }),
+        (
+            "\"train_batch_size\": 256, \"gradient_accumulation_steps\": 8",
+            "\"train_micro_batch_size_per_gpu\": 3",
+            |it| (it.global_batch, it.microbatches) == (3 * 16, 1),
+        ),
+        ("\"gradient_accumulation_steps\": 8,", "", |it| it.microbatches == 1),
+    ];
+    let wrong: [Wrong; 12] = [
+        ("256,", "256, \"sequence_parallel_size\": 2,", "sequence_parallel_size = 2"),
+        ("\"stage\": 3", "\"stage\": 3, \"mics_shard_size\": 4", "mics_shard_size = 4"),
+        ("\"stage\": 3", "\"stage\": 3, \"zero_hpz_partition_size\": 8", "hpz_partition_size = 8"),
+        ("\"stage\": 3", "\"stage\": 3, \"cpu_offload\": true", "cpu_offload = true"),
+        ("\"stage\": 3", "\"stage\": 3, \"cpu_offload_params\": true", "cpu_offload_params = true"),
+        (
+            "\"stage\": 3",
+            "\"stage\": 3, \"offload_param\": { \"device\": \"nvme\" }",
+            "offload_param.device = \"nvme\"",
+        ),
+        ("false", "true", "fp16.enabled = true: bf16.enabled is true, too"),
+        ("false", "false }, \"data_types\": { \"grad_accum_dtype\": \"fp8\"", "fp32, bf16 or fp16"),
+        ("\"AdamW\"", "\"Muon\"", "optimizer.type = Muon"),
+        ("[0.8, 0.99]", "[0.8]", "optimizer.params.betas"),
+        ("256,", "256, \"tensor_parallel\": { \"autotp_size\": 3 },", "has 16 devices"),
+        (
+            "\"train_batch_size\": 256, \"gradient_accumulation_steps\": 8",
+            "\"steps\": 8",
+            "--global-batch",
+        ),
+    ];
+    base.check(&words, &wrong);
+    for fine in ["\"mics_shard_size\": -1", "\"zero_hpz_partition_size\": 1"] {
+        let to = format!("\"stage\": 3, {fine}");
+        base.read("\"stage\": 3", &to).unwrap_or_else(|error| panic!("{fine}: {error}"));
+    }
+}

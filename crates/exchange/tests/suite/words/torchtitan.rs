@@ -1,0 +1,190 @@
+//! torchtitan's words.
+
+use shardloom_exchange::Given;
+use shardloom_graph::ModelSpec;
+use shardloom_plan::{AttentionKind, Axis, Number, Precision, Recompute, ScheduleKind};
+
+use super::{Base, Word, Wrong, blocks, given, is_adamw, width};
+use crate::plans::LLAMA;
+
+/// 12 layers in 4 stages, 2 replicas of 2 devices.
+const TORCHTITAN: &str = "
+[training]
+local_batch_size = 16
+seq_len = 1024
+[parallelism]
+pipeline_parallel_degree = 4
+tensor_parallel_degree = 2
+[activation_checkpoint]
+mode = 'full'
+";
+
+#[test]
+fn torchtitans_words() {
+    let spec = ModelSpec::parse(LLAMA).expect("a model");
+    let given = Given { model: Some(&spec), ..given(16) };
+    let base = Base { place: "titan.toml", text: TORCHTITAN, given };
+    let plan = base.read("", "").expect("a plan").plan;
+    // 14 in 4 stages, longer ones first, the embedding and the head with one less.
+    assert_eq!(blocks(&plan), [(0, 4), (4, 8), (8, 11), (11, 14)]);
+    assert_eq!((plan.global_batch, plan.microbatches, plan.sync.zero), (32, 16, 2));
+    assert_eq!(plan.attention, AttentionKind::Fused);
+    assert!(is_adamw(&plan, [0.9, 0.95, 1e-8, 0.1]));
+    let words: [Word; 23] = [
+        ("'full'", "'none'", |it| it.recompute == Recompute::None),
+        ("'full'", "'selective'", |it| it.recompute == Recompute::None),
+        ("tensor_parallel_degree = 2\n", "", |it| {
+            (width(it, Axis::TP), width(it, Axis::DP)) == (1, 4)
+        }),
+        ("tensor_parallel_degree = 2\n", "context_parallel_degree = 2\n", |it| {
+            width(it, Axis::CP) == 2
+        }),
+        ("[parallelism]", "[parallelism]\nenable_sequence_parallel = false", |it| {
+            !it.layout.splits("seq", Axis::TP)
+        }),
+        ("[parallelism]", "[parallelism]\npipeline_parallel_microbatch_size = 2", |it| {
+            it.microbatches == 8
+        }),
+        ("[parallelism]", "[parallelism]\nfsdp_reshard_after_forward = 'always'", |it| {
+            it.sync.zero == 3
+        }),
+        ("[parallelism]", "[parallelism]\ndata_parallel_replicate_degree = 2", |it| {
+            it.sync.zero == 0
+        }),
+        ("[parallelism]", "[parallelism]\npipeline_parallel_schedule = 'GPipe'", |it| {
+            it.schedule == ScheduleKind::Afab
+        }),
+        ("[parallelism]", "[parallelism]\npipeline_parallel_schedule = 'Interleaved1F1B'", |it| {
+            it.schedule == ScheduleKind::Interleaved && blocks(it).len() == 8
+        }),
+        ("[parallelism]", "[parallelism]\npipeline_parallel_schedule = 'ZBVZeroBubble'", |it| {
+            it.schedule == ScheduleKind::ZeroBubbleV && blocks(it).len() == 8
+        }),
+        (
+            "[parallelism]",
+            "[parallelism]\npipeline_parallel_first_stage_less_layers = 3",
+            // 16 in 4 stages of 4, the first with 3 less.
+            |it| blocks(it) == [(0, 2), (2, 6), (6, 10), (10, 14)],
+        ),
+        (
+            "[parallelism]",
+            "[parallelism]\npipeline_parallel_last_stage_less_layers = 0",
+            // 13 in 4 stages, the embedding as one.
+            |it| blocks(it) == [(0, 4), (4, 7), (7, 10), (10, 14)],
+        ),
+        (
+            "[parallelism]",
+            "[parallelism]\npipeline_parallel_layers_per_stage = 4\npipeline_parallel_schedule = '1F1B'
+             pipeline_parallel_last_stage_less_layers = 3",
+            // 16 in stages of 4, the last with 3 less, the first with one less.
+            |it| blocks(it) == [(0, 4), (4, 8), (8, 12), (12, 14)],
+        ),
+        ("[training]", "[training]\nmax_norm = 0.5", |it| it.clip_norm == Some(0.5)),
+        ("[training]", "[training]\ndtype = 'bfloat16'", |it| {
+            let (gradients, master) = (Number::Bf16, false);
+            it.precision == Precision { gradients, master, ..Precision::MIXED }
+        }),
+        ("[training]", "[training]\nmixed_precision_param = 'float32'", |it| {
+            it.precision == Precision::FP32
+        }),
+        ("[training]", "[optimizer]\nbeta1 = 0.8\nbeta2 = 0.7\n[training]", |it| {
+            is_adamw(it, [0.8, 0.7, 1e-8, 0.1])
+        }),
+        ("[training]", "[optimizer]\neps = 1e-6\nweight_decay = 0.3\n[training]", |it| {
+            is_adamw(it, [0.9, 0.95, 1e-6, 0.3])
+        }),
+        ("local_batch_size = 16\n", "", |it| (it.global_batch, it.microbatches) == (16, 8)),
+        ("pipeline_parallel_degree = 4\n", "", |it| {
+            // Eight replicas with 16 samples at a time.
+            (it.global_batch, it.microbatches, it.sync.zero) == (128, 1, 3)
+        }),
+        (
+            "local_batch_size = 16\nseq_len = 1024\n[parallelism]\npipeline_parallel_degree = 4\n",
+            "local_batch_size = 4\nglobal_batch_size = 64\n[parallelism]\n",
+            |it| (it.global_batch, it.microbatches) == (64, 2),
+        ),
+        (
+            "pipeline_parallel_degree = 4\n",
+            "data_parallel_replicate_degree = 8\nfsdp_reshard_after_forward = 'never'\n",
+            |it| it.sync.zero == 0,
+        ),
+    ];
+    let wrong: [Wrong; 14] = [
+        ("[parallelism]", "[parallelism]\nexpert_parallel_degree = 2", "the model has no experts"),
+        ("[training]", "[training]\nenable_cpu_offload = true", "enable_cpu_offload = true"),
+        ("[training]", "[model]\nconverters = ['float8']\n[training]", "model.converters"),
+        ("[training]", "[model]\nconverters = ['mx']\n[training]", "model.converters"),
+        ("[training]", "[training]\nglobal_batch_size = 64", "several rounds of a pipeline"),
+        (
+            "[parallelism]",
+            "[parallelism]\npipeline_parallel_microbatch_size = 3",
+            "2 replicas with 16 samples at a time",
+        ),
+        ("[parallelism]", "[parallelism]\npipeline_parallel_schedule = '2F2B'", "_dump_csv"),
+        (
+            "[parallelism]",
+            "[parallelism]\npipeline_parallel_schedule_csv = 'a.csv'",
+            "name that file after the configuration",
+        ),
+        (
+            "[parallelism]",
+            "[parallelism]\ndata_parallel_shard_degree = 4",
+            "with the other widths there are 2 replicas",
+        ),
+        ("[parallelism]", "[parallelism]\nfsdp_reshard_after_forward = 'no'", "default, always or"),
+        (
+            "pipeline_parallel_degree = 4\n",
+            "data_parallel_replicate_degree = 2\n",
+            "over all replicas here, or over none",
+        ),
+        (
+            "[parallelism]",
+            "[parallelism]\npipeline_parallel_first_stage_less_layers = 5",
+            "leave a stage without one",
+        ),
+        ("[training]", "[training]\nmixed_precision_reduce = 'bfloat16'", "reduced in fp32"),
+        ("[training]", "[optimizer]\nname = 'Adam'\n[training]", "AdamW is known here"),
+    ];
+    base.check(&words, &wrong);
+}
+
+/// What torchtitan writes itself has defaults, too.
+#[test]
+fn torchtitans_json_has_the_defaults_of_pytorchs_adamw() {
+    let text = include_str!("../torchtitan/fully-sharded.json");
+    let base = Base { place: "plan.json", text, given: given(8) };
+    let settings = "\"lr\": 0.0003, \"betas\": [0.9, 0.95], \"eps\": 1e-08, \"weight_decay\": 0.1";
+    let words: [Word; 2] = [
+        (settings, "\"lr\": 0.0003", |it| is_adamw(it, [0.9, 0.999, 1e-8, 0.01])),
+        (settings, "\"betas\": [0.5, 0.6], \"eps\": 1e-3, \"weight_decay\": 0.3", |it| {
+            is_adamw(it, [0.5, 0.6, 1e-3, 0.3])
+        }),
+    ];
+    base.check(&words, &[("\"llama3\"", "\"llama4\"", "model_spec.name = llama4")]);
+}
+
+#[test]
+fn words_that_are_not_read_are_named_and_lines_that_cannot_be_too() {
+    let spec = ModelSpec::parse(LLAMA).expect("a model");
+    let given = Given { model: Some(&spec), ..given(16) };
+    let base = Base { place: "titan.toml", text: TORCHTITAN, given };
+    let notes = base.read("[training]", "[training]\nsteps = 10").expect("a plan").notes;
+    assert_eq!(notes, ["not part of a plan: training.seq_len, training.steps"]);
+    let error = base.read("[training]", "[training").expect_err("no TOML").to_string();
+    assert!(error.starts_with("titan.toml:2"), "{error}");
+}
+
+#[test]
+fn torchtitans_names_of_models() {
+    let text = "[model]\nname = 'llama3'\nflavor = '8B'\n[training]\nlocal_batch_size = 1\n";
+    let base = Base { place: "titan.toml", text, given: given(256) };
+    let words: [Word; 3] = [
+        ("8B", "70B", |it| it.model.contains("layers=80")),
+        ("8B", "405B", |it| it.model.contains("layers=126")),
+        ("size = 1", "size = 1\nseq_len = 4096", |it| it.model.contains("seq=4096")),
+    ];
+    let wrong = [("8B", "1B", "model.flavor = 1B of llama3"), ("llama3", "llama4", "of llama4")];
+    base.check(&words, &wrong);
+    let model = base.read("", "").expect("a plan").plan.model;
+    assert!(model.contains("layers=32") && model.contains("seq=2048"), "{model}");
+}

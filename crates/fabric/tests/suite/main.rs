@@ -1,0 +1,5 @@
+//! Tests of the whole crate, as one program.
+
+mod apply;
+mod overlapped;
+mod places;

@@ -1,0 +1,4 @@
+//! Tests of the whole crate, as one program.
+
+mod configs;
+mod weights;

@@ -1,0 +1,10 @@
+//! Tests of the whole crate, as one program.
+
+mod baselines;
+mod layer_profile;
+mod limits;
+mod pass_times;
+mod pipedream_partition;
+mod plans;
+mod two_bw;
+mod zero_bubble;

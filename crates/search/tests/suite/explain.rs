@@ -1,0 +1,400 @@
+//! Explanations rest on experiments.
+
+use crate::scenario::{h100, model};
+use shardloom_cluster::{Cluster, NodeGroup, Stack};
+use shardloom_plan::{
+    Communication, Mesh, Negotiation, Plan, Precision, Recompute, ScheduleKind, Uniform,
+};
+use shardloom_search::{Explanation, Fact, Judgement, Request, Topic, auto, explain, judge};
+
+const TEXT: &str = "gpt:layers=6,hidden=512,heads=8,seq=256,vocab=4096";
+
+/// The plan of these sizes for a global batch of 32.
+fn plan(pp: usize, dp: u32, tp: u32, microbatches: usize) -> Plan {
+    let uniform = Uniform {
+        pp,
+        mesh: Mesh::of(dp, 1, tp),
+        global_batch: 32,
+        microbatches,
+        precision: Precision::MIXED,
+        clip_norm: Some(1.0),
+        ..Uniform::default()
+    };
+    uniform.plan(&model(TEXT), TEXT, "c")
+}
+
+fn explained(plan: &Plan, rivals: &[(&str, &Plan)]) -> Explanation {
+    explain(&model(TEXT), &h100(2, 4, 80_000_000_000), plan, rivals).expect("it can be simulated")
+}
+
+fn about(explanation: &Explanation, topic: Topic) -> Vec<&Fact> {
+    explanation.facts.iter().filter(|it| it.topic == topic).collect()
+}
+
+#[test]
+fn shares_of_a_step_add_up_to_about_all_of_it() {
+    for (pp, dp, tp) in [(1, 8, 1), (4, 2, 1), (1, 2, 4), (2, 2, 2)] {
+        let explanation = explained(&plan(pp, dp, tp, 4), &[]);
+        let sum: f64 = about(&explanation, Topic::Share).iter().map(|it| it.number).sum();
+        assert!((0.85..1.15).contains(&sum), "{pp} x {dp} x {tp}: {sum}");
+    }
+}
+
+#[test]
+fn a_step_without_flush_takes_what_it_takes_in_a_full_pipeline() {
+    let mut endless = plan(4, 2, 1, 1);
+    endless.schedule = shardloom_plan::ScheduleKind::PipeDream;
+    endless.weights = shardloom_plan::Weights::Stash;
+    endless.clip_norm = None;
+    let judgement = judge(&model(TEXT), &h100(2, 4, 80_000_000_000), &endless);
+    let explanation = explained(&endless, &[]);
+    assert_eq!(explanation.step_seconds, judgement.expect("it can be simulated").step_seconds);
+    let shares = about(&explanation, Topic::Share);
+    assert!(shares.iter().all(|it| it.number < 1.0), "{shares:?}");
+}
+
+#[test]
+fn a_pipeline_with_few_microbatches_waits_for_other_stages() {
+    let explanation = explained(&plan(8, 1, 1, 8), &[]);
+    let bottlenecks = about(&explanation, Topic::Bottleneck);
+    let worst = bottlenecks.first().expect("a bottleneck");
+    assert!(worst.sentence.contains("waiting for other stages"), "{}", worst.sentence);
+    // (p - 1) / (m + p - 1) of equal stages; these are not equal.
+    assert!(worst.number > 0.3, "{}", worst.number);
+}
+
+#[test]
+fn tensor_parallelism_across_a_slow_link_is_found_out() {
+    let explanation = explained(&plan(1, 1, 8, 4), &[]);
+    let worst = about(&explanation, Topic::Bottleneck)[0];
+    assert!(worst.sentence.contains("tensor-parallel communication"), "{}", worst.sentence);
+    let faster = about(&explanation, Topic::Machine);
+    let between = faster.iter().find(|it| it.sentence.contains("between nodes")).expect("a fact");
+    assert!(between.number > 0.05, "{}", between.sentence);
+}
+
+#[test]
+fn every_sentence_of_a_rival_has_the_simulators_number() {
+    let (ours, other) = (plan(1, 8, 1, 1), plan(8, 1, 1, 8));
+    let explanation = explained(&ours, &[("a pipeline", &other), ("itself", &ours)]);
+    let rivals = about(&explanation, Topic::Rival);
+    let cluster = h100(2, 4, 80_000_000_000);
+    let judgement = judge(&model(TEXT), &cluster, &other).expect("it can be simulated");
+    assert_eq!(rivals[0].number, judgement.step_seconds);
+    assert!(rivals[0].sentence.starts_with("a pipeline takes "), "{}", rivals[0].sentence);
+    assert_eq!(rivals[1].sentence, "itself is this plan");
+    assert_eq!(rivals[1].number, explanation.step_seconds);
+}
+
+#[test]
+fn memory_that_limits_a_plan_is_said_to() {
+    let graph = model(TEXT);
+    let cluster = h100(1, 4, 800_000_000);
+    let request = Request::new(TEXT, "c", 64);
+    let outcome = auto(&graph, &cluster, &request, |_, _| Ok(vec![])).expect("an answer");
+    let explanation = explain(&graph, &cluster, &outcome.plan, &[]).expect("it can be simulated");
+    assert_eq!(explanation.step_seconds, outcome.judgement.step_seconds);
+    let memory = about(&explanation, Topic::Memory);
+    assert!(memory[0].number > 0.0 && memory[0].number <= request.memory_share);
+    assert!(memory[0].sentence.starts_with("fullest: stage"), "{}", memory[0].sentence);
+    assert!(memory[1].sentence.contains("more memory"), "{}", memory[1].sentence);
+}
+
+#[test]
+fn half_a_batch_of_odd_micro_batches_is_not_tried() {
+    let three = Plan { global_batch: 24, ..plan(1, 1, 1, 3) };
+    let facts = explained(&three, &[]);
+    let half =
+        about(&facts, Topic::Batch).into_iter().any(|it| it.sentence.contains("half the global"));
+    assert!(!half);
+}
+
+#[test]
+fn batches_that_the_schedule_does_not_exist_for_are_not_tried() {
+    let mut four = plan(2, 1, 1, 4);
+    four.schedule = shardloom_plan::ScheduleKind::Interleaved;
+    let blocks = model(TEXT).blocks().len();
+    let cuts: Vec<usize> = (0..=4).map(|stage| stage * blocks / 4).collect();
+    let stage = |index: usize| {
+        let like = &four.pipeline[0].stage[index % 2];
+        shardloom_plan::Stage { blocks: (cuts[index], cuts[index + 1]), ..like.clone() }
+    };
+    four.pipeline[0].stage = (0..4).map(stage).collect();
+    let tried = |plan: &Plan| {
+        let facts = explained(plan, &[]);
+        let batches = about(&facts, Topic::Batch).into_iter();
+        batches.filter(|it| it.sentence.contains("half the global")).count()
+    };
+    assert_eq!(tried(&four), 1);
+    // Interleaved pipelines of two groups of devices take no single micro-batch.
+    let two = Plan { microbatches: 2, ..four };
+    assert_eq!(tried(&two), 0);
+}
+
+#[test]
+fn what_is_small_is_said_in_small_units() {
+    let explanation = explained(&plan(1, 2, 1, 1), &[]);
+    for topic in [Topic::Bottleneck, Topic::Memory] {
+        for fact in about(&explanation, topic) {
+            let nothing = fact.sentence.split(' ').any(|word| word == "0.0" || word == "0.00");
+            assert!(!nothing, "{}", fact.sentence);
+        }
+    }
+    // Weights of 23 million parameters in 16 bits are 0.05 GB.
+    let memory = &about(&explanation, Topic::Memory)[0].sentence;
+    assert!(memory.contains("MiB") && memory.contains("GiB"), "{memory}");
+}
+
+#[test]
+fn the_bottlenecks_are_the_two_largest_losses_or_computing_and_the_largest_loss() {
+    let mut computing = 0;
+    for (pp, dp, tp, microbatches) in
+        [(1, 1, 1, 1), (1, 8, 1, 4), (4, 2, 1, 4), (1, 2, 4, 4), (2, 2, 2, 4), (1, 1, 8, 4)]
+    {
+        let explanation = explained(&plan(pp, dp, tp, microbatches), &[]);
+        let shares = about(&explanation, Topic::Share);
+        // Shares stand in the order of their size.
+        let mut losses = shares.iter().filter(|it| !it.sentence.ends_with("is computing"));
+        let found = about(&explanation, Topic::Bottleneck);
+        let numbers: Vec<f64> = found.iter().map(|it| it.number).collect();
+        let limit = found[0].sentence.starts_with("the limit is computing");
+        computing += usize::from(limit);
+        let expected = match limit {
+            true => shares.iter().find(|it| it.sentence.ends_with("is computing")),
+            false => losses.next(),
+        };
+        let mut expected = vec![expected.expect("a share").number];
+        expected.extend(losses.next().map(|it| it.number));
+        assert_eq!(numbers, expected, "{pp} x {dp} x {tp}: {found:?}");
+    }
+    assert!((1..6).contains(&computing), "{computing} of 6");
+}
+
+#[test]
+fn what_other_machines_would_do_is_asked_of_the_nodes_of_every_group() {
+    let [whole, half] = [2, 1].map(|nodes| h100(nodes, 4, 80_000_000_000));
+    // The same nodes, said one by one.
+    let apart = Cluster::new([half.groups(), half.groups()].concat()).expect("a cluster");
+    for (pp, dp, tp) in [(1, 8, 1), (2, 2, 2)] {
+        let facts = |cluster: &Cluster| {
+            let found = explain(&model(TEXT), cluster, &plan(pp, dp, tp, 4), &[]);
+            let about = found.expect("it can be simulated").facts.into_iter();
+            about.map(|it| (it.sentence, it.number)).collect::<Vec<_>>()
+        };
+        assert_eq!(facts(&apart), facts(&whole), "{pp} x {dp} x {tp}");
+    }
+}
+
+#[test]
+fn what_a_rival_loses_most_to_is_said_with_its_share() {
+    let wide = plan(1, 1, 8, 4);
+    let rivals = explained(&plan(1, 8, 1, 4), &[("wide", &wide)]);
+    let fact = about(&rivals, Topic::Rival)[0];
+    // Explained by itself, it loses the most to the same, in seconds of its own step.
+    let alone = explained(&wide, &[]);
+    let worst = about(&alone, Topic::Bottleneck)[0];
+    assert!(worst.sentence.contains("tensor-parallel communication"), "{}", worst.sentence);
+    let share = format!("{:.1}%", 100.0 * worst.number);
+    let end = format!(" {share} of it tensor-parallel communication");
+    assert!(fact.sentence.ends_with(&end), "{}, not {end}", fact.sentence);
+}
+
+#[test]
+fn other_batches_are_those_that_are_named() {
+    let graph = model(TEXT);
+    let cluster = h100(2, 4, 80_000_000_000);
+    let ours = plan(2, 2, 2, 4);
+    let judged =
+        |plan: &Plan| -> Judgement { judge(&graph, &cluster, plan).expect("it can be simulated") };
+    let explanation = explained(&ours, &[]);
+    let facts = about(&explanation, Topic::Batch);
+    let others = [("with half the global batch", 16, 2), ("with twice the global batch", 64, 8)];
+    assert_eq!(facts.len(), others.len(), "{facts:?}");
+    let mut signs = [0, 0];
+    for (fact, (condition, global_batch, microbatches)) in facts.iter().zip(others) {
+        let other = Plan { global_batch, microbatches, ..ours.clone() };
+        let of_sample = |plan: &Plan| judged(plan).step_seconds / plan.global_batch as f64;
+        let saved = 1.0 - of_sample(&other) / of_sample(&ours);
+        assert!((fact.number - saved).abs() < 1e-12, "{}: {saved}", fact.sentence);
+        let relation = if saved > 0.0 { "less time" } else { "more time" };
+        let whole = fact.sentence.starts_with(condition) && fact.sentence.ends_with(relation);
+        assert!(whole, "{}: {saved}", fact.sentence);
+        signs[usize::from(saved > 0.0)] += 1;
+    }
+    assert!(signs.iter().all(|&sign| sign > 0), "some take less time, some more: {facts:?}");
+}
+
+#[test]
+fn changes_of_a_plan_are_simulated_and_the_best_first() {
+    let graph = model(TEXT);
+    let cluster = h100(2, 4, 80_000_000_000);
+    let ours = plan(2, 2, 2, 4);
+    let seconds =
+        |plan: &Plan| judge(&graph, &cluster, plan).expect("it can be simulated").step_seconds;
+    let explanation = explained(&ours, &[]);
+    let facts = about(&explanation, Topic::Change);
+    assert_eq!(facts.len(), 10, "{facts:?}");
+    assert!(facts.windows(2).all(|pair| pair[0].number >= pair[1].number), "{facts:?}");
+    let mut known = 0;
+    let schedule = |schedule| Plan { schedule, ..ours.clone() };
+    for (what, other) in [
+        ("recompute = \"full\"", Plan { recompute: Recompute::Full, ..ours.clone() }),
+        ("microbatches = 8", Plan { microbatches: 8, ..ours.clone() }),
+        ("microbatches = 2", Plan { microbatches: 2, ..ours.clone() }),
+        ("schedule = \"zb-h1\"", schedule(ScheduleKind::ZeroBubbleH1)),
+        ("schedule = \"afab\"", schedule(ScheduleKind::Afab)),
+    ] {
+        let start = format!("with {what}, a step would take ");
+        let Some(fact) = facts.iter().find(|it| it.sentence.starts_with(&start)) else { continue };
+        let saved = 1.0 - seconds(&other) / seconds(&ours);
+        assert!((fact.number - saved).abs() < 1e-12, "{}: {saved}", fact.sentence);
+        assert!(fact.sentence.ends_with(") to spare"), "{}", fact.sentence);
+        known += 1;
+    }
+    assert!(known >= 3, "{facts:?}");
+    // The schedule of a plan whose stages lie otherwise is left as it is, and so is one without a pipeline.
+    let alone = explained(&plan(1, 4, 1, 4), &[]);
+    let facts = about(&alone, Topic::Change);
+    assert!(facts.iter().all(|it| !it.sentence.contains("schedule")), "{facts:?}");
+    // Where a change does not fit, that is said with how much is missing.
+    let small = h100(2, 4, judge(&graph, &cluster, &ours).expect("it").memory[0].peak_bytes);
+    let told = explain(&graph, &small, &ours, &[]).expect("it can be simulated");
+    let facts = about(&told, Topic::Change);
+    assert!(facts.iter().any(|it| it.sentence.contains("memory: does not fit, ")), "{facts:?}");
+}
+
+#[test]
+fn how_full_memory_is_has_four_names() {
+    let plan = plan(1, 4, 1, 4);
+    let roomy = h100(1, 4, 80_000_000_000);
+    let needed = judge(&model(TEXT), &roomy, &plan).expect("it can be simulated").memory[0];
+    for (share, verdict) in [
+        (0.7, "leaves room for larger micro-batches"),
+        (0.9, "uses memory well"),
+        (0.97, "is close to the limit"),
+        (1.5, "does not fit"),
+    ] {
+        let cluster = h100(1, 4, (needed.peak_bytes as f64 / share) as u64);
+        let found = explain(&model(TEXT), &cluster, &plan, &[]).expect("it can be simulated");
+        let fact = about(&found, Topic::Memory)[0];
+        assert!((fact.number - share).abs() < 1e-6, "{share}: {}", fact.number);
+        assert!(fact.sentence.contains(&format!(", which {verdict}")), "{}", fact.sentence);
+    }
+}
+
+/// Cycles, and what is reduced as one, are in what is explained as in what is judged.
+#[test]
+fn reductions_whose_order_is_agreed_on_take_what_they_take_elsewhere() {
+    let (graph, cluster) = (model(TEXT), h100(1, 4, 80_000_000_000));
+    let mut negotiated = plan(1, 4, 1, 4);
+    negotiated.communication = Communication::Thread;
+    let mut steps = vec![];
+    for cycle_seconds in [0.001, 0.25] {
+        let negotiation = Negotiation { cycle_seconds, ..Negotiation::default() };
+        negotiated.sync.negotiation = Some(negotiation);
+        let judgement = judge(&graph, &cluster, &negotiated).expect("it can be simulated");
+        let found = explain(&graph, &cluster, &negotiated, &[]).expect("it can be simulated");
+        assert_eq!(found.step_seconds, judgement.step_seconds, "cycles of {cycle_seconds} s");
+        steps.push(found.step_seconds);
+    }
+    assert!(steps[1] > steps[0], "longer cycles make longer steps: {steps:?}");
+}
+
+/// What kernels need while they run is a stack's, and counts.
+#[test]
+fn memory_is_that_of_the_software_too() {
+    let (graph, plan) = (model(TEXT), plan(1, 4, 1, 4));
+    let bare = h100(1, 4, 80_000_000_000);
+    let mut shares = vec![];
+    for stack in ["nanotron", "internevo"] {
+        let cluster = bare.clone().under(Stack::parse(stack).expect("a preset"));
+        let judgement = judge(&graph, &cluster, &plan).expect("it can be simulated");
+        let fullest = judgement.fullest().expect("a stage");
+        let share = fullest.peak_bytes as f64 / fullest.memory_bytes as f64;
+        let found = explain(&graph, &cluster, &plan, &[]).expect("it can be simulated");
+        assert_eq!(about(&found, Topic::Memory)[0].number, share, "{stack}");
+        shares.push(share);
+    }
+    assert!(shares[0] != shares[1], "no stack needs any");
+}
+
+/// Of a cluster that lacks a tenth of the memory that the fastest plan asks for.
+#[test]
+fn a_quarter_more_memory_finds_the_plan_that_just_did_not_fit() {
+    let graph = model(TEXT);
+    let request = Request::new(TEXT, "c", 64);
+    let answer = |memory_bytes: u64| {
+        let cluster = h100(1, 4, memory_bytes);
+        auto(&graph, &cluster, &request, |_, _| Ok(vec![])).expect("an answer")
+    };
+    let fastest = answer(80_000_000_000);
+    let needed = fastest.judgement.memory.iter().map(|it| it.peak_bytes).max().expect("a stage");
+    let memory_bytes = (0.9 * needed as f64 / request.memory_share) as u64;
+    let found = answer(memory_bytes);
+    let saved = 1.0 - fastest.judgement.step_seconds / found.judgement.step_seconds;
+    assert!(saved > 0.001, "as fast in less memory");
+    let cluster = h100(1, 4, memory_bytes);
+    let explanation = explain(&graph, &cluster, &found.plan, &[]).expect("it can be simulated");
+    let fact = about(&explanation, Topic::Memory)[1];
+    let begin = "if devices had 25.0% more memory, a plan that takes ";
+    assert!(fact.sentence.starts_with(begin), "{}", fact.sentence);
+    // Within what estimates, by which it is chosen, miss.
+    assert!((fact.number - saved).abs() < 0.02, "{}: {saved}", fact.sentence);
+}
+
+/// What is faster, and how.
+type Faster = (&'static str, fn(&mut NodeGroup));
+
+#[test]
+fn what_faster_machines_would_do_is_simulated_of_them() {
+    let cluster = h100(2, 4, 80_000_000_000);
+    let changes: [Faster; 3] = [
+        ("links between nodes", |group| {
+            group.profile.node.inter.bytes_per_second *= 2.0;
+            group.profile.node.uplink_bytes_per_second *= 2.0;
+        }),
+        ("links within nodes", |group| group.profile.node.intra.bytes_per_second *= 2.0),
+        ("device memory", |group| group.profile.device.memory_bytes_per_second *= 2.0),
+    ];
+    let (mut nothing, mut less) = (0, 0);
+    for (pp, dp, tp) in [(1, 8, 1), (2, 1, 4), (1, 1, 4)] {
+        let plan = plan(pp, dp, tp, 4);
+        let explanation = explained(&plan, &[]);
+        let facts = about(&explanation, Topic::Machine);
+        assert_eq!(facts.len(), changes.len());
+        for (fact, (what, change)) in facts.into_iter().zip(changes) {
+            let mut groups = cluster.groups().to_vec();
+            groups.iter_mut().for_each(change);
+            let other = cluster.with_groups(groups).expect("a cluster");
+            let other = judge(&model(TEXT), &other, &plan).expect("it can be simulated");
+            let saved = 1.0 - other.step_seconds / explanation.step_seconds;
+            assert!((fact.number - saved).abs() < 1e-12, "{}: {saved}", fact.sentence);
+            assert!(fact.sentence.starts_with(&format!("if {what} were twice as fast, ")));
+            let is_nothing = fact.sentence.ends_with("nothing would change");
+            assert_eq!(is_nothing, saved < 0.0005, "{}", fact.sentence);
+            assert!(is_nothing || fact.sentence.ends_with("% less"), "{}", fact.sentence);
+            nothing += usize::from(is_nothing);
+            less += usize::from(!is_nothing);
+        }
+    }
+    assert!(nothing > 0 && less > 3, "{nothing} and {less}");
+}
+
+#[test]
+fn a_rival_that_does_not_fit_is_said_to_need_more() {
+    let (graph, ours, other) = (model(TEXT), plan(1, 2, 4, 8), plan(1, 8, 1, 1));
+    let roomy = h100(2, 4, 80_000_000_000);
+    let [own, needed] = [&ours, &other].map(|it| {
+        let judged = judge(&graph, &roomy, it).expect("it can be simulated");
+        judged.fullest().expect("a stage").peak_bytes
+    });
+    assert!(own < needed, "{own} and {needed}");
+    let rivals = |memory_bytes| {
+        let cluster = h100(2, 4, memory_bytes);
+        let found = explain(&graph, &cluster, &ours, &[("data parallelism", &other)]);
+        about(&found.expect("it can be simulated"), Topic::Rival)[0].sentence.clone()
+    };
+    let begin = "data parallelism does not fit: it needs ";
+    assert!(rivals(needed - 1).starts_with(begin));
+    assert!(!rivals(needed).starts_with(begin));
+}

@@ -1,0 +1,9 @@
+//! Tests of the whole crate, as one program.
+
+mod algorithms;
+mod auto;
+mod circumstance;
+mod explain;
+mod judge;
+mod scenario;
+mod space;

@@ -1,0 +1,12 @@
+//! Tests of the whole crate, as one program.
+
+mod clusters;
+mod generating;
+mod guards;
+mod huggingface;
+mod methods;
+mod planned;
+mod resuming;
+mod texts;
+mod trials;
+mod utilisation;

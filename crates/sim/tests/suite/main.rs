@@ -1,0 +1,26 @@
+//! Tests of the whole crate, as one program.
+
+mod averaging;
+mod bounds;
+mod communication_thread;
+mod costs;
+mod cuts;
+mod eager;
+mod estimate;
+mod estimate_orders;
+mod estimated;
+mod failures;
+mod folding;
+mod negotiation;
+mod overlap;
+mod post_validation;
+mod published;
+mod reference;
+mod routing;
+mod scenario;
+mod schedules;
+mod servers;
+mod stack;
+mod step_kind;
+mod summing;
+mod taking_turns;

@@ -1,0 +1,211 @@
+//! Servers that sum, on links that only have a bandwidth: a step takes what the published closed form says.
+
+use crate::scenario::{gpt, h100, uniform};
+use shardloom_collectives::Algorithm;
+use shardloom_graph::{Graph, ModelSpec};
+use shardloom_plan::{Mesh, Precision, Ranges, Share, Summation, Sync, Uniform};
+use shardloom_program::timeline::{Clock, Picos};
+use shardloom_program::{Action, ClassId, Program, lower};
+use shardloom_sim::{Call, Driver, Options, SimError, run, simulate};
+
+/// Workers of one micro-batch each, with as many buckets as blocks.
+fn program(graph: &Graph, workers: u32, sync: Sync) -> Program {
+    let uniform = Uniform {
+        sync: Sync { bucket_bytes: 1, ..sync },
+        precision: Precision::FP32,
+        clip_norm: None,
+        mesh: Mesh::of(workers, 1, 1),
+        global_batch: workers as usize,
+        ..uniform(1, 1, 1, 1)
+    };
+    let plan = uniform.plan(graph, "model", "cluster");
+    lower(graph, &plan, plan.device_count()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn summed(servers: u32, ranges: Ranges, share: Share) -> Sync {
+    Sync { summation: Some(Summation { servers, ranges, share }), ..Sync::default() }
+}
+
+/// A byte takes a thousand picoseconds on any link; nothing else takes any time. A direct all-reduce has every
+/// member send, and receive, 2 (n - 1) / n of its bytes.
+struct Links<'p>(&'p Program);
+
+const BYTE: u64 = 1000;
+
+impl Driver for Links<'_> {
+    type Error = SimError;
+
+    fn clock(&self) -> Clock {
+        Clock::Virtual
+    }
+
+    fn local(&mut self, _: &Call<'_>) -> Result<Picos, SimError> {
+        Ok(Picos::ZERO)
+    }
+
+    fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<(), SimError> {
+        let Action::Send { route } = call.instruction.action else { return Ok(()) };
+        let route = self.0.route(route);
+        let messages = route.sent_by(call.actor.position);
+        durations.extend(messages.map(|it| Picos(BYTE * route.message_bytes(it))));
+        Ok(())
+    }
+
+    fn receive(&mut self, _: &Call<'_>) -> Result<Picos, SimError> {
+        Ok(Picos::ZERO)
+    }
+
+    fn inflow(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        let Action::Receive { route } = call.instruction.action else { return Ok(Picos::ZERO) };
+        let route = self.0.route(route);
+        let bytes: u64 = route.messages.iter().map(|it| route.message_bytes(it)).sum();
+        Ok(Picos(BYTE * bytes))
+    }
+
+    fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {
+        let first = &members[0];
+        let class = self.0.class(first.actor.class);
+        let bytes = class.view_bytes(first.instruction.reads[0], first.actor.position);
+        let n = members.len() as u64;
+        Ok(Picos(BYTE * 2 * (n - 1) * bytes / n))
+    }
+}
+
+/// How long a step of several takes, in what a byte takes.
+fn step_bytes(program: &Program) -> f64 {
+    let options = Options { steps: 2, folded: false };
+    let cluster = h100(program.ranks());
+    let found = run(program, &cluster, options, &mut Links(program)).expect("it runs");
+    let end = found.step_ends.iter().flatten().max().expect("steps");
+    end.0 as f64 / (f64::from(options.steps) * BYTE as f64)
+}
+
+/// With k servers for n workers and a gradient of M bytes 2 n (n - 1) M / (n^2 + k n - 2 k), from the bound of an
+/// all-reduce, without servers, to M, with as many as workers. A step is longer by the first bucket's way to the
+/// servers and the last one's back, each a 128th.
+#[test]
+fn a_step_takes_the_published_time_of_the_balanced_split() {
+    let spec = "mlp:inputs=32,hidden=32,layers=128,classes=32";
+    let graph = ModelSpec::parse(spec).and_then(|spec| spec.graph()).expect("a model");
+    let whole = 4.0 * graph.parameter_count() as f64;
+    // Of two workers any number of servers takes as long as none.
+    for workers in [3, 4, 6] {
+        let n = f64::from(workers);
+        let ring = Sync { algorithm: Algorithm::Direct, ..Sync::default() };
+        let without = step_bytes(&program(&graph, workers, ring));
+        assert!((without / (2.0 * (n - 1.0) / n * whole) - 1.0).abs() < 1e-3, "{without}");
+        let mut before = without;
+        for servers in 1..=workers {
+            let k = f64::from(servers);
+            let sync = summed(servers, Ranges::Equal, Share::Balanced);
+            let found = step_bytes(&program(&graph, workers, sync));
+            let expected = 2.0 * n * (n - 1.0) / (n * n + k * n - 2.0 * k) * whole;
+            let apart = found / expected - 1.0;
+            assert!((-1e-3..0.03).contains(&apart), "{workers}, {servers}: {found} for {expected}");
+            assert!(found < before, "a further server saves time");
+            before = found;
+            // With a larger share servers take longer. With a smaller one the workers' links would, but the
+            // simulator has messages and collectives of one rank each at full bandwidth at the same time.
+            let balanced = Share::Balanced.part(workers as usize, servers);
+            let larger = (1.2 * balanced).min(1.0);
+            if larger > balanced {
+                let sync = summed(servers, Ranges::Equal, Share::Part(larger));
+                let found_larger = step_bytes(&program(&graph, workers, sync));
+                assert!(found_larger > found, "{larger}: {found_larger}, not above {found}");
+            }
+        }
+    }
+}
+
+/// All of the gradients on one server: what comes to it, from all workers at once, goes over one link, and so does
+/// what it sends them, at the same time.
+#[test]
+fn one_server_takes_as_long_as_its_link_for_what_all_workers_send() {
+    let spec = "mlp:inputs=32,hidden=32,layers=64,classes=32";
+    let graph = ModelSpec::parse(spec).and_then(|spec| spec.graph()).expect("a model");
+    let whole = 4.0 * graph.parameter_count() as f64;
+    for workers in [1, 2, 5] {
+        let sync = summed(1, Ranges::Equal, Share::Part(1.0));
+        let found = step_bytes(&program(&graph, workers, sync)) / whole;
+        let apart = found / f64::from(workers) - 1.0;
+        assert!((-1e-3..0.05).contains(&apart), "{workers}: {found}");
+    }
+    // A worker's link likewise, for what comes from several servers at once.
+    for servers in [1, 2, 4] {
+        let sync = summed(servers, Ranges::Equal, Share::Part(1.0));
+        let found = step_bytes(&program(&graph, 2, sync)) / whole;
+        let expected = f64::max(1.0, 2.0 / f64::from(servers));
+        assert!((-1e-3..0.05).contains(&(found / expected - 1.0)), "{servers}: {found}");
+    }
+}
+
+/// On modelled devices and links, with both ways to deal.
+#[test]
+fn what_is_sent_is_as_the_program_says_and_servers_only_communicate_and_add() {
+    let graph = gpt(2, false);
+    for ranges in [Ranges::Hashed, Ranges::Equal] {
+        let program = program(&graph, 2, summed(2, ranges, Share::Balanced));
+        let options = Options { steps: 2, folded: false };
+        let found = simulate(&graph, &h100(4), &program, options).expect("it runs");
+        for (index, (id, class)) in program.classes().enumerate() {
+            let sent = found.timeline.tracks[index].sent_bytes;
+            assert_eq!(sent, u64::from(options.steps) * program.sent_bytes(id, 0));
+            assert_eq!(class.sums(), id >= ClassId(2));
+        }
+        assert!(found.step_ends.iter().all(|ends| ends.len() == 2));
+    }
+}
+
+/// Pieces are under way while the backward pass goes on: a step takes less than its passes and all messages one
+/// after another.
+#[test]
+fn pieces_are_sent_beside_the_backward_pass() {
+    struct Timed<'p>(Links<'p>);
+    const KERNEL: u64 = 200 * BYTE;
+    impl Driver for Timed<'_> {
+        type Error = SimError;
+        fn clock(&self) -> Clock {
+            Clock::Virtual
+        }
+        fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+            let computes = matches!(call.instruction.action, Action::Kernel { .. });
+            Ok(Picos(if computes { KERNEL } else { 0 }))
+        }
+        fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<(), SimError> {
+            self.0.send(call, durations)
+        }
+        fn receive(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+            self.0.receive(call)
+        }
+        fn inflow(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+            self.0.inflow(call)
+        }
+        fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {
+            self.0.collective(members)
+        }
+    }
+    let spec = "mlp:inputs=8,hidden=8,layers=16,classes=8";
+    let graph = ModelSpec::parse(spec).and_then(|spec| spec.graph()).expect("a model");
+    let program = program(&graph, 2, summed(2, Ranges::Equal, Share::default()));
+    let options = Options { steps: 1, folded: false };
+    let end = |driver: &mut Timed<'_>| {
+        let found = run(&program, &h100(4), options, driver).expect("it runs");
+        found.step_ends.iter().flatten().max().expect("steps").0
+    };
+    let found = end(&mut Timed(Links(&program)));
+    let kernels = |class: ClassId| {
+        let class = program.class(class);
+        let bodies = class.entries().map(|entry| class.body_of(entry));
+        let all = bodies.flat_map(|body| &body.instructions);
+        all.filter(|it| matches!(it.action, Action::Kernel { .. })).count() as u64
+    };
+    let passes = kernels(ClassId(0)) * KERNEL;
+    let messages = 2 * BYTE * program.sent_bytes(ClassId(0), 0);
+    // Only the first block's, the last to be whole, goes and comes after the last kernel.
+    let last = program.class(ClassId(0)).buckets.iter().map(|it| 4 * it.elements as u64).max();
+    let most = passes + 4 * BYTE * last.expect("buckets");
+    assert!(
+        found >= passes && found <= most && most < passes + messages / 2,
+        "{found} {passes} {messages}"
+    );
+}

@@ -1,0 +1,84 @@
+//! Runs from given weights.
+
+use std::collections::BTreeMap;
+
+use shardloom_graph::Graph;
+use shardloom_plan::Updates;
+use shardloom_train::Trainer;
+use shardloom_train::learning_rate::Curve;
+
+use super::words::{Combination, Data, combinations, serial_plan};
+use crate::support::{losses, trainer};
+
+/// Largest relative difference to the serial run's loss.
+const TOLERANCE: f64 = 1e-5;
+
+/// A rate at which no weight moves.
+const STILL: Curve = Curve::Constant { peak: 1e-30 };
+
+/// Steps before weights are given for the second time.
+const BEFORE: u32 = 2;
+
+type Weights = BTreeMap<String, Vec<f32>>;
+
+/// Weights that are nobody's first, and with them the serial run's losses of the first step and of that
+/// after [`BEFORE`] steps.
+struct Given {
+    weights: Weights,
+    expected: [f64; 2],
+}
+
+impl Given {
+    fn of(graph: &Graph) -> Given {
+        let plan = serial_plan(graph);
+        let start = || trainer(graph, &plan, Data::new(graph, false), 1e-2);
+        let mut trained = start();
+        let own = losses(&mut trained, 6)[0];
+        let weights = trained.weights().unwrap_or_else(|error| panic!("{error}"));
+        let mut serial = start();
+        let expected = [0, BEFORE as usize].map(|before| {
+            let trained = serial.next_step() as usize;
+            losses(&mut serial, before - trained);
+            give(&mut serial, &weights);
+            losses(&mut serial, 1)[0]
+        });
+        let apart = (own - expected[0]).abs() / own;
+        assert!(apart > 100.0 * TOLERANCE, "{apart} tells no weights apart");
+        Given { weights, expected }
+    }
+}
+
+fn give(trainer: &mut Trainer, weights: &Weights) {
+    trainer.set_weights(weights.clone()).unwrap_or_else(|error| panic!("{error}"));
+}
+
+fn check(combination: &Combination<'_>, given: &Given) {
+    // Within a step of several updates only the first passes run with what was given.
+    let mut run = match combination.plan.updates {
+        Updates::Step => combination.start(),
+        Updates::Round => combination.start_with(STILL),
+    };
+    let mut first_loss = |steps: u32| {
+        give(&mut run, &given.weights);
+        let trained = run.train_steps(steps);
+        trained.unwrap_or_else(|error| panic!("{error} in {combination}"))[0].loss
+    };
+    let found = [first_loss(BEFORE), first_loss(1)];
+    for (loss, expected) in found.into_iter().zip(given.expected) {
+        let apart = (loss - expected).abs() / expected;
+        assert!(
+            apart < TOLERANCE,
+            "{loss} instead of {expected}, off by {apart:e} in {combination}"
+        );
+    }
+}
+
+#[test]
+fn given_weights_lose_under_every_two_words_what_they_lose_serially() {
+    let mut given: BTreeMap<&str, Given> = BTreeMap::new();
+    for combination in combinations() {
+        let name = combination.graph.name();
+        let given = given.entry(name).or_insert_with(|| Given::of(combination.graph));
+        check(combination, given);
+    }
+}
