@@ -117,6 +117,22 @@ impl Cluster {
         &self.stack
     }
 
+    /// The software stack that training on the machines usually runs under; of kinds that differ, the first's.
+    ///
+    /// # Errors
+    ///
+    /// As [`Stack::parse`], of the name in a profile.
+    pub fn usual_stack(&self) -> Result<Stack, ClusterError> {
+        let named = self.groups.iter().find_map(|group| group.profile.stack.as_deref());
+        named.map_or_else(|| Ok(Stack::default()), Stack::parse)
+    }
+
+    /// Whether the software has fused kernels for attention on all of these machines, which keep no scores.
+    pub fn fuses_attention(&self) -> bool {
+        let fuses = |group: &NodeGroup| self.stack.fused_attention(&group.profile.device).is_some();
+        self.groups.iter().all(fuses)
+    }
+
     /// [`Cluster::parse_with`] without a measured profile.
     ///
     /// # Errors

@@ -106,8 +106,9 @@ pub struct DeviceKind {
     /// and communicate on the same cores.
     pub lanes_overlap: bool,
     /// Fraction of the peak rate that fused attention kernels reach, for devices on which training
-    /// normally uses them (Dao 2023, arXiv 2307.08691): scores and probabilities then never pass
-    /// through memory. Without it attention is separate products and a softmax between them.
+    /// normally uses them (Dao 2023, arXiv 2307.08691): plans then usually have `attention = "fused"`, whose
+    /// scores and probabilities never pass through memory. Without it attention is separate products and a
+    /// softmax between them.
     #[serde(default, deserialize_with = "checked::optional_positive")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fused_attention: Option<f64>,

@@ -14,6 +14,10 @@ pub struct Profile {
     /// The measurements that its efficiencies were fitted to; none if they are estimates beside a data sheet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibrated_on: Option<String>,
+    /// The name of the software stack that training on it usually runs under, where nobody says another; without
+    /// one, this program's own trainer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stack: Option<String>,
     /// The device; its name is the profile's.
     pub device: DeviceKind,
     /// The node.

@@ -62,7 +62,8 @@ pub struct Stack {
     /// What of a device's memory it takes for copies of tensors, and when it gives memory back.
     #[serde(default, skip_serializing_if = "Memory::is_default")]
     pub memory: Memory,
-    /// How attention is computed.
+    /// By which kernels software computes attention, and so what plans for it [usually
+    /// have](crate::Cluster::fuses_attention).
     #[serde(default)]
     pub attention: Attention,
     /// What plans usually have.
@@ -211,7 +212,7 @@ pub enum Algorithms {
     #[default]
     Planned,
     /// Of ring and double binary tree what is faster for the size, as NCCL chooses for all-reduces since its
-    /// version 2.4; other collectives take the ring.
+    /// version 2.4; an all-to-all is direct, and other collectives take the ring.
     BySize,
 }
 
@@ -221,9 +222,6 @@ pub enum Algorithms {
 pub struct Habits {
     /// Whether full recomputation runs whole blocks again, also what no gradient needs.
     pub reruns_blocks: bool,
-    /// Whether nothing of attention's scores is kept: a fused kernel's backward pass computes them again (Dao et
-    /// al. 2022, arXiv 2205.14135).
-    pub keeps_no_scores: bool,
     /// Whether values that were gathered are kept for the backward pass, and not gathered again.
     pub keeps_gathered: bool,
     /// Whether gradients are reduced in one piece after the last backward pass.
@@ -311,8 +309,8 @@ impl Stack {
         listed.map_or_else(Kernels::default, |(_, kernels)| *kernels)
     }
 
-    /// The fraction of its peak at which `device` computes attention by fused kernels; none where separate ones
-    /// compute it.
+    /// The fraction of its peak at which `device` computes attention by fused kernels; none where this software
+    /// has none for it.
     pub fn fused_attention(&self, device: &DeviceKind) -> Option<f64> {
         let reached = device.fused_attention?;
         match self.attention {
@@ -334,6 +332,8 @@ impl Stack {
             (Algorithms::BySize, Kind::AllReduce) => {
                 (Algorithm::Ring, Some(Algorithm::DoubleBinaryTree))
             }
+            // Every member sends to every other, as nothing else could be faster.
+            (Algorithms::BySize, Kind::AllToAll) => (Algorithm::Direct, None),
             (Algorithms::BySize, _) => (Algorithm::Ring, None),
         };
         std::iter::once(first).chain(second)

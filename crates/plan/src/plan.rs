@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
-use shardloom_cluster::{Habits, Stack};
+use shardloom_cluster::Stack;
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{AttentionKind, DimId, Graph};
 
@@ -142,10 +142,11 @@ pub struct Stage {
     pub layout: Option<LayoutRules>,
 }
 
-/// How plans with these habits compute the attention of a model.
-pub fn usual_attention(model: &Graph, habits: &Habits) -> AttentionKind {
+/// How plans compute the attention of a model where nobody says otherwise: fused, if there are
+/// [fused kernels](shardloom_cluster::Cluster::fuses_attention).
+pub fn usual_attention(model: &Graph, fuses: bool) -> AttentionKind {
     match model.attention() {
-        Some(_) if habits.keeps_no_scores => AttentionKind::Fused,
+        Some(_) if fuses => AttentionKind::Fused,
         Some(kind) => kind,
         None => AttentionKind::Unfused,
     }

@@ -353,6 +353,7 @@ fn profile<'a>(
         .collect::<Result<_>>()?;
     let fits = products.iter().map(|(name, points)| ((*name).to_owned(), fit(points)));
     Ok(Profile {
+        stack: None,
         source: format!(
             "measured on {} with {} ranks at once; {links}",
             machine.measured_on.processor, machine.ranks

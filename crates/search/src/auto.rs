@@ -114,7 +114,8 @@ pub fn auto(
 ) -> Result<Outcome, SearchError> {
     let begun = Instant::now();
     require_estimate(request)?;
-    let graph = &*request.graph_of(graph, cluster);
+    let described = graph;
+    let graph = &*request.graph_of(described, cluster);
     // What people use without a search has no constraints.
     let baselines = |machines: &Cluster, request: &Request| {
         baselines(machines, &Request { only: Only::default(), ..request.clone() })
@@ -196,10 +197,10 @@ pub(crate) fn fastest(
     fitting.chain(rivals).min_by(|a, b| a.step_seconds().total_cmp(&b.step_seconds()))
 }
 
-/// The fastest plan on some of the machines that takes less than the fastest on all: on some kinds of device,
+/// The fastest plan for a model as it is described on some of the machines that takes less than the fastest on all: on some kinds of device,
 /// and from each of these and all on fewer again and again, as long as these might be faster.
 fn of_some(
-    graph: &Graph,
+    described: &Graph,
     cluster: &Cluster,
     request: &Request,
     whole: &Search<'_>,
@@ -212,6 +213,7 @@ fn of_some(
     let mut on =
         |subset: &Subset, best_seconds: f64| -> Result<(Option<Finalist>, f64), SearchError> {
             let request = &request.on(&subset.cluster);
+            let graph = &*request.graph_of(described, &subset.cluster);
             let mut search = Search::of(graph, &subset.cluster, request)?;
             let baselines = baselines(&subset.cluster, request)?;
             let finalists = search.finalists(&baselines)?;
@@ -222,7 +224,7 @@ fn of_some(
                 return Ok((None, sample_seconds));
             };
             let plan = subset.in_whole(found.plan);
-            let judgement = judge(graph, cluster, &plan)?;
+            let judgement = judge(described, cluster, &plan)?;
             let found = Finalist { plan, judgement, ..found };
             Ok((Some(found).filter(|it| it.step_seconds() < best_seconds), sample_seconds))
         };

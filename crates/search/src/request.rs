@@ -43,7 +43,7 @@ pub struct Request {
     pub bucket_bytes: usize,
     /// What plans for the cluster's software usually have.
     pub habits: Habits,
-    /// How attention is computed; none for what is [usual](usual_attention) for the cluster's software.
+    /// How attention is computed; none for what is [usual](usual_attention) for the cluster and its software.
     pub attention: Option<AttentionKind>,
     /// Schedules to choose from.
     pub schedules: Vec<ScheduleKind>,
@@ -119,7 +119,7 @@ impl Request {
 
     /// The graph that plans are made for, of a model as it is described: with attention as they compute it.
     pub fn graph_of<'g>(&self, model: &'g Graph, cluster: &Cluster) -> Cow<'g, Graph> {
-        let usual = || usual_attention(model, &cluster.stack().habits);
+        let usual = || usual_attention(model, cluster.fuses_attention());
         self.attention.unwrap_or_else(usual).of(model)
     }
 

@@ -6,7 +6,9 @@ use shardloom_profile::Options;
 use crate::{LocalProfile, Result};
 
 /// The cluster that `text` names: presets with sizes (`h100-80g:8`, `a100-80g:4x8+h100-80g:2x8`), the
-/// path of a cluster TOML, or this machine: `local` for all its cores, `local:2` for some.
+/// path of a cluster TOML, or this machine: `local` for all its cores, `local:2` for some. Its software is what
+/// such machines [usually](Cluster::usual_stack) run under, so that what is predicted is what people measure;
+/// [`Cluster::under`] says another.
 ///
 /// Only where the text says `local` is this machine's profile needed; it is measured if it never was,
 /// of which `progress` hears as in [`LocalProfile::load_or_measure`].
@@ -17,6 +19,7 @@ use crate::{LocalProfile, Result};
 /// let local = LocalProfile::at("profile.toml".as_ref());
 /// let cluster = load_cluster("h100-80g:2x8", &local, &mut |_, _| {})?;
 /// assert_eq!(cluster.device_count(), 16);
+/// assert_eq!(cluster.stack().name, "megatron");
 /// # Ok::<(), shardloom::Error>(())
 /// ```
 ///
@@ -31,7 +34,7 @@ pub fn load_cluster(
         match Cluster::parse(text) {
             // A cluster file may name this machine, too.
             Err(ClusterError::NoLocalProfile) => {}
-            other => return Ok(other?),
+            other => return with_usual_stack(other?),
         }
     }
     let profile = local.load_or_measure(Options::default(), progress)?;
@@ -53,7 +56,12 @@ pub(crate) fn cluster_with(text: &str, profile: &Profile) -> Result<Cluster> {
         }
     });
     let text = sized.collect::<Vec<_>>().join("+");
-    Ok(Cluster::parse_with(&text, Some(profile))?)
+    with_usual_stack(Cluster::parse_with(&text, Some(profile))?)
+}
+
+fn with_usual_stack(cluster: Cluster) -> Result<Cluster> {
+    let stack = cluster.usual_stack()?;
+    Ok(cluster.under(stack))
 }
 
 /// Whether the text itself names this machine.

@@ -4,7 +4,7 @@ use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_plan::Plan;
 use shardloom_program::Program;
 use shardloom_program::timeline::Timeline;
-use shardloom_sim::{MemoryFit, Options, RowCounts, Summary, matmul_precision};
+use shardloom_sim::{MemoryFit, Options, RowCounts, Summary, matmul_precision, require_few_in};
 
 use crate::{Error, Launched, LocalProfile, Model, Result, lower};
 
@@ -77,8 +77,9 @@ pub fn simulate_rows(
     folded: bool,
     rows: &RowCounts,
 ) -> Result<Prediction> {
-    let program = lower(model, plan, cluster.device_count() as usize)?;
     let graph = plan.graph_of(model.graph());
+    require_few_in(&graph, plan, Options { folded, ..Options::default() })?;
+    let program = lower(model, plan, cluster.device_count() as usize)?;
     let run = |steps| {
         let options = Options { steps, folded };
         shardloom_sim::simulate_rows(&graph, cluster, &program, options, rows.clone())

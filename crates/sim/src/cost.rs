@@ -224,14 +224,6 @@ impl<'a> CostModel<'a> {
             }
         };
         Ok(match &instruction.action {
-            // Fused attention computes the scores again in its backward pass anyway, but not the
-            // context.
-            Action::Kernel { op, again: true, .. }
-                if self.cluster.stack().fused_attention(device).is_some()
-                    && matches!(self.graph.op(*op).kind, OpKind::AttentionContext { .. }) =>
-            {
-                0.0
-            }
             Action::Kernel { op, pass, assignment, .. } => {
                 let rows = self.rows_of(class, position, instruction, microbatch)?;
                 self.compute_seconds(class, device, (*op, *pass, assignment), rows)?
@@ -511,10 +503,11 @@ impl<'a> CostModel<'a> {
             return Ok(products * product.seconds(m as u64, n as u64, k as u64));
         }
         let stack = self.cluster.stack();
-        let fused = stack.fused_attention(device).filter(|_| node.kind.causal().is_some());
-        if let Some(reached) = fused {
+        if let OpKind::FusedAttention { causal, .. } = node.kind
+            && let Some(reached) = stack.fused_attention(device)
+        {
             // Fused kernels skip what a causal mask hides: all but half of it.
-            let seen = if node.kind.causal() == Some(true) { 0.5 } else { 1.0 };
+            let seen = if causal { 0.5 } else { 1.0 };
             let peak = device.peak_flops(matmul_precision(self.program.precision.compute))?;
             return Ok(device.launch_seconds + seen * flops / (peak * reached));
         }

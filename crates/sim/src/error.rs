@@ -59,12 +59,12 @@ pub enum SimError {
     },
     /// More than can be simulated in reasonable time and memory.
     #[error(
-        "{steps} steps have {instructions} instructions, and at most {most} are simulated; {}fewer \
+        "{steps} steps have {instructions} instructions or more, and at most {most} are simulated; {}fewer \
          micro-batches or fewer blocks have fewer",
         if *.folded { "" } else { "a folded simulation, one rank for all that do the same, " }
     )]
     TooMany {
-        /// Instructions, over all ranks that are simulated and all steps.
+        /// Instructions, over all ranks that are simulated and all steps, as far as they were counted.
         instructions: u64,
         /// How many may be.
         most: u64,

@@ -1,5 +1,7 @@
 //! How many instructions a simulation follows, known before it begins.
 
+use shardloom_graph::Graph;
+use shardloom_plan::Plan;
 use shardloom_program::{Class, Program};
 
 use crate::{Options, SimError};
@@ -20,9 +22,23 @@ pub fn instruction_count(program: &Program, options: Options) -> u64 {
     step.saturating_mul(u64::from(options.steps))
 }
 
+/// Refuses plans that have more instructions than are simulated however they are lowered, before they are: each
+/// micro-batch goes through all operators of `graph`.
+///
+/// # Errors
+/// If it has.
+pub fn require_few_in(graph: &Graph, plan: &Plan, options: Options) -> Result<(), SimError> {
+    let of_a_pipeline = plan.microbatches / plan.pipeline.len().max(1);
+    let step = (of_a_pipeline as u64).saturating_mul(graph.ops().len() as u64);
+    at_most(MOST_INSTRUCTIONS, step.saturating_mul(u64::from(options.steps)), options)
+}
+
 /// Refuses a simulation of more instructions than `most`.
 pub(crate) fn require_few(program: &Program, options: Options, most: u64) -> Result<(), SimError> {
-    let instructions = instruction_count(program, options);
+    at_most(most, instruction_count(program, options), options)
+}
+
+fn at_most(most: u64, instructions: u64, options: Options) -> Result<(), SimError> {
     match instructions <= most {
         true => Ok(()),
         false => {

@@ -74,7 +74,7 @@ pub use driver::{Actor, Call, Driver};
 pub use engine::{Options, run};
 pub use error::SimError;
 pub use held::ExtraBytes;
-pub use instruction_count::{MOST_INSTRUCTIONS, instruction_count};
+pub use instruction_count::{MOST_INSTRUCTIONS, instruction_count, require_few_in};
 pub use modelled::Modelled;
 pub use rate::{collective_rate_name, rate_name};
 pub use recording::{Recorded, Recorder, Recording};

@@ -214,6 +214,7 @@ impl Case {
         }
         let cuts = self.split.cut.cuts(&self.shape, stages)?;
         let (usual, habits) = (Sync::default(), cluster.stack().habits);
+        let attention = usual_attention(graph, cluster.fuses_attention());
         let numbers = Uniform {
             // Idle devices are in no pipeline.
             pp: (cuts.len() - 1) / chunks.max(1) as usize,
@@ -249,7 +250,7 @@ impl Case {
         let cluster = groups.collect::<Vec<_>>().join("+");
         let mut made = numbers.plan_of(graph, &spec.to_string(), &cluster, pipelines);
         made.keeps_gathered = habits.keeps_gathered;
-        made.attention = usual_attention(graph, &habits);
+        made.attention = attention;
         made.validate(graph, made.device_count()).map_err(|error| plan(&error))?;
         Ok(made)
     }

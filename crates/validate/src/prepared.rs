@@ -40,7 +40,7 @@ impl Prepared {
         let spec = case.spec()?;
         let graph = spec.graph().map_err(|error| plan(&error))?;
         let cluster = case.cluster(stack)?;
-        let attention = usual_attention(&graph, &cluster.stack().habits);
+        let attention = usual_attention(&graph, cluster.fuses_attention());
         let graph = attention.of(&graph).into_owned();
         let mut candidates = vec![];
         for micro_batch in case.micro_batches()? {

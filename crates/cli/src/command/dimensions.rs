@@ -262,6 +262,8 @@ pub struct Place {
     pub bucket_bytes: usize,
     /// What plans for the software usually have.
     pub habits: Habits,
+    /// Whether there are fused kernels for attention.
+    pub fuses_attention: bool,
 }
 
 impl Place {
@@ -275,17 +277,19 @@ impl Place {
             algorithm: Algorithm::Direct,
             bucket_bytes: Sync::default().bucket_bytes,
             habits: Habits::default(),
+            fuses_attention: false,
         }
     }
 
     /// What plans for this cluster usually have.
-    pub fn on(cluster: &str, usual: &Request) -> Place {
+    pub fn on(cluster: &Cluster, usual: &Request) -> Place {
         Place {
-            cluster: cluster.to_owned(),
+            cluster: usual.cluster.clone(),
             precision: usual.precision,
             algorithm: usual.algorithm,
             bucket_bytes: usual.bucket_bytes,
             habits: usual.habits,
+            fuses_attention: cluster.fuses_attention(),
         }
     }
 }
@@ -450,7 +454,7 @@ impl Dimensions {
             plan.communication = self.communication();
         }
         plan.recompute_last = !self.split.recompute_except_last;
-        let usual = || usual_attention(model.graph(), &place.habits);
+        let usual = || usual_attention(model.graph(), place.fuses_attention);
         plan.attention = self.split.attention.unwrap_or_else(usual);
         plan.keeps_gathered = self.split.keep_gathered || place.habits.keeps_gathered;
         plan.weights = weights;

@@ -57,7 +57,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use indicatif::ProgressBar;
 use serde::Serialize;
-use shardloom::cluster::Stack;
+use shardloom::cluster::{Cluster, Stack};
 use shardloom::collectives::{Algorithm, CollectiveError};
 use shardloom::data::{Progress, Reading, Stage};
 use shardloom::exchange::Project;
@@ -92,27 +92,42 @@ struct StackName {
     /// The software stack that training would run under: shardloom (this program's own trainer),
     /// megatron (of 2024 and later), megatron-2021, fsdp-eager, internevo, nanotron, or a TOML file. It
     /// says what kernels and host cost, and what plans made for it have: with most, full recomputation
-    /// is of whole blocks, and where attention keeps no scores, none is selective
-    #[arg(long, value_name = "STACK", default_value = "shardloom")]
-    stack: String,
+    /// is of whole blocks, and with megatron-2021 attention is not fused [default: what the machines
+    /// usually run under: megatron on GPUs, megatron-2021 on those before the A100, shardloom elsewhere]
+    #[arg(long, value_name = "STACK")]
+    stack: Option<String>,
 }
 
 impl StackName {
-    /// What was asked for, unless it is this program's own trainer.
-    fn given(&self) -> Option<&str> {
-        Some(self.stack.as_str()).filter(|name| *name != Stack::default().name)
+    /// What was asked for, unless it is what `cluster` has where nobody asks.
+    fn given(&self, cluster: &Cluster) -> Option<&str> {
+        let is_usual = |name: &str| cluster.usual_stack().is_ok_and(|usual| usual.name == name);
+        self.stack.as_deref().filter(|name| !is_usual(name))
     }
 
-    /// A cluster by its text under this stack; as [`load_cluster`].
+    /// Refuses the option where nothing is predicted for machines, because of `why`.
+    fn refuse(&self, why: &str) -> Result<(), Failure> {
+        let message = || format!("--stack says what machines of a cluster run: {why}");
+        match self.stack {
+            Some(_) => Err(Failure::usage("--stack", message())),
+            None => Ok(()),
+        }
+    }
+
+    /// A cluster by its text under this stack, or else under its usual one; as [`load_cluster`].
     fn load_cluster(
         &self,
         text: &str,
         local: &LocalProfile,
         terminal: Terminal,
-    ) -> Result<shardloom::cluster::Cluster, Failure> {
-        let stack = Stack::parse(&self.stack)
-            .map_err(|error| Failure::usage("--stack", error.to_string()))?;
-        Ok(load_cluster(text, local, terminal)?.under(stack))
+    ) -> Result<Cluster, Failure> {
+        let stack = self.stack.as_deref().map(Stack::parse).transpose();
+        let stack = stack.map_err(|error| Failure::usage("--stack", error.to_string()))?;
+        let cluster = load_cluster(text, local, terminal)?;
+        Ok(match stack {
+            Some(stack) => cluster.under(stack),
+            None => cluster,
+        })
     }
 }
 
@@ -125,7 +140,7 @@ struct StackAnswer {
 }
 
 impl StackAnswer {
-    fn of(cluster: &shardloom::cluster::Cluster) -> StackAnswer {
+    fn of(cluster: &Cluster) -> StackAnswer {
         let stack = cluster.stack();
         StackAnswer { name: stack.name.clone(), calibrated_on: stack.calibrated_on.clone() }
     }
@@ -145,7 +160,7 @@ struct DeviceAnswer {
 
 impl DeviceAnswer {
     /// Of every kind in a cluster, once.
-    fn all(cluster: &shardloom::cluster::Cluster) -> Vec<DeviceAnswer> {
+    fn all(cluster: &Cluster) -> Vec<DeviceAnswer> {
         let kind = |profile: &shardloom::cluster::Profile| DeviceAnswer {
             name: profile.device.name.clone(),
             calibrated_on: profile.calibrated_on.clone(),
@@ -158,7 +173,7 @@ impl DeviceAnswer {
 }
 
 /// The devices of a cluster in words, and what their numbers rest on.
-fn devices_described(cluster: &shardloom::cluster::Cluster) -> String {
+fn devices_described(cluster: &Cluster) -> String {
     let kinds: Vec<String> = cluster.profiles().iter().map(|it| it.described()).collect();
     kinds.join("; ")
 }
@@ -193,7 +208,7 @@ fn machines_of(
     launched: &Launched,
     local: &LocalProfile,
     terminal: Terminal,
-) -> Result<(shardloom::cluster::Cluster, PathBuf), Failure> {
+) -> Result<(Cluster, PathBuf), Failure> {
     let file = launched.file(local);
     if let Some(cluster) = launched.measured_before(local)? {
         return Ok((cluster, file));
@@ -211,11 +226,7 @@ fn machines_of(
 }
 
 /// A cluster by its text; measuring this machine, where that is needed, shows as progress.
-fn load_cluster(
-    text: &str,
-    local: &LocalProfile,
-    terminal: Terminal,
-) -> Result<shardloom::cluster::Cluster, Failure> {
+fn load_cluster(text: &str, local: &LocalProfile, terminal: Terminal) -> Result<Cluster, Failure> {
     let bar = terminal.share();
     let mut hear = |what: &str, share: f64| {
         bar.set_message(format!("measuring this machine: {what}"));

@@ -378,7 +378,7 @@ impl Plan {
         match &self.output {
             // A plan does not say under which software it will run.
             Some(path) => {
-                let stack = self.stack.given();
+                let stack = self.stack.given(cluster);
                 let stack = stack.map(|name| format!("; simulate it with --stack {name}"));
                 let stack = stack.unwrap_or_default();
                 terminal.line(format_args!("Written to {}{stack}", path.display()))

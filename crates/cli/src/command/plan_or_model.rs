@@ -82,7 +82,7 @@ impl PlanOrModel {
                 let order = order.order();
                 let microbatches = dimensions.microbatches(&model, &[order]);
                 let mut plan =
-                    dimensions.plan(&model, order, microbatches, &Place::on(text, &usual))?;
+                    dimensions.plan(&model, order, microbatches, &Place::on(&cluster, &usual))?;
                 plan.recompute = plan.recompute.under(cluster.stack());
                 Ok(Planned { model, plan, cluster: Some(cluster) })
             }

@@ -19,7 +19,7 @@ fn rows(outcome: &Outcome) -> Vec<(String, Value)> {
         .collect()
 }
 
-const SIMULATED: &str = "compare gpt:layers=8,hidden=64,heads=4,seq=32,vocab=64 \
+const SIMULATED: &str = "compare --stack shardloom gpt:layers=8,hidden=64,heads=4,seq=32,vocab=64 \
                          --cluster h100-80g:4 --pp 4 --global-batch 16 --microbatches 8";
 
 #[test]

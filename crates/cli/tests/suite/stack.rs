@@ -13,7 +13,9 @@ fn a_stack_takes_its_own_time_and_is_named_with_what_it_was_calibrated_on() {
         let answer = outcome.succeeds().object();
         (answer["step_seconds"].as_f64().expect("a time"), answer["stack"].clone())
     };
-    let (own, name) = simulated("");
+    let (_, usual) = simulated("");
+    assert_eq!(usual["name"], "megatron");
+    let (own, name) = simulated(" --stack shardloom");
     assert_eq!((&name["name"], name["calibrated_on"].is_null()), (&"shardloom".into(), true));
     let (megatron, name) = simulated(" --stack megatron-2021");
     assert_eq!(name["name"], "megatron-2021");
@@ -29,7 +31,7 @@ fn what_a_stack_usually_does_is_in_plans_made_for_it() {
         place.run(&format!("program {MODEL} --tp 2 --recompute full{stack}")).succeeds().stdout
     };
     let sums = |text: String| text.matches("all-reduce").count();
-    assert!(sums(program(" --stack megatron-2021")) > sums(program("")));
+    assert!(sums(program(" --stack megatron-2021")) > sums(program(" --stack shardloom")));
     // All gradients of replicas at once; 25 MB of them at a time are several sums.
     let reductions = |stack: &str| {
         let model = "gpt:layers=4,hidden=1024,heads=4,seq=128,vocab=512 --cluster a100-80g:2";
@@ -42,7 +44,7 @@ fn what_a_stack_usually_does_is_in_plans_made_for_it() {
     for said in ["Software: nanotron, calibrated on", "simulate it with --stack nanotron"] {
         outcome.check(outcome.stdout.contains(said), &format!("no {said:?}"));
     }
-    // Its attention keeps no scores.
+    // The device has kernels of fused attention, and the software takes them.
     let plan = shardloom::read_plan(&place.path("plan.toml")).expect("a plan");
     assert_eq!(plan.attention, shardloom::plan::AttentionKind::Fused);
     // So in plans made of options, unless these say otherwise.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use shardloom_cluster::{Cluster, NodeGroup, Profile};
+use shardloom_cluster::{Attention, Cluster, NodeGroup, Profile, Stack};
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_methods::baselines;
 use shardloom_plan::{Compression, Mesh, Plan, Recompute, ScheduleKind, Sync, Uniform};
@@ -16,11 +16,13 @@ fn model(text: &str) -> Graph {
     ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model")
 }
 
-/// Nodes of H100s with this much memory each.
+/// Nodes of H100s with this much memory each, whose attention is not fused, so that its core may be computed again.
 fn h100(nodes: u32, devices_per_node: u32, memory_bytes: u64) -> Cluster {
     let mut profile = Profile::preset("h100-80g").expect("a preset");
     profile.device.memory_bytes = memory_bytes;
-    Cluster::new(vec![NodeGroup { profile, nodes, devices_per_node }]).expect("a cluster")
+    let stack = Stack { attention: Attention::Separate, ..Stack::default() };
+    let groups = vec![NodeGroup { profile, nodes, devices_per_node }];
+    Cluster::new(groups).expect("a cluster").under(stack)
 }
 
 /// The evenly cut plan of a candidate.

@@ -53,8 +53,8 @@ fn check(method: &str, cluster_text: &str) -> String {
     let choice = chosen(method, cluster_text, 64);
     let cluster = Cluster::parse(cluster_text).expect("a preset");
     let devices = cluster.device_count() as usize;
-    let graph = graph(GPT);
     let plan = &choice.plan;
+    let graph = plan.graph_of(&graph(GPT)).into_owned();
     plan.validate(&graph, devices).expect("a valid plan");
     assert_eq!(Plan::from_toml(&plan.to_toml(), "plan.toml").as_ref(), Ok(plan));
     let program = lower(&graph, plan, devices).expect("a program");

@@ -602,16 +602,12 @@ fn what_is_computed_again_follows_the_software_stack() {
 }
 
 #[test]
-fn attention_is_fused_where_software_keeps_no_scores_and_the_model_has_any() {
+fn attention_is_fused_where_there_are_kernels_for_it_and_the_model_has_any() {
     let graph = |text: &str| ModelSpec::parse(text).and_then(|it| it.graph()).expect("a model");
     let gpt = graph("gpt:layers=1,hidden=8,heads=2,seq=4,vocab=16");
     let mlp = graph("mlp:inputs=5,hidden=7,layers=2,classes=3");
-    let usual = |graph, keeps_no_scores| {
-        let habits = shardloom_cluster::Habits { keeps_no_scores, ..Default::default() };
-        usual_attention(graph, &habits)
-    };
-    assert_eq!(usual(&gpt, true), AttentionKind::Fused);
-    assert_eq!(usual(&gpt, false), AttentionKind::Unfused);
-    assert_eq!(usual(&mlp, true), AttentionKind::Unfused);
-    assert_eq!(usual(&gpt.with_fused_attention(), false), AttentionKind::Fused);
+    assert_eq!(usual_attention(&gpt, true), AttentionKind::Fused);
+    assert_eq!(usual_attention(&gpt, false), AttentionKind::Unfused);
+    assert_eq!(usual_attention(&mlp, true), AttentionKind::Unfused);
+    assert_eq!(usual_attention(&gpt.with_fused_attention(), false), AttentionKind::Fused);
 }

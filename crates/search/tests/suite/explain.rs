@@ -175,6 +175,7 @@ fn what_other_machines_would_do_is_asked_of_the_nodes_of_every_group() {
     let [whole, half] = [2, 1].map(|nodes| h100(nodes, 4, 80_000_000_000));
     // The same nodes, said one by one.
     let apart = Cluster::new([half.groups(), half.groups()].concat()).expect("a cluster");
+    let apart = apart.under(whole.stack().clone());
     for (pp, dp, tp) in [(1, 8, 1), (2, 2, 2)] {
         let facts = |cluster: &Cluster| {
             let found = explain(&model(TEXT), cluster, &plan(pp, dp, tp, 4), &[]);

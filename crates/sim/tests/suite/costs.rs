@@ -8,7 +8,8 @@ use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{Graph, ModelSpec, OpKind};
 use shardloom_plan::{
-    Corrections, Optimizer, Plan, Precision, Prediction, ScheduleKind, Uniform, Weights,
+    AttentionKind, Corrections, Optimizer, Plan, Precision, Prediction, ScheduleKind, Uniform,
+    Weights,
 };
 use shardloom_program::timeline::{Activity, Picos};
 use shardloom_program::{
@@ -444,8 +445,10 @@ fn an_update_changes_a_master_copy_and_a_cast_makes_the_weights_in_use_of_it() {
 
 #[test]
 fn fused_attention_skips_the_half_that_a_causal_mask_hides() {
-    let graph = gpt(2, false);
-    let program = lowered(&graph, &uniform(1, 1, 1, 1));
+    let graph = gpt(2, false).with_fused_attention();
+    let plan = uniform(1, 1, 1, 1).plan(&graph, "gpt", "cluster");
+    let plan = Plan { attention: AttentionKind::Fused, ..plan };
+    let program = lower(&graph, &plan, 1).expect("it fits");
     let cluster = h100(1);
     let device = cluster.kind_of(DeviceId(0)).expect("it is there");
     let (peak, reached) = (
@@ -453,12 +456,13 @@ fn fused_attention_skips_the_half_that_a_causal_mask_hides() {
         device.fused_attention.expect("it has fused attention"),
     );
     // Eight heads of eight numbers over 32 positions of one sample.
-    let flops = 2.0 * 8.0 * 32.0 * 32.0 * 8.0;
-    let probabilities = |kind: &OpKind| matches!(kind, OpKind::AttentionProbs { causal: true, .. });
-    let forward = find(&program, computes(&graph, Pass::Forward, probabilities));
-    let expected = device.launch_seconds + 0.5 * flops / (peak * reached);
+    let product = 2.0 * 8.0 * 32.0 * 32.0 * 8.0;
+    let attention = |kind: &OpKind| matches!(kind, OpKind::FusedAttention { causal: true, .. });
+    let forward = find(&program, computes(&graph, Pass::Forward, attention));
+    let expected = device.launch_seconds + 0.5 * 2.0 * product / (peak * reached);
     close(seconds(&graph, &cluster, &program, forward), expected);
-    let backward = find(&program, computes(&graph, Pass::Input, probabilities));
-    let expected = device.launch_seconds + 0.5 * 2.0 * flops / (peak * reached);
+    // The scores again, and the gradients of probabilities, values, queries and keys.
+    let backward = find(&program, computes(&graph, Pass::Input, attention));
+    let expected = device.launch_seconds + 0.5 * 5.0 * product / (peak * reached);
     close(seconds(&graph, &cluster, &program, backward), expected);
 }

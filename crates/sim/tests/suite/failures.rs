@@ -5,8 +5,8 @@ use shardloom_cluster::{ClusterError, Stack};
 use shardloom_plan::Plan;
 use shardloom_program::{Action, BodyKind, Class, PersistentBytes, lower};
 use shardloom_sim::{
-    Fit, MemoryFit, Modelled, Options, Recorded, Recorder, SimError, instruction_count, run,
-    simulate,
+    Fit, MemoryFit, Modelled, Options, Recorded, Recorder, SimError, instruction_count,
+    require_few_in, run, simulate,
 };
 
 const ONE: Options = Options { steps: 1, folded: true };
@@ -38,7 +38,8 @@ fn more_instructions_than_can_be_simulated_are_refused_with_what_has_fewer() {
         let options = Options { steps: u32::MAX, folded };
         let found = simulate(&graph, &h100(4), &program, options).expect_err("too many");
         let text = found.to_string();
-        let begins = format!("{} steps have {} instructions, ", u32::MAX, count(u32::MAX, folded));
+        let begins =
+            format!("{} steps have {} instructions or more, ", u32::MAX, count(u32::MAX, folded));
         assert!(text.starts_with(&begins), "{text}");
         assert!(text.contains("at most 30000000 are simulated"), "{text}");
         assert_eq!(
@@ -48,6 +49,36 @@ fn more_instructions_than_can_be_simulated_are_refused_with_what_has_fewer() {
         );
         assert!(text.contains("fewer micro-batches"), "{text}");
     }
+}
+
+#[test]
+fn plans_of_too_many_micro_batches_are_refused_before_they_are_lowered() {
+    let graph = gpt(2, false);
+    let ops = graph.ops().len();
+    let mut plan = uniform(2, 1, 1, 2).plan(&graph, "gpt", "cluster");
+    let most = 30_000_000 / ops;
+    for (microbatches, steps, few) in
+        [(most, 1, true), (most + 1, 1, false), (most / 2, 2, true), (most / 2 + 1, 2, false)]
+    {
+        plan.microbatches = microbatches;
+        let found = require_few_in(&graph, &plan, Options { steps, folded: true });
+        assert_eq!(found.is_ok(), few, "{microbatches} in {steps} steps");
+        if let Err(error) = found {
+            let count = (microbatches * ops) as u64 * u64::from(steps);
+            assert!(
+                error.to_string().contains(&format!(" {count} instructions or more")),
+                "{error}"
+            );
+        }
+    }
+    // Each micro-batch is in one pipeline.
+    plan.microbatches = most + 1;
+    plan.pipeline.push(plan.pipeline[0].clone());
+    assert!(require_few_in(&graph, &plan, ONE).is_ok());
+    // What lowering makes of few is more than was counted.
+    plan.pipeline.pop();
+    plan.microbatches = 2;
+    assert!(instruction_count(&lower(&graph, &plan, 2).expect("it fits"), ONE) >= 2 * ops as u64);
 }
 
 #[test]

@@ -7,9 +7,9 @@ use shardloom_cluster::{Algorithms, Attention, Cluster, Crossing, DeviceId, Kern
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{ModelSpec, OpKind};
-use shardloom_plan::Uniform;
+use shardloom_plan::{AttentionKind, Plan, Uniform};
 use shardloom_program::timeline::Picos;
-use shardloom_program::{Action, Exchange, Instruction, Program};
+use shardloom_program::{Action, Exchange, Instruction, Program, lower};
 use shardloom_sim::estimate::{Candidate, Cut, Estimator, Settings};
 use shardloom_sim::{CostModel, Modelled, Options, Recorded, Recorder, run, simulate};
 
@@ -269,11 +269,15 @@ fn a_host_ahead_of_its_device_cannot_use_again_what_collectives_have_not_freed()
 
 #[test]
 fn fused_attention_reaches_what_the_software_reaches_on_the_device() {
-    let graph = gpt(1, false);
-    let program = lowered(&graph, &uniform(1, 1, 1, 1));
+    let graph = gpt(1, false).with_fused_attention();
+    let plan = Plan {
+        attention: AttentionKind::Fused,
+        ..uniform(1, 1, 1, 1).plan(&graph, "gpt", "cluster")
+    };
+    let program = lower(&graph, &plan, 1).expect("it fits");
     let (class, _) = program.classes().next().expect("a class");
     let core = instructions(&program).find(|it| match &it.action {
-        Action::Kernel { op, .. } => graph.op(*op).kind.in_attention_core(),
+        Action::Kernel { op, .. } => matches!(graph.op(*op).kind, OpKind::FusedAttention { .. }),
         _ => false,
     });
     let core = core.expect("it attends");
@@ -312,6 +316,10 @@ fn an_all_reduce_takes_the_algorithm_that_is_faster_for_its_size() {
         trees += usize::from(tree < ring);
         let gather = seconds(&by_size, Kind::AllGather, Algorithm::Direct, elements);
         assert_eq!(gather, seconds(&planned, Kind::AllGather, Algorithm::Ring, elements));
+        // It has no ring.
+        let to_all =
+            seconds(&by_size, Kind::AllToAll, Algorithm::Hierarchical { inner: 8 }, elements);
+        assert_eq!(to_all, seconds(&planned, Kind::AllToAll, Algorithm::Direct, elements));
     }
     assert!((1..4).contains(&trees), "{trees}");
 }
@@ -387,9 +395,12 @@ fn memory_that_the_software_keeps_for_itself_is_not_there_for_tensors() {
 }
 
 #[test]
-fn separate_attention_is_products_and_a_softmax_also_where_a_fused_kernel_exists() {
-    let graph = gpt(1, false);
-    let program = lowered(&graph, &uniform(1, 1, 1, 1));
+fn attention_is_fused_where_the_plan_says_so_and_the_software_and_the_device_have_kernels() {
+    let unfused = gpt(1, false);
+    let graph = unfused.with_fused_attention();
+    let plan = uniform(1, 1, 1, 1).plan(&graph, "gpt", "cluster");
+    let plan = Plan { attention: AttentionKind::Fused, ..plan };
+    let program = lower(&graph, &plan, 1).expect("it fits");
     let separate = under(1, |stack| stack.attention = Attention::Separate);
     let mut without = h100(1).groups().to_vec();
     without[0].profile.device.fused_attention = None;
@@ -398,6 +409,11 @@ fn separate_attention_is_products_and_a_softmax_also_where_a_fused_kernel_exists
         [&separate, &without, &h100(1)].map(|cluster| step(&program, cluster, &graph));
     assert_eq!(separate, without);
     assert_ne!(separate, fused);
+    // Operators that are not fused take the same everywhere.
+    let program = lowered(&unfused, &uniform(1, 1, 1, 1));
+    let separate = under(1, |stack| stack.attention = Attention::Separate);
+    let [separate, fused] = [&separate, &h100(1)].map(|cluster| step(&program, cluster, &unfused));
+    assert_eq!(separate, fused);
 }
 
 #[test]

@@ -6,16 +6,16 @@ mod row;
 mod training;
 
 use clap::Args;
-use shardloom::cluster::Cluster;
+use shardloom::cluster::{Cluster, Stack};
 use shardloom::program::quantity::counted;
 use shardloom::search::{Request, judge};
 use shardloom::{Defaults, Model, usual_request};
 
-use super::ProfileFile;
 use super::dimensions::{Dimensions, Place};
 use super::order::{Order, order};
 use super::plan_line::plan_line;
 use super::uplink::Network;
+use super::{ProfileFile, StackName};
 use crate::failure::Failure;
 use crate::number::whole;
 use crate::terminal::Terminal;
@@ -58,6 +58,9 @@ pub struct Compare {
 
     #[command(flatten)]
     network: Network,
+
+    #[command(flatten)]
+    stack: StackName,
 
     /// Schedules, separated by commas [default: all]
     #[arg(long, value_name = "KIND[:CHUNKS]", value_delimiter = ',', value_parser = order)]
@@ -107,10 +110,18 @@ impl Compare {
         };
         let text = given.as_deref().or(self.methods.is_some().then_some("local"));
         let cluster = match text {
-            Some(text) => {
-                Some((text, super::load_cluster(text, &self.profile.local()?, terminal)?))
+            Some(text) if self.training.run => {
+                self.stack.refuse("--run trains with this program's own trainer")?;
+                let cluster = super::load_cluster(text, &self.profile.local()?, terminal)?;
+                Some((text, cluster.under(Stack::default())))
             }
-            None => None,
+            Some(text) => {
+                Some((text, self.stack.load_cluster(text, &self.profile.local()?, terminal)?))
+            }
+            None => {
+                self.stack.refuse("there is no --cluster")?;
+                None
+            }
         };
         let cluster = cluster.as_ref().map(|(text, cluster)| (*text, cluster));
         let contenders = self.contenders(&model, cluster)?;
@@ -192,7 +203,7 @@ impl Compare {
             let dimensions = &self.dimensions;
             let place = match cluster {
                 Some((text, cluster)) if !self.training.run => {
-                    Place::on(text, &usual((text, cluster)))
+                    Place::on(cluster, &usual((text, cluster)))
                 }
                 _ => Place::here(dimensions),
             };

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use shardloom::cluster::Cluster;
+use shardloom::cluster::Stack;
 use shardloom::data::TEXT_FIELD;
 use shardloom::plan::Plan;
 use shardloom::train::{OnNonFinite, RunClock, Settings};
@@ -404,7 +404,8 @@ impl Train {
             Clock::Wall => Ok((RunClock::Wall, predict_here(model, plan, local)?)),
             Clock::Virtual => {
                 let text = self.cluster.as_deref().unwrap_or(&plan.cluster);
-                let cluster: Cluster = super::load_cluster(text, local, terminal)?;
+                // What runs is this program's own trainer, whatever the machines usually run under.
+                let cluster = super::load_cluster(text, local, terminal)?.under(Stack::default());
                 let prediction = simulate(model, plan, &cluster, false)?;
                 Ok((RunClock::Virtual(cluster), Some(prediction)))
             }

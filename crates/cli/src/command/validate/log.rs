@@ -205,9 +205,9 @@ impl LogOptions {
                 format!("it has {steps} steps, so none is left after {warm_up} of warm-up");
             Failure::usage("--warm-up", message)
         })?;
-        let (stack, stack_from) = chosen_stack(stack, log.format)?;
         let text = self.cluster.as_deref().unwrap_or(&plan.cluster);
-        let cluster = load_cluster(text, &self.profile.local()?, terminal)?.under(stack);
+        let cluster = load_cluster(text, &self.profile.local()?, terminal)?;
+        let (cluster, stack_from) = under_chosen_stack(cluster, stack, log.format)?;
         let spinner = terminal.spinner("simulating");
         let prediction = simulate(&model, &plan, &cluster, true);
         spinner.finish_and_clear();
@@ -236,11 +236,13 @@ impl LogOptions {
     }
 }
 
-/// The stack that was asked for, or else the one that a framework's runs are predicted under, and why.
-fn chosen_stack(
+/// The machines under the stack that was asked for, or else the one that a framework's runs are predicted under, and
+/// why.
+fn under_chosen_stack(
+    cluster: Cluster,
     given: Option<&str>,
     format: LogFormat,
-) -> Result<(Stack, Option<String>), Failure> {
+) -> Result<(Cluster, Option<String>), Failure> {
     let (name, why) = match (given, format) {
         (Some(name), _) => (name, None),
         (None, LogFormat::Megatron) => ("megatron", Some("as the log is Megatron-LM's")),
@@ -249,11 +251,12 @@ fn chosen_stack(
             ("fsdp-eager", Some("the closest to torchtitan's, without its compiler"))
         }
         (None, LogFormat::DeepSpeed | LogFormat::Csv) => {
-            ("shardloom", Some("as the log says no other; --stack chooses"))
+            let why = "as the machines usually do and the log says no other; --stack chooses";
+            return Ok((cluster, Some(why.to_owned())));
         }
     };
     let stack = Stack::parse(name).map_err(|error| Failure::usage("--stack", error.to_string()))?;
-    Ok((stack, why.map(str::to_owned)))
+    Ok((cluster.under(stack), why.map(str::to_owned)))
 }
 
 /// What the log says of the run that the plan says otherwise. What makes it another step is refused.

@@ -1,6 +1,6 @@
 //! Small models and clusters.
 
-use shardloom_cluster::{Cluster, NodeGroup, Profile};
+use shardloom_cluster::{Attention, Cluster, NodeGroup, Profile, Stack};
 use shardloom_graph::{Graph, ModelSpec};
 
 /// A small GPT.
@@ -11,9 +11,11 @@ pub fn model(text: &str) -> Graph {
     ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model")
 }
 
-/// Nodes of H100s with this much memory each.
+/// Nodes of H100s with this much memory each, whose attention is not fused, so that its core may be computed again.
 pub fn h100(nodes: u32, devices_per_node: u32, memory_bytes: u64) -> Cluster {
     let mut profile = Profile::preset("h100-80g").expect("a preset");
     profile.device.memory_bytes = memory_bytes;
-    Cluster::new(vec![NodeGroup { profile, nodes, devices_per_node }]).expect("a cluster")
+    let stack = Stack { attention: Attention::Separate, ..Stack::default() };
+    let groups = vec![NodeGroup { profile, nodes, devices_per_node }];
+    Cluster::new(groups).expect("a cluster").under(stack)
 }
