@@ -10,6 +10,7 @@ use shardloom_sim::{Fit, MemoryFit, Simulation};
 
 use crate::experiment::{Bench, Traffic, changed};
 use crate::search::Search;
+use crate::step_part::host_times;
 use crate::{Request, SearchError, algorithms, edits, judge};
 
 /// What a fact is about.
@@ -57,7 +58,7 @@ pub struct Explanation {
 /// Parts of a step's time.
 const COMPUTE: usize = 0;
 /// What each part is called, and what makes it smaller.
-const PARTS: [(&str, &str); 5] = [
+const PARTS: [(&str, &str); 6] = [
     ("computing", "faster devices, or less recomputation"),
     ("waiting for other stages", "more micro-batches, or fewer stages"),
     (
@@ -66,13 +67,14 @@ const PARTS: [(&str, &str); 5] = [
     ),
     ("synchronising replicas", "a larger batch, faster links between nodes, or fewer replicas"),
     ("messages between stages", "fewer stages, or faster links between nodes"),
+    ("waiting for the host", "larger micro-batches, or software that launches fewer kernels"),
 ];
 
 /// Explains `plan` for `graph` on `cluster`, beside other plans given by name.
 ///
 /// A step's time divides into computing (an average device's), what is left where all communication is
-/// free (waiting for other stages), and what each kind of communication adds that computing does not
-/// hide: by how much the step gets shorter when it is free.
+/// free and the host launches in no time (waiting for other stages), and what each kind of communication
+/// and the host add that computing does not hide: by how much the step gets shorter without.
 ///
 /// # Errors
 /// If a plan does not fit the model or the cluster.
@@ -119,13 +121,16 @@ fn seconds(simulation: &Simulation) -> f64 {
 fn shares(bench: &Bench<'_>, measured: &Simulation) -> Result<Vec<Fact>, SearchError> {
     let step_seconds = seconds(measured);
     let share = |seconds: f64| if step_seconds > 0.0 { seconds / step_seconds } else { 0.0 };
-    let silent = bench.without(&Traffic::ALL)?;
+    let hostless = bench.cluster.clone().under(host_times(bench.cluster.stack(), 0.0));
+    let silent = bench.on(&hostless, &Traffic::ALL)?;
     let computing = 1.0 - measured.summary().bubble_fraction;
     let mut parts = vec![computing, (share(seconds(&silent)) - computing).max(0.0)];
     for traffic in Traffic::ALL {
         let without = seconds(&bench.without(&[traffic])?);
         parts.push(share((step_seconds - without).max(0.0)));
     }
+    let without = seconds(&bench.on(&hostless, &[])?);
+    parts.push(share((step_seconds - without).max(0.0)));
     let mut order: Vec<usize> = (0..parts.len()).collect();
     order.sort_by(|&a, &b| parts[b].total_cmp(&parts[a]));
     let mut facts: Vec<Fact> = order
@@ -330,7 +335,8 @@ fn against(
             quantity::seconds(number),
         ),
         None => {
-            let bench = Bench::new(graph, cluster, rival)?;
+            let planned = rival.graph_of(graph);
+            let bench = Bench::new(&planned, cluster, rival)?;
             let measured = bench.without(&[])?;
             let mut worst = (0.0, "waiting for other stages");
             for (index, traffic) in Traffic::ALL.into_iter().enumerate() {

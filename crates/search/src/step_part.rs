@@ -121,7 +121,7 @@ fn scaled(bench: &Bench<'_>, part: Part, times: f64) -> Result<Simulation, Searc
 }
 
 /// The stack with a host that takes so many times as long.
-fn host_times(stack: &Stack, times: f64) -> Stack {
+pub(crate) fn host_times(stack: &Stack, times: f64) -> Stack {
     let mut stack = stack.clone();
     let host = &mut stack.host;
     for seconds in [

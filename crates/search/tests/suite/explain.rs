@@ -3,7 +3,8 @@
 use crate::scenario::{h100, model};
 use shardloom_cluster::{Cluster, NodeGroup, Stack};
 use shardloom_plan::{
-    Communication, Mesh, Negotiation, Plan, Precision, Recompute, ScheduleKind, Uniform,
+    AttentionKind, Communication, Mesh, Negotiation, Plan, Precision, Recompute, ScheduleKind,
+    Uniform,
 };
 use shardloom_search::{Explanation, Fact, Judgement, Request, Topic, auto, explain, judge};
 
@@ -198,6 +199,45 @@ fn what_a_rival_loses_most_to_is_said_with_its_share() {
     let share = format!("{:.1}%", 100.0 * worst.number);
     let end = format!(" {share} of it tensor-parallel communication");
     assert!(fact.sentence.ends_with(&end), "{}, not {end}", fact.sentence);
+}
+
+/// Rivals may compute attention in another way than the plan, and differ from the graph that is given.
+#[test]
+fn rivals_with_fused_attention_are_compared() {
+    let unfused = plan(1, 8, 1, 4);
+    let fused = Plan { attention: AttentionKind::Fused, ..plan(1, 4, 2, 4) };
+    for (ours, rival) in [(&unfused, &fused), (&fused, &unfused)] {
+        let explanation = explained(ours, &[("rival", rival)]);
+        let fact = about(&explanation, Topic::Rival)[0];
+        let cluster = h100(2, 4, 80_000_000_000);
+        let alone = judge(&model(TEXT), &cluster, rival).expect("it can be simulated");
+        assert_eq!(fact.number, alone.step_seconds);
+    }
+}
+
+#[test]
+fn a_host_that_launches_slowly_is_a_part_of_the_step() {
+    let facts = |kernel_seconds: f64| {
+        let mut stack = Stack::default();
+        stack.host.kernel_seconds = kernel_seconds;
+        stack.host.waits_for_steps = true;
+        let cluster = h100(1, 1, 80_000_000_000).under(stack);
+        let found = explain(&model(TEXT), &cluster, &plan(1, 1, 1, 4), &[]);
+        found.expect("it can be simulated")
+    };
+    let share = |of: &Explanation, name: &str| {
+        let shares = about(of, Topic::Share).into_iter();
+        shares.filter(|it| it.sentence.contains(name)).map(|it| it.number).sum::<f64>()
+    };
+    let (ideal, slow) = (facts(0.0), facts(1e-3));
+    assert_eq!(share(&ideal, "the host"), 0.0);
+    let expected = 1.0 - ideal.step_seconds / slow.step_seconds;
+    assert!(expected > 0.5, "{expected}");
+    assert!((share(&slow, "waiting for the host") - expected).abs() < 1e-9);
+    // One stage waits for no others.
+    assert_eq!(share(&slow, "other stages"), 0.0);
+    let worst = about(&slow, Topic::Bottleneck)[0];
+    assert!(worst.sentence.contains("waiting for the host"), "{}", worst.sentence);
 }
 
 #[test]
