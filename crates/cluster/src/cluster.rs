@@ -117,7 +117,7 @@ impl Cluster {
         &self.stack
     }
 
-    /// The software stack that training on the machines usually runs under; of kinds that differ, the first's.
+    /// The software stack that training on the machines usually runs under; of kinds that differ, that of the first that names one.
     ///
     /// # Errors
     ///

@@ -332,7 +332,7 @@ impl Stack {
             (Algorithms::BySize, Kind::AllReduce) => {
                 (Algorithm::Ring, Some(Algorithm::DoubleBinaryTree))
             }
-            // Every member sends to every other, as nothing else could be faster.
+            // NCCL's is point-to-point messages among all members.
             (Algorithms::BySize, Kind::AllToAll) => (Algorithm::Direct, None),
             (Algorithms::BySize, _) => (Algorithm::Ring, None),
         };

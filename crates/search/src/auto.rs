@@ -197,8 +197,9 @@ pub(crate) fn fastest(
     fitting.chain(rivals).min_by(|a, b| a.step_seconds().total_cmp(&b.step_seconds()))
 }
 
-/// The fastest plan for a model as it is described on some of the machines that takes less than the fastest on all: on some kinds of device,
-/// and from each of these and all on fewer again and again, as long as these might be faster.
+/// The fastest plan on some of the machines that takes less than the fastest on all: on some kinds of device, and
+/// from each of these and all on fewer again and again, as long as these might be faster. The model is as it is
+/// `described`, as other machines may compute its attention otherwise.
 fn of_some(
     described: &Graph,
     cluster: &Cluster,
