@@ -129,8 +129,10 @@ fn shares(bench: &Bench<'_>, measured: &Simulation) -> Result<Vec<Fact>, SearchE
         let without = seconds(&bench.without(&[traffic])?);
         parts.push(share((step_seconds - without).max(0.0)));
     }
-    let without = seconds(&bench.on(&hostless, &[])?);
-    parts.push(share((step_seconds - without).max(0.0)));
+    parts.push(match bench.cluster.stack().host.launches() {
+        true => share((step_seconds - seconds(&bench.on(&hostless, &[])?)).max(0.0)),
+        false => 0.0,
+    });
     let mut order: Vec<usize> = (0..parts.len()).collect();
     order.sort_by(|&a, &b| parts[b].total_cmp(&parts[a]));
     let mut facts: Vec<Fact> = order

@@ -227,3 +227,16 @@ fn what_is_wrong_with_all_of_them_is_an_error() {
         place.run(&format!("{model} {arguments} --json")).refuses(kind, hint);
     }
 }
+
+#[test]
+fn software_is_refused_where_nothing_is_predicted_for_machines() {
+    let place = Place::new();
+    place.write("text.txt", "some text to train on, which is never read");
+    let run = "compare gpt:layers=2,hidden=32,heads=2 --seq 16 --pp 2 --data text.txt --run --json";
+    for (more, why) in [
+        ("--stack megatron", "there is no --cluster"),
+        ("--stack megatron --cluster h100-80g:2", "this program's own trainer"),
+    ] {
+        place.run(&format!("{run} {more}")).refuses("usage", why);
+    }
+}

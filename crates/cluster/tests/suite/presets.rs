@@ -1,6 +1,6 @@
 //! Presets of devices: what every one of them has to say, and that it is no slip of the pen.
 
-use shardloom_cluster::{Cluster, MatmulRates, MeasuredOn, Precision, Profile};
+use shardloom_cluster::{Cluster, MatmulRates, MeasuredOn, NodeGroup, Precision, Profile};
 
 fn presets() -> impl Iterator<Item = (&'static str, Profile)> {
     Profile::preset_names().map(|name| (name, Profile::preset(name).expect("a preset")))
@@ -129,4 +129,23 @@ fn a_profile_says_what_its_numbers_rest_on() {
     assert_eq!(profile.described(), "h200, calibrated on a sweep");
     let read = Profile::from_toml(&profile.to_toml().expect("TOML")).expect("a profile");
     assert_eq!(read, profile);
+}
+
+#[test]
+fn every_preset_names_software_that_there_is_and_only_gpus_name_any() {
+    for name in Profile::preset_names() {
+        let profile = Profile::preset(name).expect("a preset");
+        let fuses = profile.device.fused_attention.is_some();
+        let group = NodeGroup { profile, nodes: 1, devices_per_node: 1 };
+        let cluster = Cluster::new(vec![group]).expect("one device");
+        let stack = cluster.usual_stack().unwrap_or_else(|error| panic!("{name}: {error}"));
+        let expected = match (name.starts_with("tpu"), fuses) {
+            (true, _) => "shardloom",
+            (false, true) => "megatron",
+            (false, false) => "megatron-2021",
+        };
+        assert_eq!(stack.name, expected, "{name}");
+        let usual = cluster.under(stack);
+        assert_eq!(usual.fuses_attention(), fuses, "{name}");
+    }
 }
