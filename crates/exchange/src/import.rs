@@ -122,6 +122,22 @@ fn replicas(
     })
 }
 
+/// One line about a scale of the loss that is halved otherwise than in a plan, if it is: by words, after how many
+/// overflows and down to what.
+fn halving_note(
+    overflows_word: &str,
+    overflows: usize,
+    least_word: &str,
+    least: f64,
+) -> Option<String> {
+    (overflows != 1 || least != 1.0).then(|| {
+        format!(
+            "the scale of the loss is halved there after {overflows} overflows ({overflows_word}) and down to \
+             {least} ({least_word}), in a plan after each and down to 1"
+        )
+    })
+}
+
 /// One line about the words that nobody read, if there are any.
 fn unread_note(unread: &[String]) -> Option<String> {
     (!unread.is_empty()).then(|| format!("not part of a plan: {}", unread.join(", ")))

@@ -8,7 +8,9 @@ mod to_plan;
 
 use std::fmt::Display;
 
-use shardloom_plan::{AttentionKind, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync};
+use shardloom_plan::{
+    AttentionKind, LossScale, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync,
+};
 
 use crate::{ExchangeError, Machines, Project, Transformer, Unsaid};
 
@@ -60,6 +62,8 @@ pub struct Recipe {
     pub optimizer: Optimizer,
     /// Norm to which gradients are clipped.
     pub clip_norm: Option<f64>,
+    /// By how much the loss is scaled.
+    pub loss_scale: Option<LossScale>,
 }
 
 /// A stage and where it is.
@@ -118,6 +122,7 @@ impl Recipe {
             precision: Precision::FP32,
             optimizer: Optimizer::default(),
             clip_norm: None,
+            loss_scale: None,
         }
     }
 

@@ -102,10 +102,9 @@ impl Averaging {
             let rule = "a step's passes run with the weights of its begin: a schedule with a flush";
             return refuse("weights.rule", plan.weights.name().into(), rule);
         }
-        if plan.looks_at_norm() {
-            let key = if plan.clip_norm.is_some() { "clip_norm" } else { "skip_non_finite" };
+        if let Some(key) = plan.norm_key() {
             let rule = "each replica's gradients have a norm of their own, which its stages do not find: leave \
-                        out clip_norm and skip_non_finite";
+                        out clip_norm, skip_non_finite and loss_scale";
             return refuse(key, "set".into(), rule);
         }
         if let Optimizer::Sgd { reference_batch: Some(batch), .. } = plan.optimizer {

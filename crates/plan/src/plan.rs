@@ -9,9 +9,9 @@ use shardloom_collectives::Algorithm;
 use shardloom_graph::{AttentionKind, DimId, Graph};
 
 use crate::{
-    Averaging, Axis, AxisSet, Compression, DeviceList, LayoutRules, Mesh, Negotiation, Optimizer,
-    ParameterGroup, PassTimes, Precision, Ranges, ScheduleKind, ServerSet, Staleness, Summation,
-    Updates, Weights,
+    Averaging, Axis, AxisSet, Compression, DeviceList, LayoutRules, LossScale, Mesh, Negotiation,
+    Optimizer, ParameterGroup, PassTimes, Precision, Ranges, ScheduleKind, ServerSet, Staleness,
+    Summation, Updates, Weights,
 };
 
 /// Version of the TOML form that this crate reads and writes.
@@ -70,6 +70,9 @@ pub struct Plan {
     /// Whether a step whose gradients are not all finite is skipped by all ranks alike.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skip_non_finite: bool,
+    /// By how much the loss is scaled for the backward pass; none for not at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<LossScale>,
     /// Whether stages update before they know the norm of all gradients, and validate that in the next
     /// step, which undoes it and begins anew if it was wrong (Qi et al. 2024, arXiv 2401.10241, section 4).
     /// Training is the same. Without a norm to wait for, or with stages on one device only, it changes
@@ -475,7 +478,22 @@ impl Plan {
     /// Whether a step ends with the norm of all its gradients: to clip them, or to see whether they are
     /// finite.
     pub fn looks_at_norm(&self) -> bool {
-        self.clip_norm.is_some() || self.skip_non_finite
+        self.norm_key().is_some()
+    }
+
+    /// The first key of the plan that asks for the norm of all gradients.
+    pub(crate) fn norm_key(&self) -> Option<&'static str> {
+        let keys = [
+            ("clip_norm", self.clip_norm.is_some()),
+            ("skip_non_finite", self.skip_non_finite),
+            ("loss_scale", self.loss_scale.is_some()),
+        ];
+        keys.into_iter().find_map(|(key, asks)| asks.then_some(key))
+    }
+
+    /// Whether a step whose gradients are not all finite is left out by all ranks alike.
+    pub fn leaves_out_non_finite(&self) -> bool {
+        self.skip_non_finite || self.loss_scale.is_some()
     }
 
     /// The mesh axes over which the batch is split.

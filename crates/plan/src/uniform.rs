@@ -166,6 +166,7 @@ impl Uniform {
             layout: default_rules(graph, &self.mesh, self.sequence_parallel),
             clip_norm: self.clip_norm,
             skip_non_finite: false,
+            loss_scale: None,
             post_validation: false,
             communication: match self.sync.negotiation {
                 Some(_) => Communication::Thread,

@@ -43,7 +43,7 @@ impl Updates {
             }
             Updates::Round if plan.looks_at_norm() => {
                 "with \"round\" there is no norm of all gradients to clip or look at, as stages update \
-                 at different times: leave out clip_norm and skip_non_finite"
+                 at different times: leave out clip_norm, skip_non_finite and loss_scale"
             }
             Updates::Step | Updates::Round => return Ok(()),
         };

@@ -30,6 +30,9 @@ impl Plan {
         {
             return Err(PlanError::field("clip_norm", norm, "a norm is finite and above 0"));
         }
+        if let Some(scale) = self.loss_scale {
+            scale.validate(self)?;
+        }
         self.validate_axes()?;
         self.validate_layout(graph, &self.layout, "layout")?;
         if let Some(averaging) = self.sync.averaging {
@@ -358,8 +361,7 @@ impl Plan {
         let refuse = |key: &str, value: String, rule: &str| {
             Err(PlanError::field(key, value, format!("with servers {rule}")))
         };
-        if self.looks_at_norm() {
-            let key = if self.clip_norm.is_some() { "clip_norm" } else { "skip_non_finite" };
+        if let Some(key) = self.norm_key() {
             let rule = "each updates what it holds by itself, so no update can be made smaller, or left out, \
                         by what all gradients come to";
             return refuse(key, "set".into(), rule);

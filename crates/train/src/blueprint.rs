@@ -95,7 +95,7 @@ impl Blueprint {
         let buffers =
             program.classes.iter().map(|class| BufferPlan::new(&program, class)).collect();
         let messages = MessagePlan::new(&program);
-        let skip_non_finite = plan.skip_non_finite;
+        let skip_non_finite = plan.leaves_out_non_finite();
         let alike = alike(&program, &Group::Mesh(plan.batch_axes(&graph)));
         let (device, connected) = (processor(), Connected::Here);
         Ok(Blueprint {
@@ -176,20 +176,23 @@ fn untrainable_in(plan: &Plan, precision: Precision) -> Option<&'static str> {
     }
     let corrections = plan.weights.corrections();
     let corrects_weights = corrections.discrepancy.is_some() || corrections.prediction.is_some();
-    match (compute, gradients) {
-        (Number::Fp32, Number::Fp32) => None,
-        (Number::Bf16, Number::Bf16 | Number::Fp32) if !master => {
-            Some("updates in bf16 lose what is small beside a weight; set precision.master to true")
-        }
-        (Number::Bf16, Number::Bf16 | Number::Fp32) if corrects_weights => Some(
+    let fits = gradients == compute || gradients == Number::Fp32;
+    match compute {
+        Number::Fp32 if fits => None,
+        Number::Bf16 | Number::Fp16 if fits && !master => Some(
+            "updates in 16 bits lose what is small beside a weight; set precision.master to true",
+        ),
+        Number::Bf16 | Number::Fp16 if fits && corrects_weights => Some(
             "discrepancy correction and weight prediction are trained in fp32 only; set \
              precision.compute and precision.gradients to \"fp32\", and master to false",
         ),
-        (Number::Bf16, Number::Bf16 | Number::Fp32) => None,
+        Number::Fp16 if fits && plan.loss_scale.is_none() => Some(
+            "gradients below 6e-8 are zero in fp16, so that the loss has to be scaled; set loss_scale = { rule = \
+             \"dynamic\" }",
+        ),
+        Number::Bf16 | Number::Fp16 if fits => None,
         _ => Some(
-            "training here is in fp32, or in bf16 with fp32 master weights; set precision.compute and \
-             precision.gradients to \"fp32\" and master to false, or compute to \"bf16\" and master to \
-             true",
+            "gradients are in fp32 or as precision.compute says; set precision.gradients to one of these",
         ),
     }
 }

@@ -1,6 +1,6 @@
 //! Accelerate: the YAML file of `accelerate launch`.
 
-use shardloom_plan::{Number, Recompute};
+use shardloom_plan::{LossScale, Number, Recompute};
 
 use super::{Exported, File};
 use crate::ExchangeError;
@@ -118,6 +118,10 @@ fn left_to_the_script(leaving: &mut Leaving<'_>) {
     let clip = recipe.clip_norm.map_or_else(|| "none".into(), |norm| norm.to_string());
     leaving.leave_out("clip_norm", clip, "the training script calls clip_grad_norm_");
     leaving.leave_out("optimizer", recipe.optimizer.name(), "the training script makes it");
+    if let Some(scale) = recipe.loss_scale.filter(|&scale| scale != LossScale::dynamic()) {
+        let reason = "PyTorch's usual one, unless the training script passes a GradScalerKwargs";
+        leaving.leave_out("loss_scale", scale.initial(), reason);
+    }
     if recipe.dp * recipe.cp > 1 {
         let reason =
             "the training script says how large buckets are (DDP), or they are layers (FSDP)";

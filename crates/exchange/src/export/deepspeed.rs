@@ -1,7 +1,7 @@
 //! DeepSpeed: its JSON file.
 
 use serde_json::{Map, Value, json};
-use shardloom_plan::{Number, Optimizer, Recompute};
+use shardloom_plan::{LossScale, Number, Optimizer, Recompute};
 
 use super::{Exported, File};
 use crate::ExchangeError;
@@ -96,13 +96,36 @@ fn precision(
             settings.insert("bf16".into(), json!({ "enabled": true }));
         }
         Number::Fp16 => {
-            settings.insert("fp16".into(), json!({ "enabled": true }));
+            settings.insert("fp16".into(), fp16(leaving)?);
         }
     }
     let accumulated = name(precision.gradients);
     settings.insert("data_types".into(), json!({ "grad_accum_dtype": accumulated }));
     settings.insert("communication_data_type".into(), json!(accumulated));
     Ok(())
+}
+
+/// fp16 with its scale of the loss, of which 0 is one that changes.
+fn fp16(leaving: &Leaving<'_>) -> Result<Value, ExchangeError> {
+    Ok(match leaving.recipe.loss_scale {
+        None => json!({ "enabled": true }),
+        Some(LossScale::Constant { scale }) => json!({ "enabled": true, "loss_scale": scale }),
+        Some(LossScale::Dynamic { initial, growth_interval }) => {
+            let power = initial.log2().round();
+            if power.exp2() != initial {
+                let reason = "a scale begins as a power of two";
+                return leaving.refuse("loss_scale.initial", initial, reason);
+            }
+            json!({
+                "enabled": true,
+                "loss_scale": 0,
+                "initial_scale_power": power as u64,
+                "loss_scale_window": growth_interval,
+                "hysteresis": 1,
+                "min_loss_scale": 1,
+            })
+        }
+    })
 }
 
 /// A format as DeepSpeed writes it.

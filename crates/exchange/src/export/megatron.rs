@@ -1,6 +1,6 @@
 //! Megatron-LM: a shell script with the arguments of `pretrain_gpt.py`.
 
-use shardloom_plan::{AttentionKind, Number, Optimizer, Recompute, ScheduleKind};
+use shardloom_plan::{AttentionKind, LossScale, Number, Optimizer, Recompute, ScheduleKind};
 
 use super::{Exported, File, real, single};
 use crate::ExchangeError;
@@ -241,6 +241,16 @@ fn precision(leaving: &Leaving<'_>) -> Result<Vec<Argument>, ExchangeError> {
             let reason = "gradients are in fp32 or as the weights in use are";
             return leaving.refuse("precision.gradients", format!("{other:?}"), reason);
         }
+    }
+    match leaving.recipe.loss_scale {
+        None => {}
+        Some(LossScale::Constant { scale }) => arguments.push(("--loss-scale", real(scale))),
+        Some(LossScale::Dynamic { initial, growth_interval }) => arguments.extend([
+            ("--initial-loss-scale", real(initial)),
+            ("--loss-scale-window", growth_interval.to_string()),
+            // Each overflow halves it.
+            number("--hysteresis", 1),
+        ]),
     }
     Ok(arguments)
 }

@@ -1,6 +1,6 @@
 //! Accelerate: the YAML file of `accelerate launch`.
 
-use shardloom_plan::{Number, Precision, Recompute};
+use shardloom_plan::{LossScale, Number, Precision, Recompute};
 
 use super::words::Words;
 use super::{Given, Imported, replicas, unread_note};
@@ -61,6 +61,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         recompute,
         zero,
         precision,
+        loss_scale: (precision.compute == Number::Fp16).then(LossScale::dynamic),
         ..Recipe::in_one_stage(model)
     };
     let mut notes = vec![

@@ -1,9 +1,9 @@
 //! DeepSpeed: its JSON file.
 
-use shardloom_plan::{Number, Optimizer, Precision};
+use shardloom_plan::{LossScale, Number, Optimizer, Precision};
 
 use super::words::Words;
-use super::{Given, Imported, replicas, unread_note};
+use super::{Given, Imported, halving_note, replicas, unread_note};
 use crate::recipe::{ONE_BUCKET, model_of};
 use crate::{ExchangeError, Recipe};
 
@@ -40,7 +40,14 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
     notes.push(
         "whether activations are computed twice is the training script's: none is assumed".into(),
     );
+    let loss_scale = loss_scale(words, precision)?;
+    if matches!(loss_scale, Some(LossScale::Dynamic { .. })) {
+        let overflows = words.size("fp16.hysteresis")?.unwrap_or(2);
+        let least = words.real("fp16.min_loss_scale")?.unwrap_or(1.0);
+        notes.extend(halving_note("fp16.hysteresis", overflows, "fp16.min_loss_scale", least));
+    }
     let recipe = Recipe {
+        loss_scale,
         dp,
         tp,
         global_batch,
@@ -122,6 +129,18 @@ fn precision(words: &Words) -> Result<Precision, ExchangeError> {
         }
     };
     Ok(Precision { compute, gradients, master: compute != Number::Fp32, ..Precision::FP32 })
+}
+
+/// By how much the loss is scaled: in fp16 only. 0 is a scale that changes.
+fn loss_scale(words: &Words, precision: Precision) -> Result<Option<LossScale>, ExchangeError> {
+    if precision.compute != Number::Fp16 {
+        return Ok(None);
+    }
+    let power = words.real("fp16.initial_scale_power")?.unwrap_or(16.0);
+    let window = words.size("fp16.loss_scale_window")?.unwrap_or(1_000);
+    let changes = LossScale::Dynamic { initial: power.exp2(), growth_interval: window as u64 };
+    let constant = words.real("fp16.loss_scale")?.filter(|&scale| scale != 0.0);
+    Ok(Some(constant.map_or(changes, |scale| LossScale::Constant { scale })))
 }
 
 fn optimizer(words: &Words) -> Result<Optimizer, ExchangeError> {

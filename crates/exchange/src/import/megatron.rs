@@ -1,10 +1,12 @@
 //! Megatron-LM: its arguments, in a script or on a command line.
 
-use shardloom_plan::{AttentionKind, Number, Optimizer, Precision, Recompute, ScheduleKind, Sync};
+use shardloom_plan::{
+    AttentionKind, LossScale, Number, Optimizer, Precision, Recompute, ScheduleKind, Sync,
+};
 
 use super::arguments::Arguments;
 use super::megatron_layout::cuts_of_layout;
-use super::{Given, Imported, replicas, unread_note};
+use super::{Given, Imported, halving_note, replicas, unread_note};
 use crate::recipe::{ONE_BUCKET, model_of};
 use crate::transformer::{Kind, RotaryScaling, Transformer};
 use crate::{ExchangeError, RankOrder, Recipe};
@@ -69,6 +71,7 @@ pub(super) fn import(
         precision,
         optimizer: optimizer(&arguments)?,
         clip_norm: clip_norm(&arguments)?,
+        loss_scale: loss_scale(&arguments, precision)?,
     };
     let cuts = cuts(&arguments, &recipe)?;
     if cuts.len() - 1 > pp {
@@ -85,9 +88,31 @@ pub(super) fn import(
         arguments.has(read);
     }
     let mut notes = vec![];
+    if matches!(recipe.loss_scale, Some(LossScale::Dynamic { .. })) {
+        let overflows = arguments.size("hysteresis")?.unwrap_or(2);
+        let least = arguments.number("min-loss-scale")?.unwrap_or(1.0);
+        notes.extend(halving_note("--hysteresis", overflows, "--min-loss-scale", least));
+    }
     notes.extend(context(&arguments, cp)?);
     notes.extend(unread_note(&arguments.unread()));
     recipe.plan(spec, given.cluster, given.devices, place, notes)
+}
+
+/// By how much the loss is scaled: in fp16 only.
+fn loss_scale(
+    arguments: &Arguments,
+    precision: Precision,
+) -> Result<Option<LossScale>, ExchangeError> {
+    if precision.compute != Number::Fp16 {
+        return Ok(None);
+    }
+    if let Some(scale) = arguments.number("loss-scale")? {
+        return Ok(Some(LossScale::Constant { scale }));
+    }
+    Ok(Some(LossScale::Dynamic {
+        initial: arguments.number("initial-loss-scale")?.unwrap_or(4_294_967_296.0),
+        growth_interval: arguments.number("loss-scale-window")?.unwrap_or(1_000),
+    }))
 }
 
 /// The norm to which gradients are clipped; 0 is none.

@@ -75,6 +75,8 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         precision,
         optimizer: optimizer(words)?,
         clip_norm: words.real("optimizer.clip_grad")?.filter(|&norm| norm > 0.0),
+        // Nothing is in fp16 there.
+        loss_scale: None,
     };
     let Some(stages) = recipe.stages_at(&cuts) else {
         return words.error("parallelism.pp", pp, "there are no such stages");

@@ -73,6 +73,8 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
             Some(Value::String(_)) if norm.is_some_and(f64::is_infinite) => None,
             _ => Some(norm.unwrap_or(1.0)).filter(|&norm| norm > 0.0),
         },
+        // Nothing is in fp16 there.
+        loss_scale: None,
     };
     let cuts = cuts(words, &recipe)?;
     recipe.stages = match &table {

@@ -4,8 +4,8 @@ use super::{RankOrder, Recipe, StagePlace};
 use crate::{ExchangeError, Project, Transformer, Unsaid};
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Arrangement, Axis, Communication, DeviceList, LayoutRules, Mesh, Plan, ScheduleKind, Stage,
-    Uniform, Updates, Weights,
+    Arrangement, Axis, Communication, DeviceList, LayoutRules, Mesh, Number, Plan, ScheduleKind,
+    Stage, Uniform, Updates, Weights,
 };
 
 impl Recipe {
@@ -39,6 +39,7 @@ impl Recipe {
             layout: _,
             clip_norm,
             skip_non_finite,
+            loss_scale,
             post_validation,
             communication,
             sync,
@@ -157,6 +158,7 @@ impl Recipe {
             precision: *precision,
             optimizer: *optimizer,
             clip_norm: *clip_norm,
+            loss_scale: loss_scale.filter(|_| precision.compute == Number::Fp16),
         };
         let mut unsaid = vec![];
         let mut leave_out = |key: &str, value: String, reason: &str| {
@@ -190,6 +192,9 @@ impl Recipe {
         if *communication != Communication::default() {
             let reason = "devices have their own queues for communication";
             leave_out("communication", "thread".into(), reason);
+        }
+        if let Some(scale) = loss_scale.filter(|_| recipe.loss_scale.is_none()) {
+            leave_out("loss_scale", scale.initial().to_string(), "the loss is scaled in fp16 only");
         }
         if *skip_non_finite {
             let reason = "what is done about gradients that are not finite is decided there";

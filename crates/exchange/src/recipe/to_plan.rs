@@ -56,6 +56,7 @@ impl Recipe {
         let mut plan = numbers.plan_of(&graph, &spec.to_string(), cluster, vec![pipeline]);
         plan.keeps_gathered = self.keeps_gathered;
         plan.attention = self.attention;
+        plan.loss_scale = self.loss_scale;
         let in_plan = |source| ExchangeError::Plan { place: place.into(), source };
         plan.validate(&graph, devices).map_err(in_plan)?;
         Ok(Imported { plan, spec, notes })

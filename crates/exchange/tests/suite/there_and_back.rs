@@ -3,7 +3,7 @@
 use crate::plans::{Case, GPT, LLAMA, NAMES, SMALL_LLAMA, data_slowest, numbers, plan};
 use shardloom_exchange::{ExchangeError, Given, Imported, Project, export, import};
 use shardloom_plan::{
-    AttentionKind, Mesh, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform,
+    AttentionKind, LossScale, Mesh, Number, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform,
 };
 
 fn given<'a>(case: &'a Case, project: Project) -> Given<'a> {
@@ -110,6 +110,48 @@ fn what_a_script_says_has_to_be_said_again() {
     let attention = AttentionKind::Unfused;
     let expected = Plan { clip_norm: None, attention, ..case.plan.clone() };
     assert_back(&case, Project::Accelerate, &expected);
+}
+
+#[test]
+fn in_fp16_the_scale_of_the_loss_goes_along() {
+    let of = |loss_scale, gradients| {
+        let precision = Precision { compute: Number::Fp16, gradients, ..Precision::MIXED };
+        let sync = Sync { zero: 0, ..numbers().sync };
+        let (mesh, recompute) = (Mesh::of(2, 1, 1), Recompute::None);
+        let numbers = Uniform { mesh, precision, sync, recompute, ..numbers() };
+        let attention = AttentionKind::Unfused;
+        Plan { loss_scale: Some(loss_scale), attention, ..plan(LLAMA, &numbers, 1) }
+    };
+    let changing = LossScale::Dynamic { initial: 4096.0, growth_interval: 50 };
+    for project in [Project::Megatron, Project::DeepSpeed] {
+        for scale in [LossScale::Constant { scale: 128.0 }, changing] {
+            let plan = of(scale, Number::Fp16);
+            let case = Case::of("in fp16", plan.clone());
+            assert_back(&case, project, &plan);
+            // Nothing of it is done otherwise there.
+            let back = there_and_back(&case, project).expect("a plan");
+            assert!(back.notes.iter().all(|note| !note.contains("halved")), "{:?}", back.notes);
+        }
+    }
+
+    // Accelerate's configuration says nothing of it: it is PyTorch's.
+    let unsaid = |scale| {
+        let plan = of(scale, Number::Fp32);
+        let case = Case::of("in fp16", plan.clone());
+        let usual = Plan { loss_scale: Some(LossScale::dynamic()), clip_norm: None, ..plan };
+        assert_back(&case, Project::Accelerate, &usual);
+        let exported =
+            export(Project::Accelerate, &case.plan, &case.spec, &case.graph, case.machines());
+        let unsaid = exported.expect("it is said").unsaid;
+        unsaid.iter().any(|it| it.key == "loss_scale")
+    };
+    assert!(unsaid(changing) && !unsaid(LossScale::dynamic()));
+
+    // Nor is any other than a power of two.
+    let odd = LossScale::Dynamic { initial: 100.0, growth_interval: 50 };
+    let case = Case::of("in fp16", of(odd, Number::Fp16));
+    let refused = there_and_back(&case, Project::DeepSpeed).expect_err("it is refused");
+    assert!(refused.to_string().contains("power of two"), "{refused}");
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    AttentionKind, Communication, DeviceList, Mesh, Optimizer, Plan, Recompute, ScheduleKind,
-    Uniform, Updates, diff,
+    AttentionKind, Communication, DeviceList, LossScale, Mesh, Optimizer, Plan, Recompute,
+    ScheduleKind, Uniform, Updates, diff,
 };
 
 fn graph() -> Graph {
@@ -38,7 +38,7 @@ fn equal_plans_do_not_differ() {
 #[test]
 fn every_changed_field_is_listed_once_with_both_values() {
     let before = plan(2);
-    let changes: [(Change, &str); 19] = [
+    let changes: [(Change, &str); 20] = [
         (|it| it.model = "other".into(), "model: \"model\" -> \"other\""),
         (|it| it.cluster = "far".into(), "cluster: \"local\" -> \"far\""),
         (|it| it.global_batch = 16, "global_batch: 8 -> 16"),
@@ -49,6 +49,10 @@ fn every_changed_field_is_listed_once_with_both_values() {
         (|it| it.attention = AttentionKind::Fused, "attention: absent -> \"fused\""),
         (|it| it.clip_norm = Some(0.5), "clip_norm: absent -> 0.5"),
         (|it| it.skip_non_finite = true, "skip_non_finite: absent -> true"),
+        (
+            |it| it.loss_scale = Some(LossScale::Constant { scale: 8.0 }),
+            "loss_scale: absent -> { rule = \"constant\", scale = 8.0 }",
+        ),
         (|it| it.updates = Updates::Round, "updates: absent -> \"round\""),
         (|it| it.post_validation = true, "post_validation: absent -> true"),
         (|it| it.communication = Communication::Thread, "communication: absent -> \"thread\""),

@@ -3,6 +3,7 @@
 mod arrangements;
 mod averaging;
 mod differences;
+mod loss_scale;
 mod meshes;
 mod negotiation;
 mod parameter_groups;

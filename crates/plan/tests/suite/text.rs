@@ -9,9 +9,9 @@ use shardloom_collectives::Algorithm;
 use shardloom_graph::ModelSpec;
 use shardloom_plan::{
     AttentionKind, Averaging, AveragingTime, Axis, AxisSet, Communication, Compression,
-    Corrections, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh, Negotiation, Number, Optimizer,
-    ParameterGroup, PassTimes, Pipeline, Plan, PlanError, Precision, Prediction, Ranges, Recompute,
-    ScheduleKind, Servers, Share, Stage, Staleness, Summation, Sync, Updates, Weights,
+    Corrections, DeviceList, FORMAT, LayoutRule, LayoutRules, LossScale, Mesh, Negotiation, Number,
+    Optimizer, ParameterGroup, PassTimes, Pipeline, Plan, PlanError, Precision, Prediction, Ranges,
+    Recompute, ScheduleKind, Servers, Share, Stage, Staleness, Summation, Sync, Updates, Weights,
     usual_attention,
 };
 
@@ -211,7 +211,12 @@ fn plan() -> impl Strategy<Value = Plan> {
     let recompute = (select(Recompute::ALL.to_vec()), any::<bool>(), attention);
     let words = (select(ScheduleKind::PLAIN.to_vec()), recompute);
     let communication = select(vec![Communication::InLine, Communication::Thread]);
-    let norm = (proptest::option::of(1e-9..1e9f64), any::<bool>(), any::<bool>(), communication);
+    let growing = (1.0..1e9f64, 1..1u64 << 40)
+        .prop_map(|(initial, growth_interval)| LossScale::Dynamic { initial, growth_interval });
+    let loss_scale =
+        prop_oneof![(1.0..1e9f64).prop_map(|scale| LossScale::Constant { scale }), growing];
+    let norm = (proptest::option::of(1e-9..1e9f64), proptest::option::of(loss_scale));
+    let norm = (norm, any::<bool>(), any::<bool>(), communication);
     let rest = (norm, sync(), (precision, vec(group(), 0..3)), optimizer());
     let pipeline = vec(pipeline(), 0..3);
     let order = vec("[FBIW0-9@<+. ]{0,9}", 0..3);
@@ -234,7 +239,7 @@ fn plan() -> impl Strategy<Value = Plan> {
                 (schedule, (recompute, recompute_last, attention)),
                 layout,
                 (
-                    (clip_norm, skip_non_finite, post_validation, communication),
+                    ((clip_norm, loss_scale), skip_non_finite, post_validation, communication),
                     sync,
                     (precision, parameters),
                     optimizer,
@@ -259,6 +264,7 @@ fn plan() -> impl Strategy<Value = Plan> {
                 layout,
                 clip_norm,
                 skip_non_finite,
+                loss_scale,
                 post_validation,
                 communication,
                 sync,

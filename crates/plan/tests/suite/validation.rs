@@ -2,20 +2,20 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Axis, AxisSet, Compression, Corrections, DeviceList, LayoutRules, Mesh, Number, Optimizer,
-    ParameterGroup, PassTimes, Pipeline, Plan, PlanError, Prediction, ScheduleKind, Stage,
-    Summation, Sync, Uniform, Updates, Weights,
+    Axis, AxisSet, Compression, Corrections, DeviceList, LayoutRules, LossScale, Mesh, Number,
+    Optimizer, ParameterGroup, PassTimes, Pipeline, Plan, PlanError, Prediction, ScheduleKind,
+    Stage, Summation, Sync, Uniform, Updates, Weights,
 };
 
-const DEVICES: usize = 8;
+pub(crate) const DEVICES: usize = 8;
 
-fn graph() -> Graph {
+pub(crate) fn graph() -> Graph {
     let spec = ModelSpec::parse("gpt:layers=2,hidden=64,heads=4,seq=32,vocab=96");
     spec.and_then(|spec| spec.graph()).expect("a valid model")
 }
 
 /// Two stages of dp 2 x tp 2.
-fn plan() -> Plan {
+pub(crate) fn plan() -> Plan {
     let uniform = Uniform {
         pp: 2,
         mesh: Mesh::of(2, 1, 2),
@@ -747,9 +747,11 @@ fn rounds_of_replicas_update_without_a_flush_and_without_a_norm_of_all_gradients
     assert!(flushed.contains("which has no flush"), "{flushed}");
     let buffered = complaint(|it| it.weights = Weights::DoubleBuffer);
     assert!(buffered.contains("\"stash\" or \"vertical-sync\""), "{buffered}");
-    for change in
-        [|it: &mut Plan| it.clip_norm = Some(1.0), |it: &mut Plan| it.skip_non_finite = true]
-    {
+    for change in [
+        |it: &mut Plan| it.clip_norm = Some(1.0),
+        |it: &mut Plan| it.skip_non_finite = true,
+        |it: &mut Plan| it.loss_scale = Some(LossScale::Constant { scale: 8.0 }),
+    ] {
         let clipped = complaint(change);
         assert!(clipped.contains("no norm of all gradients"), "{clipped}");
     }

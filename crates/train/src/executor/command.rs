@@ -20,10 +20,11 @@ use crate::rank::{Gradients, NotedRows, OwnedPiece, RowEnd, StepOutcome};
 pub(crate) enum Command {
     /// Train steps in a row; record a timeline with times since an origin, if given as time since the run
     /// began. The virtual clock always records. The pipeline is empty before and after. Servers answer clients
-    /// in the order in which they come, or as `answers` says.
+    /// in the order in which they come, or as `answers` says. The loss is scaled by so much for backward passes.
     Train {
         first_step: u64,
         steps: u32,
+        loss_scale: f64,
         record: Option<Duration>,
         #[serde(with = "shared_if_any")]
         answers: Option<Arc<Answers>>,
@@ -285,7 +286,8 @@ mod tests {
         ];
         let record = Some(Duration::from_nanos(1_234_567_891));
         for answers in [None, Some(Arc::new(vec![vec![], vec![0, 1, 1, 0]]))] {
-            let train = Command::Train { first_step: 7, steps: 3, record, answers };
+            let train =
+                Command::Train { first_step: 7, steps: 3, loss_scale: 8.0, record, answers };
             assert_crosses(&train);
             assert_crosses(&Order::Carry(train));
         }

@@ -326,13 +326,13 @@ impl Worker {
         let mut answered = vec![];
         let mut classes = vec![];
         match command {
-            Command::Train { first_step, steps: count, record, answers } => {
+            Command::Train { first_step, steps: count, loss_scale, record, answers } => {
                 let sent = self.sent_bytes();
                 let mut recorder =
                     record.map(|origin| self.recorder(self.rank.shared().began + origin));
                 let shared = Arc::clone(self.rank.shared());
                 let class = shared.program.class(self.rank.class_id());
-                self.rank.begin_steps(*first_step, *count);
+                self.rank.begin_steps(*first_step, *count, *loss_scale);
                 if let Some(serve) = class.serves() {
                     answered
                         .reserve(serve.handlers().count() * (*count).min(MOST_RESERVED) as usize);

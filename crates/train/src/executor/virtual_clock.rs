@@ -145,9 +145,9 @@ impl VirtualRanks {
         let mut outcomes: Vec<Vec<StepOutcome>> = vec![vec![]; ranks];
         let mut answers: Vec<_> = (0..ranks).map(|_| None).collect();
         match command {
-            Command::Train { first_step, steps, .. } => {
+            Command::Train { first_step, steps, loss_scale, .. } => {
                 for rank in &mut self.ranks {
-                    rank.begin_steps(*first_step, *steps);
+                    rank.begin_steps(*first_step, *steps, *loss_scale);
                 }
                 let shared = Arc::clone(&self.shared);
                 let before = self.sent_bytes.clone();

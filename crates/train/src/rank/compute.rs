@@ -15,7 +15,7 @@ use super::classes::Decision;
 use super::link::{Begins, Linker};
 use super::rows::Routing;
 use super::store::Slot;
-use super::{At, Rank};
+use super::{At, Rank, Shared};
 use crate::Result;
 
 /// One thing for each tensor that an operator writes; on the heap only beyond four, as the gradients of a
@@ -218,18 +218,30 @@ fn setting(
         position: node.position_loop().map_or(Start::NONE, start),
         index: node.index_loop().map_or(Start::NONE, start),
     };
-    let loss_terms = program.global_batch * graph.targets_per_sample();
     let setting = Setting {
         mask,
         first_position: starts.position.first,
         first_index: starts.index.first,
-        loss_scale: 1.0 / loss_terms as f32,
+        loss_scale: loss_factor(shared, 1.0),
         key: Key { seed: shared.seed, stream: stream(&node.name), step: 0 },
     };
     (setting, starts)
 }
 
+/// The factor on the gradient of each target's loss: that of their mean, scaled.
+fn loss_factor(shared: &Shared, scale: f64) -> f32 {
+    let targets = shared.program.global_batch * shared.graph.targets_per_sample();
+    scale as f32 / targets as f32
+}
+
 impl Rank {
+    /// Has backward passes begin with the gradient of the loss times `scale`.
+    pub(super) fn set_loss_scale(&mut self, scale: f64) {
+        self.loss_scale = scale;
+        let factor = loss_factor(&self.shared, scale);
+        self.settings.iter_mut().for_each(|setting| setting.loss_scale = factor);
+    }
+
     /// Runs one pass of an operator.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! Loads of the data that a micro-batch begins with.
 
-use half::bf16;
+use half::{bf16, f16};
 use shardloom_data::{Field, Part};
 use shardloom_graph::ValueId;
 use shardloom_kernels::device::{HostSlice, HostSliceMut};
@@ -72,6 +72,11 @@ impl Rank {
                     (Field::Reals(from), HostSliceMut::Bf16(row)) => {
                         rounded.clear();
                         rounded.extend(from.iter().map(|&value| bf16::from_f32(value).to_bits()));
+                        copy_part(&rounded, &global[1..], start, extent, row)
+                    }
+                    (Field::Reals(from), HostSliceMut::F16(row)) => {
+                        rounded.clear();
+                        rounded.extend(from.iter().map(|&value| f16::from_f32(value).to_bits()));
                         copy_part(&rounded, &global[1..], start, extent, row)
                     }
                     _ => None,

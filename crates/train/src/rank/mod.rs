@@ -111,6 +111,8 @@ pub(crate) struct Rank {
     /// What the steps of the row came to, as far as is known.
     outcomes: Vec<StepOutcome>,
     norm: Norm,
+    /// By how much the loss is scaled in the backward passes of the row.
+    loss_scale: f64,
     /// This rank's part of the loss of each micro-batch of steps that it has begun, counted from the first of
     /// the row.
     losses: Vec<(u32, f64)>,
@@ -188,6 +190,7 @@ impl Rank {
             arena,
             scratch,
             norm: Norm::new(node, &store),
+            loss_scale: 1.0,
             store,
             parameters,
             now,
@@ -258,8 +261,8 @@ impl Rank {
     }
 
     /// Prepares for `steps` steps in a row, from `first_step` on; micro-batches are counted from it. The
-    /// pipeline is empty.
-    pub fn begin_steps(&mut self, first_step: u64, steps: u32) {
+    /// pipeline is empty. The loss is scaled by `loss_scale` for their backward passes.
+    pub fn begin_steps(&mut self, first_step: u64, steps: u32, loss_scale: f64) {
         let samples = self.shared.program.global_batch as u64;
         self.now = Now {
             entry: At::START,
@@ -269,6 +272,7 @@ impl Rank {
             first_step,
             first_sample: first_step * samples,
         };
+        self.set_loss_scale(loss_scale);
         self.clear();
         self.updated.fill(0);
         self.losses.clear();

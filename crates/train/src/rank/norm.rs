@@ -82,7 +82,7 @@ impl Norm {
 }
 
 impl Rank {
-    /// The squared norm of the gradients that this rank owns.
+    /// The squared norm of the gradients that this rank owns, without the scale of the loss.
     pub(super) fn find_norm(&mut self, norms: &Norms, at: At) {
         let of = |Owned { gradients, rows, range }: &Owned| match *rows {
             Some(rows) => {
@@ -94,8 +94,8 @@ impl Rank {
                 self.device().squared_norm(gradients.slice(range.clone()))
             }
         };
-        let squared = norms.0.iter().map(of).sum();
-        self.set_squared_norm(squared);
+        let scaled: f64 = norms.0.iter().map(of).sum();
+        self.set_squared_norm(scaled / self.loss_scale.powi(2));
     }
 
     /// The squared norm of gradients, as far as it is known; none where the program does not look at it.

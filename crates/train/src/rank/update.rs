@@ -159,8 +159,9 @@ impl Rank {
         };
         let learning_rate = self.learning_rate(delay);
         // Gradients are the mean's over the step, of which each update has as large a part, and each replica that
-        // updates weights of its own.
-        let gradient_scale = (clipped * f64::from(self.updates) * replicas as f64) as f32;
+        // updates weights of its own, and they are of the scaled loss.
+        let gradient_scale =
+            (clipped * f64::from(self.updates) * replicas as f64 / self.loss_scale) as f32;
         move |updates| Step { number: updates + 1, learning_rate, gradient_scale }
     }
 

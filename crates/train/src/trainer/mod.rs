@@ -1,6 +1,7 @@
 //! Training: steps, validation, checkpoints, on all ranks of a program at once.
 
 mod evaluation;
+mod loss_scaling;
 mod state;
 mod takeover;
 
@@ -26,7 +27,11 @@ use crate::rank::{Shared, StepOutcome};
 use crate::stragglers::{Straggler, Watch};
 use crate::{Error, Result};
 
-/// What to do about a loss or gradient that is not finite.
+use loss_scaling::LossScaling;
+
+/// What to do about a loss or gradient that is not finite. Where the plan scales the loss
+/// ([`LossScale`](shardloom_plan::LossScale)), a step whose gradients are not finite is left out whatever is said
+/// here, and is no reason to stop as long as the scale can be halved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnNonFinite {
     /// Stop with an error; checkpoints from before stay. If the plan guards against gradients that are
@@ -81,6 +86,8 @@ pub struct Step {
     pub gradient_norm: Option<f64>,
     /// Whether the update was left out.
     pub skipped: bool,
+    /// By how much the loss was scaled for the backward pass, where the plan says so.
+    pub loss_scale: Option<f64>,
 }
 
 /// A model in training.
@@ -99,6 +106,7 @@ pub struct Trainer {
     way: Option<Arc<Way>>,
     connected: Connected,
     next_step: u64,
+    loss_scale: LossScaling,
     sent_bytes: Vec<u64>,
     peak_bytes: Vec<u64>,
     peak_under_way_bytes: u64,
@@ -196,6 +204,7 @@ impl Trainer {
         Ok(Trainer {
             running,
             shared,
+            loss_scale: LossScaling::new(plan.loss_scale),
             plan,
             devices,
             lost: vec![],
@@ -320,16 +329,18 @@ impl Trainer {
         let mut timeline = Timeline { clock, tracks: vec![] };
         let end = self.next_step + u64::from(steps);
         while self.next_step < end {
-            // The first steps may have to be synchronous, each on its own.
+            // The first steps may have to be synchronous, each on its own. So are all where what one comes to
+            // says how the loss of the next is scaled; there the pipeline is empty after each anyway.
             let synchronous = self.shared.program.corrections.synchronous_steps;
-            let row = match self.next_step < synchronous {
+            let row = match self.next_step < synchronous || self.loss_scale.changes() {
                 true => 1,
                 false => (end - self.next_step) as u32,
             };
             let first_step = self.next_step;
             let start = Instant::now();
             let answers = self.repeated.take();
-            let command = Command::Train { first_step, steps: row, record, answers };
+            let loss_scale = self.loss_scale.now();
+            let command = Command::Train { first_step, steps: row, loss_scale, record, answers };
             let mut done = match self.running.run(&command) {
                 Ok(done) => done,
                 Err(error) => {
@@ -382,12 +393,14 @@ impl Trainer {
             if !loss.is_finite() {
                 return Err(Error::NonFiniteLoss { step, loss });
             }
-            if skipped {
+            if skipped && !self.loss_scale.can_shrink() {
                 return Err(Error::NonFiniteGradient { step });
             }
         }
         self.next_step += 1;
-        Ok(Step { step, loss, seconds, tokens, gradient_norm, skipped })
+        let loss_scale = self.loss_scale.is_used().then(|| self.loss_scale.now());
+        self.loss_scale.note(!skipped);
+        Ok(Step { step, loss, seconds, tokens, gradient_norm, skipped, loss_scale })
     }
 
     /// The ranks that take longer now than others that do as much; none under the virtual clock, where time is

@@ -41,6 +41,7 @@ impl Trainer {
         }
         let mut meta = meta;
         note_updates(&mut meta, &updates);
+        self.loss_scale.write(&mut meta);
         Ok(writer.finish(meta, keep)?)
     }
 
@@ -52,6 +53,7 @@ impl Trainer {
     pub fn resume(&mut self, checkpoint: Checkpoint) -> Result<()> {
         let step = checkpoint.step();
         let updates = noted_updates(checkpoint.meta(), step);
+        self.loss_scale.read(checkpoint.meta());
         self.restore(SavedState::Files(checkpoint), updates, step)
     }
 
@@ -86,6 +88,7 @@ impl Trainer {
         let step = self.next_step;
         next.restore(SavedState::Memory(snapshot), Updates { of: updates, others: step }, step)?;
         next.lost = std::mem::take(&mut self.lost);
+        next.loss_scale.go_on_from(&self.loss_scale);
         *self = next;
         Ok(())
     }

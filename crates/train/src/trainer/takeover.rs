@@ -204,7 +204,7 @@ impl Trainer {
         for (&class, buckets) in &loss.lost_behind {
             let first_rank = self.shared.program.class(ClassId(class)).first_rank;
             let mut rank = Rank::new(&self.shared, first_rank);
-            rank.begin_steps(first_step, row);
+            rank.begin_steps(first_step, row, self.loss_scale.now());
             rank.set_updates(|name| before.get(name).copied().unwrap_or(0) + u64::from(last));
             rank.restore(&snapshot)?;
             rank.catch_up(last, buckets, &gradients)?;

@@ -22,14 +22,14 @@ use shardloom_train::{Blueprint, RunClock, Step, Trainer};
 const BF16: Precision =
     Precision { compute: Number::Bf16, gradients: Number::Bf16, master: true, ..Precision::MIXED };
 
-const ADAMW: Optimizer =
+pub(crate) const ADAMW: Optimizer =
     Optimizer::Adamw { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 };
 
-fn plan(graph: &Graph, uniform: &Uniform) -> Plan {
+pub(crate) fn plan(graph: &Graph, uniform: &Uniform) -> Plan {
     uniform.plan(graph, "model", "local")
 }
 
-fn samples() -> Samples {
+pub(crate) fn samples() -> Samples {
     Samples::patterned(64, 16, 64)
 }
 
@@ -99,7 +99,7 @@ fn losses_and_gradient_norms_are_those_of_pytorch_with_the_same_casts() {
 }
 
 /// What the ranks of a program send in a step, and the most that they hold.
-fn planned(program: &Program) -> (Vec<u64>, Vec<u64>) {
+pub(crate) fn planned(program: &Program) -> (Vec<u64>, Vec<u64>) {
     let of = |rank| {
         let (class, position) = program.locate(Rank(rank));
         let held = program.class(class).memory_use(program, position);
@@ -407,8 +407,8 @@ fn what_is_not_trained_in_is_refused_with_what_is() {
     let of = |precision| plan(&graph, &Uniform { precision, ..serial() });
     let message = refusal(&of(Precision { master: false, ..BF16 }));
     assert!(message.contains("set precision.master to true"), "{message}");
-    let message = refusal(&of(Precision { compute: Number::Fp16, ..BF16 }));
-    assert!(message.contains("compute to \"bf16\""), "{message}");
+    let message = refusal(&of(Precision { gradients: Number::Fp16, ..BF16 }));
+    assert!(message.contains("gradients are in fp32 or as precision.compute"), "{message}");
     let prediction = Some(Prediction::Weights);
     let corrections = Corrections { prediction, ..Corrections::default() };
     let uniform = Uniform { pp: 2, microbatches: 4, clip_norm: None, ..serial() };

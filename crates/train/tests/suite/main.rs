@@ -12,6 +12,7 @@ mod device;
 mod dimension_names;
 mod evaluation;
 mod failed_ranks;
+mod fp16;
 mod fused_attention;
 mod golden;
 mod in_flight;

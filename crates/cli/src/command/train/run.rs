@@ -106,6 +106,9 @@ struct StepLine {
     gradient_norm: Option<f64>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     skipped: bool,
+    /// By how much the loss was scaled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    loss_scale: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     validation_loss: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -415,6 +418,7 @@ impl StepLine {
             tokens: step.tokens,
             gradient_norm: step.gradient_norm,
             skipped: step.skipped,
+            loss_scale: step.loss_scale,
             validation_loss: validation.map(|it| it.loss),
             validation_accuracy: validation.and_then(|it| it.accuracy),
         }
@@ -437,6 +441,9 @@ fn for_people(step: &Step, validation: Option<Evaluation>) -> String {
     }
     if step.skipped {
         text += "  update skipped: not finite";
+        if let Some(scale) = step.loss_scale {
+            text += &format!(" with the loss scaled by {scale}");
+        }
     }
     text
 }

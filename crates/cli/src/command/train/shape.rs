@@ -181,8 +181,8 @@ fn found_on(
 
 /// A plan that was found, with what the plan of before says of what is computed and not of how it is split.
 fn as_before(found: Plan, before: &Plan) -> Plan {
-    let Plan { precision, skip_non_finite, .. } = *before;
-    Plan { precision, skip_non_finite, ..found }
+    let Plan { precision, skip_non_finite, loss_scale, .. } = *before;
+    Plan { precision, skip_non_finite, loss_scale, ..found }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use shardloom_exchange::Given;
 use shardloom_graph::ModelSpec;
-use shardloom_plan::{Axis, Number, Precision, Recompute};
+use shardloom_plan::{Axis, LossScale, Number, Precision, Recompute};
 
 use super::{Base, Word, given, width};
 use crate::plans::LLAMA;
@@ -27,6 +27,7 @@ fn accelerates_words() {
         ("mixed_precision: bf16", "mixed_precision: 'no'", |it| it.precision == Precision::FP32),
         ("mixed_precision: bf16", "mixed_precision: fp16", |it| {
             it.precision == Precision { compute: Number::Fp16, ..Precision::MIXED }
+                && it.loss_scale == Some(LossScale::dynamic())
         }),
         ("mixed_precision: bf16\n", "", |it| it.precision == Precision::FP32),
         ("FSDP", "MULTI_GPU", |it| it.sync.zero == 0),

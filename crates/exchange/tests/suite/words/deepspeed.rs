@@ -2,7 +2,7 @@
 
 use shardloom_exchange::Given;
 use shardloom_graph::ModelSpec;
-use shardloom_plan::{Axis, Number, Optimizer, Precision};
+use shardloom_plan::{Axis, LossScale, Number, Optimizer, Precision};
 
 use super::{Base, Word, Wrong, given, is_adamw, is_sgd, width};
 use crate::plans::LLAMA;
@@ -24,7 +24,7 @@ fn deepspeeds_words() {
     assert!(is_adamw(&plan, [0.8, 0.99, 1e-6, 0.3]));
     // 500 million elements where nothing is said.
     assert_eq!(plan.sync.bucket_bytes, 1_000_000_000);
-    let words: [Word; 18] = [
+    let words: [Word; 20] = [
         ("\"stage\": 3", "\"stage\": 0", |it| it.sync.zero == 0),
         ("\"stage\": 3", "\"stage\": 1", |it| it.sync.zero == 1),
         ("\"stage\": 3", "\"stage\": 2", |it| it.sync.zero == 2),
@@ -42,7 +42,23 @@ fn deepspeeds_words() {
             "\"fp16\": { \"enabled\": true }",
             |it| {
                 let (compute, gradients) = (Number::Fp16, Number::Fp16);
+                let scale = LossScale::Dynamic { initial: 65_536.0, growth_interval: 1_000 };
                 it.precision == Precision { compute, gradients, ..Precision::MIXED }
+                    && it.loss_scale == Some(scale)
+            },
+        ),
+        (
+            "\"bf16\": { \"enabled\": true }, \"fp16\": { \"enabled\": false }",
+            "\"fp16\": { \"enabled\": true, \"loss_scale\": 128 }",
+            |it| it.loss_scale == Some(LossScale::Constant { scale: 128.0 }),
+        ),
+        (
+            "\"bf16\": { \"enabled\": true }, \"fp16\": { \"enabled\": false }",
+            "\"fp16\": { \"enabled\": true, \"loss_scale\": 0, \"initial_scale_power\": 8, \
+             \"loss_scale_window\": 7 }",
+            |it| {
+                let scale = LossScale::Dynamic { initial: 256.0, growth_interval: 7 };
+                it.loss_scale == Some(scale)
             },
         ),
         ("\"gradient_clipping\": 1.0", "\"gradient_clipping\": 0", |it| it.clip_norm.is_none()),

@@ -1,7 +1,7 @@
 //! Megatron-LM's words.
 
 use super::{Base, Word, Wrong, blocks, given, is_adamw, is_sgd, width};
-use shardloom_plan::{AttentionKind, Axis, Number, Precision, Recompute, ScheduleKind};
+use shardloom_plan::{AttentionKind, Axis, LossScale, Number, Precision, Recompute, ScheduleKind};
 
 /// 12 layers on 4 groups of 2 x 2 devices.
 const MEGATRON: &str = "torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py \
@@ -19,7 +19,7 @@ const MEGATRON_LLAMA: &str = "torchrun --nproc_per_node 8 --nnodes 2 pretrain_gp
 fn megatrons_words() {
     let base = Base { place: "run.sh", text: MEGATRON, given: given(16) };
     // Words at the begin are those of another command; options are added at the end.
-    let words: [Word; 38] = [
+    let words: [Word; 40] = [
         ("--tensor-model-parallel-size 2", "--context-parallel-size 2", |it| {
             (width(it, Axis::CP), it.sync.bucket_bytes) == (2, 1 << 40)
         }),
@@ -37,7 +37,16 @@ fn megatrons_words() {
             it.precision == Precision { compute, gradients, ..Precision::MIXED }
         }),
         ("--bf16", "--fp16 --accumulate-allreduce-grads-in-fp32", |it| {
+            let scale = LossScale::Dynamic { initial: 4_294_967_296.0, growth_interval: 1_000 };
             it.precision == Precision { compute: Number::Fp16, ..Precision::MIXED }
+                && it.loss_scale == Some(scale)
+        }),
+        ("--bf16", "--fp16 --loss-scale 128", |it| {
+            it.loss_scale == Some(LossScale::Constant { scale: 128.0 })
+        }),
+        ("--bf16", "--fp16 --initial-loss-scale 256 --loss-scale-window 7", |it| {
+            let scale = LossScale::Dynamic { initial: 256.0, growth_interval: 7 };
+            it.loss_scale == Some(scale)
         }),
         ("--bf16", "", |it| it.precision == Precision::FP32),
         ("--use-distributed-optimizer", "--use-megatron-fsdp", |it| it.sync.zero == 3),

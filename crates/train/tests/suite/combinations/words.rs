@@ -6,9 +6,9 @@ use shardloom_collectives::Algorithm;
 use shardloom_data::{DataError, Field, Part, Source};
 use shardloom_graph::{Graph, Op, OpKind};
 use shardloom_plan::{
-    Arrangement, Averaging, Axis, AxisSet, Compression, Corrections, DeviceList, Mesh, Negotiation,
-    Optimizer, ParameterGroup, Pipeline, Plan, Prediction, Ranges, Recompute, ScheduleKind,
-    Servers, Share, Staleness, Summation, Sync, Uniform, Updates, Weights,
+    Arrangement, Averaging, Axis, AxisSet, Compression, Corrections, DeviceList, LossScale, Mesh,
+    Negotiation, Optimizer, ParameterGroup, Pipeline, Plan, Prediction, Ranges, Recompute,
+    ScheduleKind, Servers, Share, Staleness, Summation, Sync, Uniform, Updates, Weights,
 };
 use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{Blueprint, OnNonFinite, Settings, Trainer};
@@ -166,7 +166,8 @@ const RECOMPUTATION: [(Recompute, bool, Option<Recompute>); 6] = [
     (Recompute::None, false, Some(Recompute::Full)),
 ];
 
-/// The norm that gradients are clipped to, and whether updates with any that are not finite are left out.
+/// The norm that gradients are clipped to, and whether updates with any that are not finite are left out. With
+/// that alone the loss is scaled.
 const GUARDS: [(Option<f64>, bool); 4] =
     [(None, false), (Some(0.5), false), (None, true), (Some(0.5), true)];
 
@@ -438,6 +439,13 @@ impl Words {
             let (sparse, servers) = (Some(true), Some(vec![summation.servers - 1]));
             let of_tables = ParameterGroup { sparse, servers, ..ParameterGroup::of_all(&tables) };
             plan.parameters.insert(0, of_tables);
+        }
+        if (clip_norm, skip_non_finite) == (None, true) {
+            let residual = plan.syncs().any(|sync| sync.compression.keeps_residual());
+            plan.loss_scale = Some(match plan.flushes() && !residual {
+                true => LossScale::Dynamic { initial: 4.0, growth_interval: 2 },
+                false => LossScale::Constant { scale: 4.0 },
+            });
         }
         if row[11] == 1 {
             rename_axes(&mut plan);

@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""Golden runs in bfloat16 with fp32 master weights: the GPT of `make_golden.py`, from the same weights and
-tokens, with the casts that shardloom's trainer makes.
+"""Golden runs in bfloat16 and in fp16 with fp32 master weights: the GPT of `make_golden.py`, from the same
+weights and tokens, with the casts that shardloom's trainer makes.
 
-    make_bf16_golden.py            makes the file again
-    make_bf16_golden.py --check    trains again and compares
+    make_16_bit_golden.py            makes the files again
+    make_16_bit_golden.py --check    trains again and compares
 
-Parameters, activations and all gradients are bfloat16; AdamW updates fp32 copies of the parameters, which are
-then rounded. Two runs:
+Parameters, activations and all gradients have 16 bits; AdamW updates fp32 copies of the parameters, which are
+then rounded. Runs:
 
 - `operators`: each operator of the graph widens what it reads, computes in fp32 and rounds what it writes
   once, forward and backward. Autograd does the same to gradients where a tensor is widened or rounded. What
   several operators add to one gradient is rounded after each.
-- `modules`: PyTorch's own bfloat16 operators on the processor, as a model after `.bfloat16()` runs them.
+- `modules`, in bfloat16: PyTorch's own operators on the processor, as a model after `.bfloat16()` runs them.
+
+In fp16 PyTorch's `GradScaler` scales the loss, from a scale on with which gradients overflow and growing so
+often that they do again. Where they do the norm is null.
 """
 
 import argparse
@@ -26,13 +29,15 @@ from safetensors.torch import load_file
 import make_golden
 from make_golden import ADAMW, EPSILON, GOLDEN, HEAD_DIM, HIDDEN, LAYERS, SEQ, VOCAB
 
-# Of a bfloat16's eight bits the last is worth 2^-8 to 2^-7 of a number.
-TOLERANCE = 2.0**-7
+# By format the number of bits of a number's fraction, of which the last is worth so much.
+TOLERANCE = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+SCALE = {"initial": 2.0**24, "growth_interval": 4}
 
 
-def rounded(function, *tensors):
+def rounded(function, first, *others):
     """One operator: fp32 inside, rounded once."""
-    return function(*(tensor.float() for tensor in tensors)).bfloat16()
+    widened = (tensor.float() for tensor in (first, *others))
+    return function(*widened).to(first.dtype)
 
 
 def layer_norm(x, gain, bias):
@@ -75,46 +80,58 @@ def operators_loss(p, tokens, targets):
     return F.cross_entropy(logits.float().reshape(-1, VOCAB), targets.reshape(-1))
 
 
-def train(loss_of, initial, tokens):
-    """Losses and gradient norms before clipping of all steps."""
+def train(loss_of, initial, tokens, dtype):
+    """Losses, gradient norms before clipping and, in fp16, scales of the loss of all steps."""
     masters = {name: weight.clone().requires_grad_() for name, weight in initial.items()}
-    weights = {name: weight.bfloat16().requires_grad_() for name, weight in initial.items()}
+    weights = {name: weight.to(dtype).requires_grad_() for name, weight in initial.items()}
     optimizer = make_golden.adamw(masters)
-    losses, norms = [], []
+    interval = SCALE["growth_interval"]
+    scaler = torch.amp.GradScaler(
+        "cpu", SCALE["initial"], growth_interval=interval, enabled=dtype == torch.float16
+    )
+    losses, norms, scales = [], [], []
     for inputs, targets in zip(tokens["inputs"], tokens["targets"], strict=True):
         loss = loss_of(weights, torch.tensor(inputs), torch.tensor(targets))
-        loss.backward()
+        scales.append(scaler.get_scale())
+        scaler.scale(loss).backward()
         for name, master in masters.items():
             master.grad = weights[name].grad.float()
             weights[name].grad = None
+        scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(masters.values(), ADAMW["clip_norm"])
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         with torch.no_grad():
             for name, master in masters.items():
                 weights[name].copy_(master)
         losses.append(loss.item())
-        norms.append(norm.item())
-    return {"losses": losses, "gradient_norms": norms}
+        norms.append(norm.item() if norm.isfinite() else None)
+    found = {"losses": losses, "gradient_norms": norms}
+    return {**found, "scales": scales} if scaler.is_enabled() else found
 
 
-def golden():
+def golden(dtype):
     tokens = json.loads((GOLDEN / "tokens.json").read_text())
     initial = load_file(GOLDEN / "gpt" / "initial.safetensors")
-    modules_loss = lambda p, tokens, targets: make_golden.gpt_loss(p, tokens, targets).float()
-    return {
+    settings = {
         "model": make_golden.MODELS["gpt"][0],
         "made_with": f"torch {torch.__version__}",
         "settings": ADAMW,
-        "operators": train(operators_loss, initial, tokens),
-        "modules": train(modules_loss, initial, tokens),
     }
+    operators = train(operators_loss, initial, tokens, dtype)
+    if dtype == torch.float16:
+        return {**settings, "loss_scale": SCALE, "operators": operators}
+    modules_loss = lambda p, tokens, targets: make_golden.gpt_loss(p, tokens, targets).float()
+    modules = train(modules_loss, initial, tokens, dtype)
+    return {**settings, "operators": operators, "modules": modules}
 
 
 def differences(found, expected):
     """The largest relative differences of losses and of norms."""
+    difference = lambda a, b: abs(a - b) / b if b else float(a != b)
     return {
-        key: max(abs(a - b) / b for a, b in zip(found[key], expected[key], strict=True))
-        for key in ("losses", "gradient_norms")
+        key: max(difference(a, b) for a, b in zip(found[key], expected[key], strict=True))
+        for key in found
     }
 
 
@@ -124,18 +141,20 @@ def main():
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    computed, path = golden(), GOLDEN / "gpt-bf16" / "losses.json"
-    print("operators and modules differ by", differences(computed["modules"], computed["operators"]))
-    if not arguments.check:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(computed, indent=1) + "\n")
-        return
-    stored = json.loads(path.read_text())
-    for run in ("operators", "modules"):
-        found = differences(computed[run], stored[run])
-        print(run, "differ from the file by", found)
-        if max(found.values()) > TOLERANCE:
-            sys.exit("the golden file differs from what this PyTorch computes")
+    for folder, dtype in [("gpt-bf16", torch.bfloat16), ("gpt-fp16", torch.float16)]:
+        computed, path = golden(dtype), GOLDEN / folder / "losses.json"
+        if not arguments.check:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps(computed, indent=1) + "\n")
+            continue
+        stored = json.loads(path.read_text())
+        for run in ("operators", "modules"):
+            if run not in computed:
+                continue
+            found = differences(computed[run], stored[run])
+            print(folder, run, "differ from the file by", found)
+            if max(found.values()) > TOLERANCE[dtype]:
+                sys.exit("the golden file differs from what this PyTorch computes")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,85 @@
+//! What plans may say of the scale of the loss, and how it changes.
+
+use crate::validation::{DEVICES, graph, plan};
+use shardloom_plan::{Compression, LossScale, Number, Plan, ScheduleKind, Weights};
+
+fn of(loss_scale: LossScale) -> Plan {
+    Plan { loss_scale: Some(loss_scale), ..plan() }
+}
+
+fn complaint(plan: &Plan) -> String {
+    let refused = plan.validate(&graph(), DEVICES);
+    refused.expect_err("it should be refused").to_string()
+}
+
+fn dynamic(initial: f64, growth_interval: u64) -> LossScale {
+    LossScale::Dynamic { initial, growth_interval }
+}
+
+#[test]
+fn what_is_left_out_is_as_in_pytorch() {
+    let text = of(dynamic(8.0, 5)).to_toml();
+    let section = text.find("[loss_scale]").expect("it is written");
+    let end = text[section..].find("\n\n").map_or(text.len(), |it| section + it);
+    let with = |words: &str| {
+        let text = format!("{}[loss_scale]\n{words}{}", &text[..section], &text[end..]);
+        Plan::from_toml(&text, "plan.toml")
+    };
+    let read = with("rule = \"dynamic\"").unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(read.loss_scale, Some(dynamic(65_536.0, 2_000)));
+    let read = with("rule = \"constant\"\nscale = 128.0").expect("it is a plan");
+    assert_eq!(read.loss_scale, Some(LossScale::Constant { scale: 128.0 }));
+    let message = with("rule = \"constant\"").expect_err("by how much?").to_string();
+    assert!(message.contains("scale"), "{message}");
+}
+
+#[test]
+fn scales_are_numbers_that_gradients_can_be_divided_by() {
+    for wrong in [0.5, -8.0, f64::INFINITY, f64::NAN, 1e31] {
+        let message = complaint(&of(LossScale::Constant { scale: wrong }));
+        assert!(message.starts_with("loss_scale.scale = "), "{message}");
+        let message = complaint(&of(dynamic(wrong, 5)));
+        assert!(message.starts_with("loss_scale.initial = "), "{message}");
+    }
+    let message = complaint(&of(dynamic(8.0, 0)));
+    assert!(message.starts_with("loss_scale.growth_interval = 0: "), "{message}");
+    assert_eq!(of(dynamic(1.0, 1)).validate(&graph(), DEVICES), Ok(()));
+}
+
+#[test]
+fn a_scale_that_changes_needs_gradients_of_one_step_at_a_time() {
+    let late = |scale| {
+        let weights = Weights::Stash;
+        Plan { schedule: ScheduleKind::PipeDream, weights, ..of(scale) }
+    };
+    assert!(complaint(&late(LossScale::dynamic())).contains("without a flush"));
+    assert_eq!(late(LossScale::Constant { scale: 8.0 }).validate(&graph(), DEVICES), Ok(()));
+
+    let compressed = |scale, feedback| {
+        let mut plan = of(scale);
+        plan.sync.compression = Compression::Rounded { to: Number::Bf16, feedback };
+        plan
+    };
+    assert!(complaint(&compressed(LossScale::dynamic(), true)).contains("with a residual"));
+    for (scale, feedback) in
+        [(LossScale::dynamic(), false), (LossScale::Constant { scale: 8.0 }, true)]
+    {
+        assert_eq!(compressed(scale, feedback).validate(&graph(), DEVICES), Ok(()));
+    }
+}
+
+#[test]
+fn it_is_halved_by_overflows_and_doubled_after_enough_steps_without() {
+    let rule = dynamic(4.0, 3);
+    let (mut scale, mut finite) = (rule.initial(), 0);
+    let scales = [true, true, false, false, false, true, true, true, true].map(|is_finite| {
+        (scale, finite) = rule.after(scale, finite, is_finite);
+        scale
+    });
+    assert_eq!(scales, [4.0, 4.0, 2.0, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0]);
+    let constant = LossScale::Constant { scale: 8.0 };
+    assert_eq!(constant.after(8.0, 0, false), (8.0, 0));
+    // It does not grow beyond what gradients in fp32 can be divided by.
+    let most = 2f64.powi(100);
+    assert_eq!(dynamic(most, 1).after(most, 0, true), (most, 0));
+}
