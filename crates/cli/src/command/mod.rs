@@ -26,6 +26,7 @@ mod schedule_kind;
 mod simulate;
 mod slots;
 mod stage_times;
+mod targets;
 mod train;
 mod uplink;
 mod validate;

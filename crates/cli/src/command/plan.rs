@@ -19,6 +19,7 @@ use super::cost::Cost;
 use super::interval::Interval;
 use super::memory::{self, Memory};
 use super::plan_line::plan_line;
+use super::targets::counted;
 use super::uplink::Network;
 use super::{DeviceAnswer, ProfileFile, StackAnswer, StackName, devices_described};
 use crate::failure::Failure;
@@ -184,6 +185,8 @@ struct Answered {
     planned: Planned,
     cluster: Cluster,
     cost: Option<Cost>,
+    /// What the model's targets are called.
+    targets: &'static str,
 }
 
 /// What training on so many tokens takes.
@@ -261,12 +264,12 @@ impl Plan {
         let (plan, judgement) = (&planned.outcome.plan, &planned.outcome.judgement);
         let targets = model.graph().targets_per_sample();
         let cost = Cost::of(plan, &cluster, judgement.step_seconds, targets);
-        Ok(Answered { planned, cluster, cost })
+        Ok(Answered { planned, cluster, cost, targets: counted(model) })
     }
 
     /// All that is said of a plan.
     fn answer<'a>(&self, on: &'a Answered) -> Answer<'a> {
-        let Answered { planned, cluster, cost } = on;
+        let Answered { planned, cluster, cost, .. } = on;
         let outcome = &planned.outcome;
         let step_seconds = outcome.judgement.step_seconds;
         Answer {
@@ -315,8 +318,7 @@ impl Plan {
     }
 
     fn show(&self, on: &Answered, terminal: Terminal) -> Result<(), Failure> {
-        let Answered { planned, cluster, cost } = on;
-        let cost = *cost;
+        let &Answered { ref planned, ref cluster, cost, targets } = on;
         let budget = self.budget(on);
         let outcome = &planned.outcome;
         let step_seconds = outcome.judgement.step_seconds;
@@ -337,7 +339,7 @@ impl Plan {
             .model_flops_utilisation
             .map(|share| format!(", {} of peak FLOP/s", percent(share)));
         terminal.line(format_args!(
-            "{} tokens/s{}; bubble {}",
+            "{} {targets}/s{}; bubble {}",
             digits(planned.tokens_per_second),
             utilisation.unwrap_or_default(),
             percent(outcome.judgement.bubble_fraction)

@@ -61,7 +61,10 @@ pub(super) fn run(
         }
         return Ok(());
     }
-    terminal.text(table(&HEADING, &rows(&found)))?;
+    let rate = format!("{}/s", first.targets);
+    let heading =
+        ["cluster", "devices", "step", &rate, "USD an hour", "USD for 1e6 samples", "USD to buy"];
+    terminal.text(table(&heading, &rows(&found)))?;
     for (cluster, reason) in &refused {
         terminal.line(format_args!("{cluster}: {reason}"))?;
     }
@@ -88,9 +91,6 @@ pub(super) fn run(
         None => Ok(()),
     }
 }
-
-const HEADING: [&str; 7] =
-    ["cluster", "devices", "step", "tokens/s", "USD an hour", "USD for 1e6 samples", "USD to buy"];
 
 fn rows(found: &[(&str, Answered)]) -> Vec<Vec<String>> {
     let row = |(cluster, answered): &(&str, Answered)| {

@@ -13,6 +13,7 @@ use shardloom::{CheckpointFolder, Data, Launched, Model, Prediction, Resumed, Se
 use shardloom_report::LossPoint;
 
 use super::ending;
+use crate::command::targets::counted;
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::output_file::OutputFile;
@@ -275,8 +276,11 @@ impl Job {
             bar.set_position(done);
             bar.set_message(format!("loss {:.4}", step.loss));
             let due_line = row > 1 || (done - first - 1).is_multiple_of(lines_every);
+            let unit = counted(&self.model);
             if !terminal.json() && (last || validation.is_some() || due_line) {
-                bar.suspend(|| history.print(|| terminal.line(for_people(&step, validation))));
+                bar.suspend(|| {
+                    history.print(|| terminal.line(for_people(&step, validation, unit)))
+                });
             }
             history.interrupted = interrupt::asked().filter(|_| !last);
             if let Some(Checkpoints { folder, every, keep, .. }) = &self.checkpoints
@@ -425,9 +429,9 @@ impl StepLine {
     }
 }
 
-fn for_people(step: &Step, validation: Option<Evaluation>) -> String {
+fn for_people(step: &Step, validation: Option<Evaluation>, unit: &str) -> String {
     let mut text = format!(
-        "step {:>6}  loss {:<8.4}  {:>8}  {} tokens/s",
+        "step {:>6}  loss {:<8.4}  {:>8}  {} {unit}/s",
         step.step,
         step.loss,
         seconds(step.seconds),
