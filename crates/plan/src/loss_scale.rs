@@ -59,23 +59,28 @@ impl LossScale {
         if !(1.0..=MOST).contains(&first) {
             return Err(PlanError::field(key, first, "1 to 2^100"));
         }
+        if plan.syncs().any(|sync| sync.compression.keeps_residual()) {
+            let rule = "what compression leaves out is added to later gradients, which may have another scale: no \
+                        compression with a residual";
+            return Err(PlanError::field(key, first, rule));
+        }
         let LossScale::Dynamic { growth_interval, .. } = self else { return Ok(()) };
         if growth_interval == 0 {
             let rule = "a number of steps, 1 or more";
             return Err(PlanError::field("loss_scale.growth_interval", growth_interval, rule));
         }
-        if !plan.flushes() {
-            let rule = "without a flush gradients of steps with another scale are still under way: \
-                        \"constant\", or a schedule with a flush";
-            return Err(PlanError::field("loss_scale.rule", "dynamic", rule));
-        }
-        let keeps_residual = plan.syncs().any(|sync| sync.compression.keeps_residual());
-        if keeps_residual {
-            let rule = "what compression leaves out and adds to later gradients has the scale of its step: \
-                        \"constant\", or no compression with a residual";
-            return Err(PlanError::field("loss_scale.rule", "dynamic", rule));
-        }
-        Ok(())
+        let overlap = match (plan.flushes(), plan.post_validation) {
+            (true, false) => return Ok(()),
+            (true, true) => {
+                "with post_validation a step begins before it is known whether the one before has \
+                             overflowed: \"constant\", or no post_validation"
+            }
+            (false, _) => {
+                "without a flush gradients of steps with another scale are still under way: \
+                           \"constant\", or a schedule with a flush"
+            }
+        };
+        Err(PlanError::field("loss_scale.rule", "dynamic", overlap))
     }
 
     /// The factor after a step that had `scale`, of which so many before in a row had finite gradients, and how many

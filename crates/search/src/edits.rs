@@ -3,7 +3,7 @@
 use shardloom_cluster::{Cluster, Stack};
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Arrangement, AttentionKind, Axis, LayoutRule, Plan, Recompute, ScheduleKind, Sync,
+    Arrangement, AttentionKind, Axis, LayoutRule, LossScale, Plan, Recompute, ScheduleKind, Sync,
 };
 use shardloom_program::quantity::percent;
 
@@ -93,7 +93,8 @@ pub(crate) fn changed(plan: &Plan, stack: &Stack) -> Vec<(String, Plan)> {
         found.push(("sequence parallelism (layout \"seq:tp\")".into(), other));
     }
     // Workers whose gradients servers sum know the norm of all by themselves.
-    let waits = plan.clip_norm.is_some() && plan.sync.summation.is_none();
+    let may_overlap = !matches!(plan.loss_scale, Some(LossScale::Dynamic { .. }));
+    let waits = plan.looks_at_norm() && may_overlap && plan.sync.summation.is_none();
     if waits && plan.stages().count() > 1 && !plan.post_validation {
         let other = Plan { post_validation: true, ..plan.clone() };
         found.push(("post_validation = true".into(), other));

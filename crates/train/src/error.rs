@@ -198,7 +198,8 @@ pub enum Error {
     /// The gradient is no number any more; the weights are as they were before.
     #[error(
         "the gradient of step {step} is not finite, and its update was left out; lower the learning rate, \
-         clip gradients, or choose to skip or continue on such steps"
+         clip gradients, scale the loss by less if the plan scales it (loss_scale), or choose to skip or continue on \
+         such steps"
     )]
     NonFiniteGradient {
         /// The step.

@@ -194,7 +194,11 @@ impl Recipe {
             leave_out("communication", "thread".into(), reason);
         }
         if let Some(scale) = loss_scale.filter(|_| recipe.loss_scale.is_none()) {
-            leave_out("loss_scale", scale.initial().to_string(), "the loss is scaled in fp16 only");
+            leave_out("loss_scale", scale.initial().to_string(), "only in fp16 it is said");
+        }
+        if loss_scale.is_none() && precision.compute == Number::Fp16 {
+            let reason = "in fp16 the loss is scaled, as usual there";
+            leave_out("loss_scale", "none".into(), reason);
         }
         if *skip_non_finite {
             let reason = "what is done about gradients that are not finite is decided there";

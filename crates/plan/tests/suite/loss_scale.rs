@@ -55,16 +55,22 @@ fn a_scale_that_changes_needs_gradients_of_one_step_at_a_time() {
     assert!(complaint(&late(LossScale::dynamic())).contains("without a flush"));
     assert_eq!(late(LossScale::Constant { scale: 8.0 }).validate(&graph(), DEVICES), Ok(()));
 
-    let compressed = |scale, feedback| {
-        let mut plan = of(scale);
-        plan.sync.compression = Compression::Rounded { to: Number::Bf16, feedback };
-        plan
-    };
-    assert!(complaint(&compressed(LossScale::dynamic(), true)).contains("with a residual"));
-    for (scale, feedback) in
-        [(LossScale::dynamic(), false), (LossScale::Constant { scale: 8.0 }, true)]
-    {
-        assert_eq!(compressed(scale, feedback).validate(&graph(), DEVICES), Ok(()));
+    let validated = |scale| Plan { post_validation: true, ..of(scale) };
+    assert!(complaint(&validated(LossScale::dynamic())).contains("with post_validation"));
+    assert_eq!(validated(LossScale::Constant { scale: 8.0 }).validate(&graph(), DEVICES), Ok(()));
+}
+
+/// Residuals are kept from step to step and from run to run, which may have another scale.
+#[test]
+fn what_compression_leaves_out_has_no_scale() {
+    for scale in [LossScale::dynamic(), LossScale::Constant { scale: 8.0 }] {
+        let compressed = |feedback| {
+            let mut plan = of(scale);
+            plan.sync.compression = Compression::Rounded { to: Number::Bf16, feedback };
+            plan
+        };
+        assert_eq!(compressed(false).validate(&graph(), DEVICES), Ok(()));
+        assert!(complaint(&compressed(true)).contains("no compression with a residual"));
     }
 }
 

@@ -301,7 +301,8 @@ impl Trainer {
     }
 
     /// Likewise, and records what every rank did when; of the first synchronous steps that a plan without
-    /// flush may ask for, which are rows of their own, only in the last row; after the loss of a server only what
+    /// flush may ask for, which are rows of their own, and of those whose scale of the loss changes, only in the last
+    /// row; after the loss of a server only what
     /// has been trained since.
     ///
     /// # Errors
@@ -424,11 +425,15 @@ impl Trainer {
     ///
     /// # Errors
     /// If ranks are not threads: under the virtual clock, the order of answers is that of modelled time. If
-    /// the answers are not those of as many ranks.
+    /// the answers are not those of as many ranks, or steps are no rows as the scale of the loss changes.
     pub fn repeat_answers(&mut self, answers: Vec<Vec<u32>>) -> Result<()> {
         let ranks = self.shared.program.ranks();
         if !matches!(self.running, RunningRanks::Threads(_)) {
             let reason = "under the virtual clock answers follow modelled time".into();
+            return Err(Error::Unsupported { reason });
+        }
+        if self.loss_scale.changes() {
+            let reason = "with a scale of the loss that changes every step is a row of its own: a constant one".into();
             return Err(Error::Unsupported { reason });
         }
         if answers.len() != ranks {

@@ -109,12 +109,34 @@ fn the_scale_changes_nothing_where_nothing_is_rounded_to_zero() {
             (norms, trainer.weights_digest().expect("a digest"))
         };
         let plain = trained(None);
-        for scale in [
-            LossScale::Constant { scale: 1024.0 },
-            LossScale::Dynamic { initial: 64.0, growth_interval: 2 },
-        ] {
-            assert_eq!(trained(Some(scale)), plain, "{scale:?}, {optimizer:?}");
+        let constant = LossScale::Constant { scale: 1024.0 };
+        assert_eq!(trained(Some(constant)), plain, "{optimizer:?}");
+        if !post_validation {
+            let dynamic = LossScale::Dynamic { initial: 64.0, growth_interval: 2 };
+            assert_eq!(trained(Some(dynamic)), plain, "{optimizer:?}");
         }
+    }
+}
+
+/// Updates that overflow are undone as if they had been waited for.
+#[test]
+fn overflows_are_left_out_where_updates_are_validated_afterwards() {
+    let graph = gpt();
+    let schedule = ScheduleKind::ZeroBubbleH1;
+    let uniform = Uniform { pp: 2, microbatches: 4, schedule, precision: FP16, ..serial() };
+    let trained = |post_validation, scale| {
+        let scale = LossScale::Constant { scale };
+        let plan = Plan { post_validation, ..scaled(plan(&graph, &uniform), scale) };
+        let settings = Settings { on_non_finite: OnNonFinite::Skip, ..small_steps() };
+        let mut trainer = trainer_with(&graph, &plan, samples(), settings);
+        let steps = trainer.train_steps(6).expect("steps");
+        let skipped = steps.iter().filter(|step| step.skipped).count();
+        (skipped, trainer.weights_digest().expect("a digest"))
+    };
+    for (scale, skips) in [(4096.0, 0), (TOO_LARGE.initial(), 6)] {
+        let waited = trained(false, scale);
+        assert_eq!(waited.0, skips);
+        assert_eq!(trained(true, scale), waited, "{scale}");
     }
 }
 

@@ -260,8 +260,12 @@ impl Job {
             bar.suspend(|| history.note_stragglers(stragglers, terminal));
             let lost = session.trainer().lost_servers();
             bar.suspend(|| history.note_lost(lost, terminal));
+            let unit = counted(&self.model);
             for step in trained {
                 self.note(&step, None, history, terminal);
+                if step.skipped && !terminal.json() {
+                    bar.suspend(|| history.print(|| terminal.line(for_people(&step, None, unit))));
+                }
             }
             let due = |every: Option<NonZeroU64>| {
                 every.is_some_and(|every| done.is_multiple_of(every.get()))
@@ -275,8 +279,8 @@ impl Job {
             self.note(&step, validation, history, terminal);
             bar.set_position(done);
             bar.set_message(format!("loss {:.4}", step.loss));
-            let due_line = row > 1 || (done - first - 1).is_multiple_of(lines_every);
-            let unit = counted(&self.model);
+            let due_line =
+                step.skipped || row > 1 || (done - first - 1).is_multiple_of(lines_every);
             if !terminal.json() && (last || validation.is_some() || due_line) {
                 bar.suspend(|| {
                     history.print(|| terminal.line(for_people(&step, validation, unit)))

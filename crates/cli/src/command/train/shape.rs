@@ -187,7 +187,7 @@ fn as_before(found: Plan, before: &Plan) -> Plan {
 
 #[cfg(test)]
 mod tests {
-    use shardloom::plan::Uniform;
+    use shardloom::plan::{LossScale, Uniform};
 
     use super::*;
 
@@ -199,8 +199,10 @@ mod tests {
             let uniform = Uniform { pp, precision, ..Uniform::default() };
             uniform.plan(model.graph(), "model", "local")
         };
-        let before = Plan { skip_non_finite: true, ..plan(2, Precision::MIXED) };
+        let loss_scale = Some(LossScale::dynamic());
+        let before = Plan { skip_non_finite: true, loss_scale, ..plan(2, Precision::MIXED) };
         let found = as_before(plan(1, Precision::FP32), &before);
-        assert_eq!(found, Plan { skip_non_finite: true, ..plan(1, Precision::MIXED) });
+        let expected = Plan { skip_non_finite: true, loss_scale, ..plan(1, Precision::MIXED) };
+        assert_eq!(found, expected);
     }
 }

@@ -167,7 +167,7 @@ const RECOMPUTATION: [(Recompute, bool, Option<Recompute>); 6] = [
 ];
 
 /// The norm that gradients are clipped to, and whether updates with any that are not finite are left out. With
-/// that alone the loss is scaled.
+/// that alone the loss is scaled, but where compression keeps what it leaves out.
 const GUARDS: [(Option<f64>, bool); 4] =
     [(None, false), (Some(0.5), false), (None, true), (Some(0.5), true)];
 
@@ -442,10 +442,11 @@ impl Words {
         }
         if (clip_norm, skip_non_finite) == (None, true) {
             let residual = plan.syncs().any(|sync| sync.compression.keeps_residual());
-            plan.loss_scale = Some(match plan.flushes() && !residual {
+            let scale = match plan.flushes() && !plan.post_validation {
                 true => LossScale::Dynamic { initial: 4.0, growth_interval: 2 },
                 false => LossScale::Constant { scale: 4.0 },
-            });
+            };
+            plan.loss_scale = (!residual).then_some(scale);
         }
         if row[11] == 1 {
             rename_axes(&mut plan);
