@@ -98,8 +98,17 @@ fn losses_and_gradient_norms_are_those_of_pytorch_with_the_same_casts() {
     }
 }
 
+/// Asserts that the ranks of a trainer send in two steps, and hold, what their program says.
+pub(crate) fn assert_as_planned(mut trainer: Trainer, uniform: &Uniform) {
+    trainer.train_steps(2).expect("steps");
+    let (sent, held) = planned(trainer.program());
+    let sent: Vec<u64> = sent.into_iter().map(|bytes| 2 * bytes).collect();
+    assert_eq!(trainer.sent_bytes_per_rank(), sent, "{uniform:?}");
+    assert_eq!(trainer.peak_bytes_per_rank(), held, "{uniform:?}");
+}
+
 /// What the ranks of a program send in a step, and the most that they hold.
-pub(crate) fn planned(program: &Program) -> (Vec<u64>, Vec<u64>) {
+fn planned(program: &Program) -> (Vec<u64>, Vec<u64>) {
     let of = |rank| {
         let (class, position) = program.locate(Rank(rank));
         let held = program.class(class).memory_use(program, position);
@@ -143,12 +152,8 @@ fn ranks_hold_and_send_what_the_program_says_to_the_byte() {
                     },
                     ..serial()
                 };
-                let mut trainer = trainer(&graph, &plan(&graph, &uniform), samples(), 1e-3);
-                trainer.train_steps(2).expect("steps");
-                let (sent, held) = planned(trainer.program());
-                let sent: Vec<u64> = sent.into_iter().map(|bytes| 2 * bytes).collect();
-                assert_eq!(trainer.sent_bytes_per_rank(), sent, "{uniform:?}");
-                assert_eq!(trainer.peak_bytes_per_rank(), held, "{uniform:?}");
+                let trainer = trainer(&graph, &plan(&graph, &uniform), samples(), 1e-3);
+                assert_as_planned(trainer, &uniform);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Training in fp16 with fp32 master weights and a scaled loss: like PyTorch with the same casts and its scaler,
 //! with the memory and the traffic that the program says, however it is split, saved and resumed.
 
-use crate::bf16::{ADAMW, plan, planned, samples};
+use crate::bf16::{ADAMW, assert_as_planned, plan, samples};
 use crate::support::golden::{initial, losses_of, tokens};
 use crate::support::{gpt, graph, llama, mesh, serial, settings, trainer, trainer_with};
 use shardloom_checkpoint::{Meta, Store};
@@ -75,12 +75,7 @@ fn ranks_hold_and_send_what_the_program_says_to_the_byte() {
                 let sync = Sync { zero, bucket_bytes: 10_000, ..Sync::default() };
                 let uniform = Uniform { pp, mesh, microbatches: 2, precision, sync, ..serial() };
                 let plan = scaled(plan(&graph, &uniform), LossScale::dynamic());
-                let mut trainer = trainer(&graph, &plan, samples(), 1e-3);
-                trainer.train_steps(2).expect("steps");
-                let (sent, held) = planned(trainer.program());
-                let sent: Vec<u64> = sent.into_iter().map(|bytes| 2 * bytes).collect();
-                assert_eq!(trainer.sent_bytes_per_rank(), sent, "{uniform:?}");
-                assert_eq!(trainer.peak_bytes_per_rank(), held, "{uniform:?}");
+                assert_as_planned(trainer(&graph, &plan, samples(), 1e-3), &uniform);
             }
         }
     }
