@@ -29,7 +29,7 @@ from safetensors.torch import load_file
 import make_golden
 from make_golden import ADAMW, EPSILON, GOLDEN, HEAD_DIM, HIDDEN, LAYERS, SEQ, VOCAB
 
-# By format the number of bits of a number's fraction, of which the last is worth so much.
+# By format, what the last bit of a number is worth at most, as a share of the number.
 TOLERANCE = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 SCALE = {"initial": 2.0**24, "growth_interval": 4}
 
@@ -128,7 +128,7 @@ def golden(dtype):
 
 def differences(found, expected):
     """The largest relative differences of losses and of norms."""
-    difference = lambda a, b: abs(a - b) / b if b else float(a != b)
+    difference = lambda a, b: float(a != b) if None in (a, b) else abs(a - b) / b
     return {
         key: max(difference(a, b) for a, b in zip(found[key], expected[key], strict=True))
         for key in found

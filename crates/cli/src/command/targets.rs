@@ -10,6 +10,14 @@ pub fn counted(model: &Model) -> &'static str {
     }
 }
 
+/// The name of the rate at which they are trained on.
+pub fn per_second(model: &Model) -> &'static str {
+    match model.graph().targets_per_sample() {
+        1 => "Samples per second",
+        _ => "Tokens per second",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -194,6 +194,35 @@ fn a_loss_that_is_not_finite_stops_the_run_or_is_skipped() {
     place.run("generate spoilt --prompt a --json").refuses("model", "earlier checkpoint");
 }
 
+/// People see each step that is left out, however few lines a run has.
+#[test]
+fn steps_that_a_scale_of_the_loss_leaves_out_are_said_each_with_the_scale() {
+    let place = Place::new();
+    let model = "gpt:layers=2,hidden=16,heads=2,seq=8,vocab=256";
+    let plan = format!("plan {model} --cluster h100-80g:1 --global-batch 4 -o plan.toml");
+    place.run(&plan).succeeds();
+    let plan = std::fs::read_to_string(place.path("plan.toml")).expect("a plan");
+    let plan = plan
+        .replace("compute = \"bf16\"", "compute = \"fp16\"")
+        .replace("[sync]", "[loss_scale]\nrule = \"dynamic\"\ninitial = 67108864\n\n[sync]");
+    place.write("plan.toml", plan);
+    let train = "train plan.toml --data text.txt --steps 60";
+    let steps = place.run(&format!("{train} --json")).succeeds().objects();
+    let of_steps = steps.iter().filter(|it| it["loss_scale"].is_f64());
+    assert_eq!(of_steps.count(), 60);
+    let scale = |step: &&serde_json::Value| step["loss_scale"].as_f64().expect("a scale");
+    let skipped: Vec<f64> =
+        steps.iter().filter(|it| it["skipped"] == true).map(|it| scale(&it)).collect();
+    let halved: Vec<f64> =
+        (0..skipped.len()).map(|it| 67_108_864.0 / 2f64.powi(it as i32)).collect();
+    assert!(skipped.len() > 3 && skipped == halved, "{skipped:?}");
+    let said = place.run(train).succeeds();
+    for scale in skipped {
+        let words = format!("update skipped: not finite with the loss scaled by {scale}\n");
+        assert_eq!(said.stdout.matches(&words).count(), 1, "{}", said.stdout);
+    }
+}
+
 #[test]
 fn a_run_that_is_done_has_nothing_left_to_go_on_with_and_says_what_it_came_to() {
     let place = Place::new();

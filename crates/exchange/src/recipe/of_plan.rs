@@ -194,7 +194,7 @@ impl Recipe {
             leave_out("communication", "thread".into(), reason);
         }
         if let Some(scale) = loss_scale.filter(|_| recipe.loss_scale.is_none()) {
-            leave_out("loss_scale", scale.initial().to_string(), "only in fp16 it is said");
+            leave_out("loss_scale", scale.initial().to_string(), "it is said in fp16 only");
         }
         if loss_scale.is_none() && precision.compute == Number::Fp16 {
             let reason = "in fp16 the loss is scaled, as usual there";

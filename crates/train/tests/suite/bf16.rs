@@ -11,8 +11,8 @@ use shardloom_collectives::Algorithm;
 use shardloom_data::Table;
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Compression, Corrections, Mesh, Number, Optimizer, Plan, Precision, Prediction, Recompute,
-    ScheduleKind, Sync, Uniform, Weights,
+    Compression, Corrections, LossScale, Mesh, Number, Optimizer, Plan, Precision, Prediction,
+    Recompute, ScheduleKind, Sync, Uniform, Weights,
 };
 use shardloom_program::{Content, Format, Keep, Program, Rank};
 use shardloom_train::learning_rate::Curve;
@@ -178,8 +178,12 @@ fn both_clocks_train_the_same_weights() {
     }
 }
 
-#[test]
-fn every_optimizer_updates_master_weights() {
+/// Asserts that under every other optimizer, and sharded, losses in `precision` are within `most` of those in fp32.
+pub(crate) fn assert_nearly_as_in_fp32(
+    precision: Precision,
+    loss_scale: Option<LossScale>,
+    most: f64,
+) {
     let graph = gpt();
     let lamb = Optimizer::Lamb { beta1: 0.9, beta2: 0.99, epsilon: 1e-6, weight_decay: 0.1 };
     let adafactor = Optimizer::Adafactor {
@@ -189,21 +193,27 @@ fn every_optimizer_updates_master_weights() {
         weight_decay: 0.0,
     };
     for optimizer in [Optimizer::sgd(0.9), lamb, adafactor] {
-        let trained = |precision, mesh: Mesh, zero| {
+        let trained = |precision, loss_scale, mesh: Mesh, zero| {
             let sync = Sync { zero, bucket_bytes: 10_000, ..Sync::default() };
             let uniform = Uniform { optimizer, precision, mesh, sync, ..serial() };
-            let mut trainer = trainer(&graph, &plan(&graph, &uniform), samples(), 1e-3);
+            let plan = Plan { loss_scale, ..plan(&graph, &uniform) };
+            let mut trainer = trainer(&graph, &plan, samples(), 1e-3);
             let steps = trainer.train_steps(5).expect("steps");
             steps.into_iter().map(|step| step.loss).collect::<Vec<f64>>()
         };
-        let fp32 = trained(Precision::FP32, Mesh::SINGLE, 0);
+        let fp32 = trained(Precision::FP32, None, Mesh::SINGLE, 0);
         for (mesh, zero) in [(Mesh::SINGLE, 0), (mesh(2, 1, 1), 1), (mesh(2, 1, 1), 3)] {
-            for (found, expected) in trained(BF16, mesh, zero).iter().zip(&fp32) {
+            for (found, expected) in trained(precision, loss_scale, mesh, zero).iter().zip(&fp32) {
                 let difference = (found - expected).abs() / expected;
-                assert!(difference < 2f64.powi(-7), "{optimizer:?}: {found}, fp32 {expected}");
+                assert!(difference < most, "{optimizer:?}: {found}, fp32 {expected}");
             }
         }
     }
+}
+
+#[test]
+fn every_optimizer_updates_master_weights() {
+    assert_nearly_as_in_fp32(BF16, None, 2f64.powi(-7));
 }
 
 #[test]

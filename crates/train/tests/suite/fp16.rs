@@ -1,7 +1,7 @@
 //! Training in fp16 with fp32 master weights and a scaled loss: like PyTorch with the same casts and its scaler,
 //! with the memory and the traffic that the program says, however it is split, saved and resumed.
 
-use crate::bf16::{ADAMW, assert_as_planned, plan, samples};
+use crate::bf16::{ADAMW, assert_as_planned, assert_nearly_as_in_fp32, plan, samples};
 use crate::support::golden::{initial, losses_of, tokens};
 use crate::support::{gpt, graph, llama, mesh, serial, settings, trainer, trainer_with};
 use shardloom_checkpoint::{Meta, Store};
@@ -78,6 +78,15 @@ fn ranks_hold_and_send_what_the_program_says_to_the_byte() {
                 assert_as_planned(trainer(&graph, &plan, samples(), 1e-3), &uniform);
             }
         }
+    }
+}
+
+#[test]
+fn every_optimizer_updates_master_weights() {
+    for gradients in [Number::Fp16, Number::Fp32] {
+        // No step is left out with so small a scale.
+        let scale = LossScale::Dynamic { initial: 1024.0, growth_interval: 2_000 };
+        assert_nearly_as_in_fp32(Precision { gradients, ..FP16 }, Some(scale), 2f64.powi(-10));
     }
 }
 

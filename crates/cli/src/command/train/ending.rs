@@ -10,7 +10,7 @@ use shardloom::train::Straggler;
 use shardloom_report::{Report, Table, perfetto_trace, swimlane};
 
 use super::run::{History, Job, straggling, taken_over};
-use crate::command::targets::counted;
+use crate::command::targets::per_second;
 use crate::failure::Failure;
 use crate::output_file::OutputFile;
 use crate::table::table;
@@ -32,9 +32,9 @@ struct Summary {
     sent_bytes_per_rank: Vec<u64>,
     weights_digest: String,
     tokens_per_second: Option<f64>,
-    /// What is called tokens there.
+    /// What people are told that it is.
     #[serde(skip)]
-    targets: &'static str,
+    rate: &'static str,
     final_validation_loss: Option<f64>,
     final_validation_accuracy: Option<f64>,
     interrupted: bool,
@@ -185,7 +185,7 @@ fn summary(job: &Job, session: &mut Session, history: &History) -> Result<Summar
         sent_bytes_per_rank: trainer.sent_bytes_per_rank().to_vec(),
         weights_digest: trainer.weights_digest().map_err(shardloom::Error::from)?,
         tokens_per_second: median_step_seconds.map(|median| history.tokens as f64 / median),
-        targets: counted(&job.model),
+        rate: per_second(&job.model),
         final_validation_loss: history.losses.iter().rev().find_map(|point| point.validation),
         final_validation_accuracy: history.losses.iter().rev().find_map(|point| point.accuracy),
         interrupted: history.interrupted.is_some(),
@@ -199,10 +199,6 @@ fn figures(summary: &Summary) -> Vec<(String, String)> {
     let median = summary.median_step_seconds;
     let predicted = summary.predicted_step_seconds;
     let error = predicted.zip(median).map(|(predicted, measured)| predicted / measured - 1.0);
-    let rate = match summary.targets {
-        "samples" => "Samples per second",
-        _ => "Tokens per second",
-    };
     let figures = [
         ("Loss", summary.final_loss.map(|loss| format!("{loss:.4}"))),
         ("Validation loss", summary.final_validation_loss.map(|loss| format!("{loss:.4}"))),
@@ -210,7 +206,7 @@ fn figures(summary: &Summary) -> Vec<(String, String)> {
         ("Median step", median.map(seconds)),
         ("Predicted step", predicted.map(seconds)),
         ("Prediction error", error.map(signed_percent)),
-        (rate, summary.tokens_per_second.map(digits)),
+        (summary.rate, summary.tokens_per_second.map(digits)),
         ("Bubble", summary.bubble_fraction.map(percent)),
     ];
     figures.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
