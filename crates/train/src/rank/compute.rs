@@ -222,23 +222,22 @@ fn setting(
         mask,
         first_position: starts.position.first,
         first_index: starts.index.first,
-        loss_scale: loss_factor(shared, 1.0),
+        loss_scale: 1.0 / targets(shared) as f32,
         key: Key { seed: shared.seed, stream: stream(&node.name), step: 0 },
     };
     (setting, starts)
 }
 
-/// The factor on the gradient of each target's loss: that of their mean, scaled.
-fn loss_factor(shared: &Shared, scale: f64) -> f32 {
-    let targets = shared.program.global_batch * shared.graph.targets_per_sample();
-    scale as f32 / targets as f32
+/// The targets of a step, over which the loss is the mean.
+pub(super) fn targets(shared: &Shared) -> usize {
+    shared.program.global_batch * shared.graph.targets_per_sample()
 }
 
 impl Rank {
     /// Has backward passes begin with the gradient of the loss times `scale`.
     pub(super) fn set_loss_scale(&mut self, scale: f64) {
         self.loss_scale = scale;
-        let factor = loss_factor(&self.shared, scale);
+        let factor = scale as f32 / self.targets as f32;
         self.settings.iter_mut().for_each(|setting| setting.loss_scale = factor);
     }
 

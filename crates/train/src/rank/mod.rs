@@ -111,6 +111,8 @@ pub(crate) struct Rank {
     /// What the steps of the row came to, as far as is known.
     outcomes: Vec<StepOutcome>,
     norm: Norm,
+    /// The targets of a step.
+    targets: usize,
     /// By how much the loss is scaled in the backward passes of the row.
     loss_scale: f64,
     /// This rank's part of the loss of each micro-batch of steps that it has begun, counted from the first of
@@ -190,6 +192,7 @@ impl Rank {
             arena,
             scratch,
             norm: Norm::new(node, &store),
+            targets: compute::targets(shared),
             loss_scale: 1.0,
             store,
             parameters,
