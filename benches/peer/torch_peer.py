@@ -4,11 +4,13 @@
     torch_peer.py eager | ddp | fsdp2 | pipeline | gloo_allreduce  [sizes]
 
 `eager` is one process; the others are two that talk through Gloo. Every process computes with one
-thread. Prints `{"step", "loss", "step_seconds", "tokens"}` per step and `{"summary": ...}` at the end;
+thread. With `--precision bf16` computation is in bfloat16 with fp32 weights and gradients: by autocast, of
+`fsdp2` by its mixed precision policy. Prints `{"step", "loss", "step_seconds", "tokens"}` per step and `{"summary": ...}` at the end;
 the median leaves the first steps (`--warmup`) out.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -22,7 +24,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 
@@ -36,14 +38,14 @@ SEED = 0
 def eager_step(shape, arguments):
     """The whole model in this process."""
     model = Gpt(shape)
-    return data_parallel_step(model, adamw(model, arguments))
+    return data_parallel_step(model, adamw(model, arguments), autocast(arguments))
 
 
 def ddp_step(shape, arguments):
     """Each process trains the whole model on half of the batch; gradients are all-reduced in buckets
     while the backward pass runs."""
     model = DistributedDataParallel(Gpt(shape), gradient_as_bucket_view=True, static_graph=True)
-    return data_parallel_step(model, adamw(model, arguments))
+    return data_parallel_step(model, adamw(model, arguments), autocast(arguments))
 
 
 def fsdp2_step(shape, arguments):
@@ -51,18 +53,27 @@ def fsdp2_step(shape, arguments):
     gathers a block's parameters when it needs them."""
     model = Gpt(shape)
     mesh = init_device_mesh("cpu", (PROCESSES,))
+    formats = MixedPrecisionPolicy()
+    if arguments.precision == "bf16":
+        formats = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return data_parallel_step(model, adamw(model, arguments))
+        fully_shard(block, mesh=mesh, mp_policy=formats)
+    fully_shard(model, mesh=mesh, mp_policy=formats)
+    return data_parallel_step(model, adamw(model, arguments), contextlib.nullcontext())
 
 
-def data_parallel_step(model, optimizer):
-    """A step on this process's share of the batch."""
+def autocast(arguments):
+    """What forward passes run under."""
+    return torch.autocast("cpu", torch.bfloat16, enabled=arguments.precision == "bf16")
+
+
+def data_parallel_step(model, optimizer, forward):
+    """A step on this process's share of the batch, whose forward pass runs under `forward`."""
 
     def step(inputs, targets):
         optimizer.zero_grad()
-        loss = loss_of(model(inputs), targets)
+        with forward:
+            loss = loss_of(model(inputs), targets)
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -80,14 +91,16 @@ def pipeline_step(shape, arguments):
     stage = PipelineStage(part, rank, PROCESSES, torch.device("cpu"))
     schedule = Schedule1F1B(stage, arguments.microbatches, loss_fn=loss_of)
     optimizer = adamw(part, arguments)
+    forward = autocast(arguments)
 
     def step(inputs, targets):
         optimizer.zero_grad()
         losses = []
-        if rank == 0:
-            schedule.step(inputs)
-        else:
-            schedule.step(target=targets, losses=losses)
+        with forward:
+            if rank == 0:
+                schedule.step(inputs)
+            else:
+                schedule.step(target=targets, losses=losses)
         optimizer.step()
         return torch.stack(losses).mean().detach() if losses else None
 
@@ -209,6 +222,7 @@ def parsed_arguments():
     parser.add_argument("--global-batch", type=int, default=8, help="sequences per step")
     parser.add_argument("--microbatches", type=int, default=4, help="of the pipeline")
     parser.add_argument("--cut", type=int, help="blocks of the first stage; balanced if absent")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--adamw", choices=("fused", "foreach"), default="fused")
     parser.add_argument("--steps", type=int, default=10, help="measured steps")
     parser.add_argument("--warmup", type=int, default=2, help="steps before the measured ones")

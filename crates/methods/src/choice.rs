@@ -9,7 +9,7 @@ use std::error::Error;
 
 use shardloom_cluster::{Cluster, DeviceId};
 use shardloom_graph::Graph;
-use shardloom_plan::{Mesh, PassTimes, Plan, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{LossScale, Mesh, PassTimes, Plan, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_search::{Baseline, Judgement, Request, judge};
 use shardloom_sim::estimate::Candidate;
 
@@ -208,6 +208,7 @@ impl<'a> Task<'a> {
             plan.pass_times = PassTimes::default();
             plan.pass_times = pass_times(graph, self.cluster, &plan)?;
         }
+        plan.loss_scale = LossScale::usual(&plan);
         Ok(plan)
     }
 

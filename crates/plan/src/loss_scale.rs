@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Plan, PlanError};
+use crate::{Number, Plan, PlanError};
 
 /// The factor on the loss that gradients are computed with and divided by again before they are used
 /// (Micikevicius et al. 2018, arXiv 1710.03740, section 3.2): in fp16 numbers below 6e-8 are zero. A step whose
@@ -47,6 +47,13 @@ impl LossScale {
             LossScale::Constant { scale } => scale,
             LossScale::Dynamic { initial, .. } => initial,
         }
+    }
+
+    /// What is usual for `plan`: the dynamic one where it computes in fp16, if it goes with the rest.
+    pub fn usual(plan: &Plan) -> Option<LossScale> {
+        let dynamic = LossScale::dynamic();
+        let fits = plan.precision.compute == Number::Fp16 && dynamic.validate(plan).is_ok();
+        fits.then_some(dynamic)
     }
 
     /// Checks that it goes with the rest of `plan`.

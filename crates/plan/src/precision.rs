@@ -15,6 +15,18 @@ pub enum Number {
 }
 
 impl Number {
+    /// All of them.
+    pub const ALL: [Number; 3] = [Number::Fp32, Number::Bf16, Number::Fp16];
+
+    /// The name in plans and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Number::Fp32 => "fp32",
+            Number::Bf16 => "bf16",
+            Number::Fp16 => "fp16",
+        }
+    }
+
     /// Bytes of one number.
     pub fn bytes(self) -> usize {
         match self {
@@ -57,4 +69,12 @@ impl Precision {
         master: true,
         fp8_products: false,
     };
+
+    /// What is usual where computation is in `compute`: in 16 bits as [`Precision::MIXED`].
+    pub fn usual(compute: Number) -> Precision {
+        match compute {
+            Number::Fp32 => Precision::FP32,
+            Number::Bf16 | Number::Fp16 => Precision { compute, ..Precision::MIXED },
+        }
+    }
 }

@@ -6,8 +6,8 @@ use shardloom_cluster::{Cluster, Habits, Precision as Format};
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::{AttentionKind, Graph};
 use shardloom_plan::{
-    Compression, Number, Optimizer, PassTimes, Plan, Precision, Recompute, ScheduleKind, Sync,
-    Uniform, usual_attention,
+    Compression, LossScale, Number, Optimizer, PassTimes, Plan, Precision, Recompute, ScheduleKind,
+    Sync, Uniform, usual_attention,
 };
 use shardloom_sim::estimate::{Candidate, Estimator, Settings};
 
@@ -66,7 +66,7 @@ pub fn usual_precision(cluster: &Cluster) -> Precision {
     };
     match (all(Format::Bf16), all(Format::Fp16)) {
         (true, _) => Precision::MIXED,
-        (false, true) => Precision { compute: Number::Fp16, ..Precision::MIXED },
+        (false, true) => Precision::usual(Number::Fp16),
         (false, false) => Precision::FP32,
     }
 }
@@ -179,7 +179,7 @@ impl Request {
         Settings {
             precision: self.precision,
             optimizer: self.optimizer,
-            norm: self.clip_norm.is_some(),
+            norm: self.clip_norm.is_some() || self.precision.compute == Number::Fp16,
             algorithm: self.algorithm,
             bucket_bytes: self.bucket_bytes,
         }
@@ -246,6 +246,7 @@ impl Request {
         plan.pass_times = times;
         plan.post_validation = self.post_validation;
         plan.keeps_gathered = self.habits.keeps_gathered;
+        plan.loss_scale = LossScale::usual(&plan);
         plan
     }
 }

@@ -3,7 +3,7 @@
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
-use shardloom_plan::Plan;
+use shardloom_plan::{Number, Plan};
 use shardloom_sim::estimate::{Candidate, Estimator};
 
 use crate::auto::Finalist;
@@ -105,7 +105,8 @@ impl<'a> Search<'a> {
     /// If one cannot be simulated.
     pub fn finalists(&mut self, baselines: &[Baseline]) -> Result<Vec<Finalist>, SearchError> {
         let mut finalists = self.simulate_best(baselines)?;
-        if self.request.clip_norm.is_some() {
+        // A scale of the loss that may change has every step wait for the norm of the one before.
+        if self.request.clip_norm.is_some() && self.request.precision.compute != Number::Fp16 {
             self.validate_afterwards(&mut finalists)?;
         }
         Ok(finalists)

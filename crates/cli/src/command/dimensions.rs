@@ -5,15 +5,15 @@ use shardloom::cluster::{Cluster, Habits};
 use shardloom::collectives::Algorithm;
 use shardloom::methods::Rules;
 use shardloom::plan::{
-    AttentionKind, Averaging, AveragingTime, Communication, Compression, Mesh, Negotiation,
-    Optimizer, Plan, Precision, Ranges, Recompute, ScheduleKind, Servers, Share, Staleness,
-    Summation, Sync, Uniform, Updates, Weights, usual_attention,
+    AttentionKind, Averaging, AveragingTime, Communication, Compression, LossScale, Mesh,
+    Negotiation, Number, Optimizer, Plan, Precision, Ranges, Recompute, ScheduleKind, Servers,
+    Share, Staleness, Summation, Sync, Uniform, Updates, Weights, usual_attention,
 };
 use shardloom::search::Request;
 use shardloom::{Model, parse_optimizer, uniform_plan_in_chunks};
 
 use super::order::Order;
-use super::{algorithm, attention, recompute};
+use super::{algorithm, attention, number, recompute};
 use crate::failure::Failure;
 use crate::number::{decimal, whole};
 
@@ -33,6 +33,12 @@ pub struct Dimensions {
     /// fastest]
     #[arg(long, value_name = "ALGORITHM", value_parser = algorithm)]
     algorithm: Option<Algorithm>,
+
+    /// What weights in use, activations and their gradients are computed in: fp32, bf16 or fp16. In 16 bits
+    /// gradients are summed in fp32, of which the optimizer has weights too, and in fp16 the loss is scaled
+    /// [default: the 16-bit format that all devices have, of processors fp32]
+    #[arg(long, value_name = "FORMAT", value_parser = number)]
+    precision: Option<Number>,
 
     /// adamw, sgd, lamb or adafactor, with settings as in sgd:momentum=0.9,weight_decay=0.01;
     /// sgd's reference_batch=128 scales momentum and learning rate from batches of 128 samples to those
@@ -301,6 +307,7 @@ impl Dimensions {
             split,
             global_batch,
             algorithm,
+            precision,
             optimizer,
             clip_norm,
             no_clip,
@@ -310,6 +317,7 @@ impl Dimensions {
         let others = first_given([
             ("--global-batch", global_batch.is_some()),
             ("--algorithm", algorithm.is_some()),
+            ("--precision", precision.is_some()),
             ("--optimizer", optimizer.is_some()),
             ("--clip-norm", clip_norm.is_some()),
             ("--no-clip", *no_clip),
@@ -354,6 +362,8 @@ impl Dimensions {
             global_batch: self.global_batch(),
             algorithm: self.algorithm.unwrap_or(usual.algorithm),
             fastest_algorithm: usual.fastest_algorithm && self.algorithm.is_none(),
+            precision: self.precision.map_or(usual.precision, Precision::usual),
+            formats_by_machines: usual.formats_by_machines && self.precision.is_none(),
             optimizer: self.optimizer()?,
             clip_norm: self.clip_norm(),
             post_validation: self.post_validation,
@@ -469,6 +479,7 @@ impl Dimensions {
             }
             plan.updates = updates;
         }
+        plan.loss_scale = LossScale::usual(&plan);
         plan.validate(model.graph(), plan.device_count()).map_err(shardloom::Error::from)?;
         Ok(plan)
     }
@@ -543,9 +554,10 @@ impl Dimensions {
                 bucket_bytes: place.habits.bucket_bytes(place.bucket_bytes, zero),
                 shard_over: None,
             },
-            precision: match servers {
-                None => place.precision,
-                Some(_) => Precision::FP32,
+            precision: match (self.precision, servers) {
+                (Some(compute), _) => Precision::usual(compute),
+                (None, None) => place.precision,
+                (None, Some(_)) => Precision::FP32,
             },
             optimizer: self.optimizer()?,
             // The norm of all gradients would have every device wait for the slowest, which is what a
@@ -578,6 +590,7 @@ mod tests {
             split: Split { pp: Some(pp), dp: Some(dp), ..Split::default() },
             global_batch: Some(global_batch),
             algorithm: None,
+            precision: None,
             optimizer: None,
             clip_norm: None,
             no_clip: false,

@@ -62,7 +62,7 @@ use shardloom::cluster::{Cluster, Stack};
 use shardloom::collectives::{Algorithm, CollectiveError};
 use shardloom::data::{Progress, Reading, Stage};
 use shardloom::exchange::Project;
-use shardloom::plan::{AttentionKind, Recompute};
+use shardloom::plan::{AttentionKind, Number, Recompute};
 use shardloom::profile::Effort;
 use shardloom::{Data, Launched, LocalProfile, Model, ModelType, Sampling, TextTokenizer};
 
@@ -318,6 +318,11 @@ pub fn recompute(name: &str) -> Result<Recompute, String> {
 /// Parses how attention is computed.
 pub fn attention(name: &str) -> Result<AttentionKind, String> {
     named(name, AttentionKind::ALL, AttentionKind::name)
+}
+
+/// Parses the format that is computed in.
+pub fn number(name: &str) -> Result<Number, String> {
+    named(name, Number::ALL, Number::name)
 }
 
 /// Parses the name of a collective algorithm.

@@ -49,7 +49,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
     let precision = match words.text("mixed_precision")?.unwrap_or("no") {
         "no" => Precision::FP32,
         "bf16" => Precision::MIXED,
-        "fp16" => Precision { compute: Number::Fp16, ..Precision::MIXED },
+        "fp16" => Precision::usual(Number::Fp16),
         other => return words.error("mixed_precision", other, "no, bf16 and fp16 are known here"),
     };
     let recipe = Recipe {
