@@ -1,15 +1,13 @@
 //! The matrix product under every kernel that needs one: strided views over slices, checked once,
-//! and multiplied by own code in the AVX-512 tier, else by the `gemm` crates.
-//!
-//! The own code is there for processors that execute 512-bit instructions at full width, where it
-//! does up to twice the work of AVX2; the crates' own AVX-512 kernels were slower than their AVX2
-//! ones when results lay a power of two apart.
+//! and multiplied by own code with AVX-512 or AVX2, else by the `gemm` crates.
 
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+mod blocked;
 mod by_crate;
 #[cfg(target_arch = "x86_64")]
 mod pack;
+#[cfg(target_arch = "x86_64")]
+mod vector;
 
 use crate::tier::Tier;
 
@@ -97,11 +95,20 @@ pub(crate) fn multiply(scale: f32, a: Matrix, b: Matrix, c: MatrixMut, accumulat
         c.rows,
         c.columns
     );
-    let tier = Tier::current();
+    multiply_by(Tier::current(), scale, a, b, c, accumulate);
+}
+
+/// The same with the kernels of a tier that this machine can run, for views whose shapes match.
+fn multiply_by(tier: Tier, scale: f32, a: Matrix, b: Matrix, c: MatrixMut, accumulate: bool) {
     #[cfg(target_arch = "x86_64")]
-    if tier == Tier::Avx512 && c.rows >= LEAST.0 && c.columns >= LEAST.1 {
-        // SAFETY: a tier is current only if the processor has its features.
-        return unsafe { avx512::multiply(scale, a, b, c, accumulate) };
+    if c.rows >= LEAST.0 && c.columns >= LEAST.1 {
+        match tier {
+            // SAFETY: the processor has the tier's features; so below.
+            Tier::Avx512 => return unsafe { blocked::by_avx512(scale, a, b, c, accumulate) },
+            // SAFETY: as above.
+            Tier::Avx2 => return unsafe { blocked::by_avx2(scale, a, b, c, accumulate) },
+            Tier::Portable => {}
+        }
     }
     by_crate::multiply(tier, scale, a, b, c, accumulate);
 }
@@ -180,11 +187,14 @@ mod tests {
     ];
 
     #[test]
-    fn products_of_strided_views_are_exact_and_touch_nothing_else() {
-        // The larger ones would take Miri hours.
+    fn products_of_strided_views_are_exact_and_touch_nothing_else_on_every_tier() {
+        // The larger ones would take Miri hours, and the crates' products it does not run.
         let sizes = if cfg!(miri) { &SIZES[..12] } else { &SIZES[..] };
-        for &(m, n, k) in sizes {
-            check(multiply, m, n, k);
+        for tier in Tier::available().into_iter().filter(|&it| !cfg!(miri) || it != Tier::Portable)
+        {
+            for &(m, n, k) in sizes {
+                check(|scale, a, b, c, add| multiply_by(tier, scale, a, b, c, add), m, n, k);
+            }
         }
     }
 

@@ -1,21 +1,22 @@
-//! Copies blocks of a matrix into panels: groups of `WIDTH` columns, each stored step by step, so
-//! that the innermost loop of a product reads memory in order.
+//! Copies blocks of a matrix into panels: groups of columns, each stored step by step, so that the
+//! innermost loop of a product reads memory in order.
 
-use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::Matrix;
+use super::vector::Vector;
 
 /// Panels that are written side by side, so that a row is read by whole cache lines.
 const TOGETHER: usize = 4;
-/// Rows and columns of the squares that are transposed in registers.
-const SIDE: usize = 16;
 
-/// Writes the columns `columns` of the rows `rows` of `matrix` to `panels`, as consecutive panels
-/// of `WIDTH` columns, a panel holding `WIDTH` elements for each row. What a last, narrower panel has
-/// beside its columns stays as it is.
-#[target_feature(enable = "avx512f")]
-pub(super) fn pack<const WIDTH: usize>(
+/// Writes the columns `columns` of the rows `rows` of `matrix` to `panels`, as consecutive panels of `WIDTH`
+/// columns, a panel holding `WIDTH` elements for each row. What a last, narrower panel has beside its columns
+/// stays as it is.
+///
+/// # Safety
+/// The instructions of `V` are enabled.
+#[inline(always)]
+pub(super) unsafe fn pack<V: Vector, const WIDTH: usize>(
     matrix: Matrix,
     rows: Range<usize>,
     columns: Range<usize>,
@@ -37,13 +38,15 @@ pub(super) fn pack<const WIDTH: usize>(
         {
             let width = WIDTH.min(columns.len() - first);
             let source = &source[first * matrix.column_stride..];
-            transpose(source, matrix.column_stride, width, panel.as_chunks_mut::<WIDTH>().0);
+            let panel = panel.as_chunks_mut::<WIDTH>().0;
+            // SAFETY: passed on from the caller.
+            unsafe { transpose::<V, WIDTH>(source, matrix.column_stride, width, panel) };
         }
     }
 }
 
 /// Rows of the source, of `width` elements, are rows of the panels.
-#[target_feature(enable = "avx512f")]
+#[inline(always)]
 fn copy_rows<const WIDTH: usize>(
     source: &[f32],
     stride: usize,
@@ -53,48 +56,39 @@ fn copy_rows<const WIDTH: usize>(
 ) {
     for row in 0..height {
         let (parts, rest) = source[row * stride..][..width].as_chunks::<WIDTH>();
-        for (index, part) in parts.iter().enumerate() {
-            let target = &mut panels[index * height * WIDTH + row * WIDTH..];
-            copy(part, target.first_chunk_mut().expect("a row of a panel"));
+        let mut at = row * WIDTH;
+        for part in parts {
+            panels[at..at + WIDTH].copy_from_slice(part);
+            at += height * WIDTH;
         }
         if !rest.is_empty() {
-            panels[parts.len() * height * WIDTH + row * WIDTH..][..rest.len()]
-                .copy_from_slice(rest);
+            panels[at..at + rest.len()].copy_from_slice(rest);
         }
     }
 }
 
-/// Copies by vectors, of which the last may be filled in part.
-#[target_feature(enable = "avx512f")]
-fn copy<const WIDTH: usize>(from: &[f32; WIDTH], to: &mut [f32; WIDTH]) {
-    for start in (0..WIDTH).step_by(SIDE) {
-        let lanes = ((1_u32 << (WIDTH - start).min(SIDE)) - 1) as __mmask16;
-        // SAFETY: both have the elements that the mask keeps.
-        unsafe {
-            let values = _mm512_maskz_loadu_ps(lanes, from[start..].as_ptr());
-            _mm512_mask_storeu_ps(to[start..].as_mut_ptr(), lanes, values);
-        }
-    }
-}
-
-/// Columns of the source, `stride` apart and contiguous, are rows of the panel.
-#[target_feature(enable = "avx512f")]
-fn transpose<const WIDTH: usize>(
+/// Columns of the source, `stride` apart and contiguous, are rows of the panel: in squares that are transposed
+/// in registers.
+///
+/// # Safety
+/// The instructions of `V` are enabled.
+#[inline(always)]
+unsafe fn transpose<V: Vector, const WIDTH: usize>(
     source: &[f32],
     stride: usize,
     width: usize,
     panel: &mut [[f32; WIDTH]],
 ) {
     let height = panel.len();
-    let (whole_width, whole_height) = (width / SIDE * SIDE, height / SIDE * SIDE);
-    for column in (0..whole_width).step_by(SIDE) {
-        for row in (0..whole_height).step_by(SIDE) {
+    let (whole_width, whole_height) = (width / V::LANES * V::LANES, height / V::LANES * V::LANES);
+    for column in (0..whole_width).step_by(V::LANES) {
+        for row in (0..whole_height).step_by(V::LANES) {
             let from = &source[column * stride + row..];
-            let to = &mut panel[row..row + SIDE].as_flattened_mut()[column..];
-            assert!((SIDE - 1) * stride + SIDE <= from.len());
-            assert!((SIDE - 1) * WIDTH + SIDE <= to.len());
+            let to = &mut panel[row..row + V::LANES].as_flattened_mut()[column..];
+            assert!((V::LANES - 1) * stride + V::LANES <= from.len());
+            assert!((V::LANES - 1) * WIDTH + V::LANES <= to.len());
             // SAFETY: the squares lie within both, by the assertions.
-            unsafe { transpose_square(from.as_ptr(), stride, to.as_mut_ptr(), WIDTH) };
+            unsafe { V::transpose(from.as_ptr(), stride, to.as_mut_ptr(), WIDTH) };
         }
     }
     for column in 0..width {
@@ -102,51 +96,6 @@ fn transpose<const WIDTH: usize>(
         let line = &source[column * stride..][..height];
         for (target, &x) in panel[rows..].iter_mut().zip(&line[rows..]) {
             target[column] = x;
-        }
-    }
-}
-
-/// Exchanges rows and columns of a square: first within pairs and fours of rows, then among quarters of
-/// vectors.
-///
-/// # Safety
-/// `from` points to [`SIDE`] rows of as many elements, `stride` apart, and `to` to such rows that may be
-/// written.
-#[target_feature(enable = "avx512f")]
-unsafe fn transpose_square(from: *const f32, stride: usize, to: *mut f32, to_stride: usize) {
-    let mut lines = [_mm512_setzero_ps(); SIDE];
-    for (i, line) in lines.iter_mut().enumerate() {
-        // SAFETY: a row of the caller's square.
-        *line = unsafe { _mm512_loadu_ps(from.add(i * stride)) };
-    }
-    let mut pairs = lines;
-    for i in (0..SIDE).step_by(2) {
-        pairs[i] = _mm512_unpacklo_ps(lines[i], lines[i + 1]);
-        pairs[i + 1] = _mm512_unpackhi_ps(lines[i], lines[i + 1]);
-    }
-    let mut fours = pairs;
-    for i in (0..SIDE).step_by(4) {
-        let (a, b) = (_mm512_castps_pd(pairs[i]), _mm512_castps_pd(pairs[i + 1]));
-        let (c, d) = (_mm512_castps_pd(pairs[i + 2]), _mm512_castps_pd(pairs[i + 3]));
-        fours[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
-        fours[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
-        fours[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
-        fours[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
-    }
-    // Of `fours[4 q + j]`, quarter p holds rows 4 q .. 4 q + 4 of column 4 p + j.
-    for j in 0..4 {
-        let (a, b, c, d) = (fours[j], fours[4 + j], fours[8 + j], fours[12 + j]);
-        let even = [_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0x88>(c, d)];
-        let odd = [_mm512_shuffle_f32x4::<0xdd>(a, b), _mm512_shuffle_f32x4::<0xdd>(c, d)];
-        let columns = [
-            _mm512_shuffle_f32x4::<0x88>(even[0], even[1]),
-            _mm512_shuffle_f32x4::<0x88>(odd[0], odd[1]),
-            _mm512_shuffle_f32x4::<0xdd>(even[0], even[1]),
-            _mm512_shuffle_f32x4::<0xdd>(odd[0], odd[1]),
-        ];
-        for (p, column) in columns.into_iter().enumerate() {
-            // SAFETY: a row of the caller's square.
-            unsafe { _mm512_storeu_ps(to.add((4 * p + j) * to_stride), column) };
         }
     }
 }

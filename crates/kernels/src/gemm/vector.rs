@@ -1,0 +1,225 @@
+//! What a product needs of a processor's vector registers.
+
+use std::arch::x86_64::*;
+
+/// A vector register of fp32 numbers.
+///
+/// Everything here needs the instructions that the type is named for: it is called, and inlined, only where
+/// they are enabled.
+pub(super) trait Vector: Copy {
+    /// Elements.
+    const LANES: usize;
+    /// Rows of a tile of two vectors a row: their sums leave registers for a row of the right operand and an
+    /// element of the left one.
+    const ROWS: usize;
+    /// Which elements are meant.
+    type Mask: Copy;
+
+    /// The first `lanes` elements.
+    unsafe fn mask(lanes: usize) -> Self::Mask;
+    /// `value` in all elements.
+    unsafe fn splat(value: f32) -> Self;
+    /// All elements from memory.
+    unsafe fn load(from: *const f32) -> Self;
+    /// Some elements from memory, the others 0. Reads only where the mask says so.
+    unsafe fn load_some(from: *const f32, mask: Self::Mask) -> Self;
+    /// All elements to memory.
+    unsafe fn store(self, to: *mut f32);
+    /// Some elements to memory. Writes only where the mask says so.
+    unsafe fn store_some(self, to: *mut f32, mask: Self::Mask);
+    /// `self * by`.
+    unsafe fn times(self, by: Self) -> Self;
+    /// `self * by + to`, rounded once.
+    unsafe fn times_plus(self, by: Self, to: Self) -> Self;
+    /// Writes the square of [`Vector::LANES`] rows, `stride` apart, at `from` to rows `to_stride` apart at
+    /// `to`, with rows and columns exchanged.
+    unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, to_stride: usize);
+}
+
+impl Vector for __m512 {
+    const LANES: usize = 16;
+    const ROWS: usize = 12;
+    type Mask = __mmask16;
+
+    #[inline(always)]
+    unsafe fn mask(lanes: usize) -> __mmask16 {
+        ((1_u32 << lanes) - 1) as __mmask16
+    }
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> __m512 {
+        // SAFETY: as of the trait; so are those below.
+        unsafe { _mm512_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_some(from: *const f32, mask: __mmask16) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_maskz_loadu_ps(mask, from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: as above.
+        unsafe { _mm512_storeu_ps(to, self) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_some(self, to: *mut f32, mask: __mmask16) {
+        // SAFETY: as above.
+        unsafe { _mm512_mask_storeu_ps(to, mask, self) }
+    }
+
+    #[inline(always)]
+    unsafe fn times(self, by: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_mul_ps(self, by) }
+    }
+
+    #[inline(always)]
+    unsafe fn times_plus(self, by: __m512, to: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_fmadd_ps(self, by, to) }
+    }
+
+    /// First within pairs and fours of rows, then among quarters of vectors.
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, to_stride: usize) {
+        // SAFETY: rows are those that the caller promises.
+        unsafe {
+            let mut lines = [_mm512_setzero_ps(); 16];
+            for (i, line) in lines.iter_mut().enumerate() {
+                *line = _mm512_loadu_ps(from.add(i * stride));
+            }
+            let mut pairs = lines;
+            for i in (0..16).step_by(2) {
+                pairs[i] = _mm512_unpacklo_ps(lines[i], lines[i + 1]);
+                pairs[i + 1] = _mm512_unpackhi_ps(lines[i], lines[i + 1]);
+            }
+            let mut fours = pairs;
+            for i in (0..16).step_by(4) {
+                let (a, b) = (_mm512_castps_pd(pairs[i]), _mm512_castps_pd(pairs[i + 1]));
+                let (c, d) = (_mm512_castps_pd(pairs[i + 2]), _mm512_castps_pd(pairs[i + 3]));
+                fours[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+                fours[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+                fours[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+                fours[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+            }
+            // Of `fours[4 q + j]`, quarter p holds rows 4 q .. 4 q + 4 of column 4 p + j.
+            for j in 0..4 {
+                let (a, b, c, d) = (fours[j], fours[4 + j], fours[8 + j], fours[12 + j]);
+                let even = [_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0x88>(c, d)];
+                let odd = [_mm512_shuffle_f32x4::<0xdd>(a, b), _mm512_shuffle_f32x4::<0xdd>(c, d)];
+                let columns = [
+                    _mm512_shuffle_f32x4::<0x88>(even[0], even[1]),
+                    _mm512_shuffle_f32x4::<0x88>(odd[0], odd[1]),
+                    _mm512_shuffle_f32x4::<0xdd>(even[0], even[1]),
+                    _mm512_shuffle_f32x4::<0xdd>(odd[0], odd[1]),
+                ];
+                for (p, column) in columns.into_iter().enumerate() {
+                    _mm512_storeu_ps(to.add((4 * p + j) * to_stride), column);
+                }
+            }
+        }
+    }
+}
+
+impl Vector for __m256 {
+    const LANES: usize = 8;
+    const ROWS: usize = 6;
+    type Mask = __m256i;
+
+    #[inline(always)]
+    unsafe fn mask(lanes: usize) -> __m256i {
+        // SAFETY: as of the trait; so are those below.
+        unsafe {
+            let index = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+            _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes as i32), index)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_some(from: *const f32, mask: __m256i) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_maskload_ps(from, mask) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: as above.
+        unsafe { _mm256_storeu_ps(to, self) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_some(self, to: *mut f32, mask: __m256i) {
+        // SAFETY: as above.
+        unsafe { _mm256_maskstore_ps(to, mask, self) }
+    }
+
+    #[inline(always)]
+    unsafe fn times(self, by: __m256) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_mul_ps(self, by) }
+    }
+
+    #[inline(always)]
+    unsafe fn times_plus(self, by: __m256, to: __m256) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_fmadd_ps(self, by, to) }
+    }
+
+    /// First within pairs and fours of rows, then among halves of vectors.
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, to_stride: usize) {
+        // SAFETY: rows are those that the caller promises.
+        unsafe {
+            let mut lines = [_mm256_setzero_ps(); 8];
+            for (i, line) in lines.iter_mut().enumerate() {
+                *line = _mm256_loadu_ps(from.add(i * stride));
+            }
+            let mut pairs = lines;
+            for i in (0..8).step_by(2) {
+                pairs[i] = _mm256_unpacklo_ps(lines[i], lines[i + 1]);
+                pairs[i + 1] = _mm256_unpackhi_ps(lines[i], lines[i + 1]);
+            }
+            let mut fours = pairs;
+            for i in (0..8).step_by(4) {
+                let (a, b) = (_mm256_castps_pd(pairs[i]), _mm256_castps_pd(pairs[i + 1]));
+                let (c, d) = (_mm256_castps_pd(pairs[i + 2]), _mm256_castps_pd(pairs[i + 3]));
+                fours[i] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, c));
+                fours[i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, c));
+                fours[i + 2] = _mm256_castpd_ps(_mm256_unpacklo_pd(b, d));
+                fours[i + 3] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
+            }
+            // Of `fours[4 q + j]`, half p holds rows 4 q .. 4 q + 4 of column 4 p + j.
+            for j in 0..4 {
+                let (low, high) = (fours[j], fours[4 + j]);
+                let columns = [
+                    _mm256_permute2f128_ps::<0x20>(low, high),
+                    _mm256_permute2f128_ps::<0x31>(low, high),
+                ];
+                for (p, column) in columns.into_iter().enumerate() {
+                    _mm256_storeu_ps(to.add((4 * p + j) * to_stride), column);
+                }
+            }
+        }
+    }
+}
