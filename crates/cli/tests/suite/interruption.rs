@@ -224,6 +224,50 @@ fn steps_that_a_scale_of_the_loss_leaves_out_are_said_each_with_the_scale() {
 }
 
 #[test]
+fn what_is_computed_in_can_be_said_of_a_model() {
+    let place = Place::new();
+    let train = |options: &str| {
+        let command = format!("train {TINY} --steps 2 --checkpoint run{options} --force --json");
+        let outcome = place.run(&command).succeeds();
+        let scaled = outcome.objects().iter().any(|it| it["loss_scale"].is_f64());
+        let loss = |(_, loss): (u64, String)| loss.parse::<f64>().expect("a number");
+        (outcome.losses().into_iter().map(loss).collect::<Vec<_>>(), scaled)
+    };
+    // A split of its own, and one that a search finds.
+    for split in [" --dp 2", ""] {
+        let (wide, wide_is_scaled) = train(split);
+        assert_eq!(train(&format!("{split} --precision fp32")), (wide.clone(), false));
+        let (narrow, narrow_is_scaled) = train(&format!("{split} --precision bf16"));
+        let (half, half_is_scaled) = train(&format!("{split} --precision fp16"));
+        assert_eq!([wide_is_scaled, narrow_is_scaled, half_is_scaled], [false, false, true]);
+        for other in [&narrow, &half] {
+            let difference = (other[1] / wide[1] - 1.0).abs();
+            assert!(0.0 < difference && difference < 0.02, "{other:?} and {wide:?}");
+        }
+        assert_ne!(narrow, half);
+    }
+    let outcome = place.run(&format!("train {TINY} --precision fp8 --steps 1"));
+    outcome.fails(2, &["--precision", "there are fp32, bf16, fp16"]);
+    let outcome = place.run(&format!("train {TINY} --dp 2 --servers 1 --precision bf16 --steps 1"));
+    outcome.fails(2, &["precision"]);
+}
+
+/// V100s compute in fp16: what is found for them can be trained with.
+#[test]
+fn plans_that_are_found_in_fp16_scale_the_loss() {
+    let place = Place::new();
+    let model = "gpt:layers=2,hidden=16,heads=2,seq=8,vocab=256";
+    for how in ["", " --method megatron-lm"] {
+        let plan =
+            format!("plan {model} --cluster v100:2 --global-batch 4{how} -o plan.toml --force");
+        place.run(&plan).succeeds();
+        let plan = shardloom::read_plan(&place.path("plan.toml")).expect("a plan");
+        assert_eq!(plan.loss_scale, Some(shardloom::plan::LossScale::dynamic()));
+        place.run("train plan.toml --data text.txt --steps 1").succeeds();
+    }
+}
+
+#[test]
 fn a_run_that_is_done_has_nothing_left_to_go_on_with_and_says_what_it_came_to() {
     let place = Place::new();
     let run = || place.run(&format!("train {TINY} --steps 3 --checkpoint run --resume --json"));

@@ -6,13 +6,14 @@
 //! read from afar once and then from the first-level cache, which needs no copy of them, and the result is
 //! written along its rows. Only a left operand whose columns are contiguous is packed.
 
-use std::arch::x86_64::{__m256, __m512, _MM_HINT_T0, _mm_prefetch};
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{__m256, __m512};
 use std::cell::RefCell;
 
 use gemm_common::cache::CACHE_INFO;
 
 use super::pack::pack;
-use super::vector::Vector;
+use super::vector::{Four, Vector};
 use super::{Matrix, MatrixMut};
 use crate::{Buffer, Format, Memory, processor};
 
@@ -79,6 +80,7 @@ impl<'a> Panels<'a> {
 ///
 /// # Safety
 /// The processor has it.
+#[cfg(target_arch = "x86_64")]
 pub(super) unsafe fn by_avx512(scale: f32, a: Matrix, b: Matrix, c: MatrixMut, accumulate: bool) {
     /// The whole of it, compiled for these instructions.
     #[target_feature(enable = "avx512f")]
@@ -94,6 +96,7 @@ pub(super) unsafe fn by_avx512(scale: f32, a: Matrix, b: Matrix, c: MatrixMut, a
 ///
 /// # Safety
 /// The processor has them.
+#[cfg(target_arch = "x86_64")]
 pub(super) unsafe fn by_avx2(scale: f32, a: Matrix, b: Matrix, c: MatrixMut, accumulate: bool) {
     /// The whole of it, compiled for these instructions.
     #[target_feature(enable = "avx2,fma")]
@@ -103,6 +106,12 @@ pub(super) unsafe fn by_avx2(scale: f32, a: Matrix, b: Matrix, c: MatrixMut, acc
     }
     // SAFETY: the caller promises that the processor has them.
     with_panels(|panels| unsafe { run(panels, scale, a, b, c, accumulate) });
+}
+
+/// Likewise with what every processor has.
+pub(super) fn portable(scale: f32, a: Matrix, b: Matrix, c: MatrixMut, accumulate: bool) {
+    // SAFETY: it needs no instructions that are not enabled.
+    with_panels(|panels| unsafe { multiply::<Four, 6, 8>(panels, scale, a, b, c, accumulate) });
 }
 
 /// Lends this thread's panels.
@@ -300,8 +309,8 @@ impl Tile {
             for row in 0..H {
                 // Lines are fetched while sums are computed, also those that will only be written.
                 let row = self.c.wrapping_add(row * c_stride).cast_const();
-                _mm_prefetch::<_MM_HINT_T0>(row.cast());
-                _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(2 * V::LANES - 1).cast());
+                V::prefetch(row);
+                V::prefetch(row.wrapping_add(2 * V::LANES - 1));
             }
             let mut sums = [[V::splat(0.0); 2]; H];
             let mut groups = [self.a; 4];

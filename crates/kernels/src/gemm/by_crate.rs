@@ -1,29 +1,31 @@
-//! The product by the `gemm` crates, with the instructions of a tier.
+//! The product by the `gemm` crates, where they are faster.
 
 use gemm_common::Parallelism;
 
 use super::{Matrix, MatrixMut};
 use crate::tier::Tier;
 
+/// Below this many rows or columns their kernels for a matrix and a vector, which need no packing, are faster
+/// than own code, whose tile would be mostly padding.
+const LEAST: (usize, usize) = (2, 16);
+
+/// Whether they compute `c` faster. They choose AVX2 with FMA where the processor has it, and so are not for its
+/// portable kernels; on other architectures what they choose is part of the baseline.
+pub(super) fn is_faster(tier: Tier, c: &MatrixMut) -> bool {
+    let is_thin = c.rows < LEAST.0 || c.columns < LEAST.1;
+    match cfg!(target_arch = "x86_64") {
+        true => is_thin && tier != Tier::Portable,
+        false => true,
+    }
+}
+
 /// c = scale a b, or with `accumulate` c += scale a b, for views whose shapes match.
-pub(super) fn multiply(
-    tier: Tier,
-    scale: f32,
-    a: Matrix,
-    b: Matrix,
-    c: MatrixMut,
-    accumulate: bool,
-) {
-    let product = match tier {
-        Tier::Portable => portable(),
-        // The crate chooses AVX2 with FMA, having no better compiled in.
-        Tier::Avx2 | Tier::Avx512 => gemm_f32::gemm::f32::get_gemm_fn(),
-    };
+pub(super) fn multiply(scale: f32, a: Matrix, b: Matrix, c: MatrixMut, accumulate: bool) {
     // SAFETY: the views were checked to lie within their slices when they were made, transposing
     // keeps the set of elements, and `c` is borrowed exclusively and so overlaps neither `a` nor
     // `b`. Strides fit in `isize` as the slices they were checked against do.
     unsafe {
-        product(
+        gemm_f32::gemm::f32::get_gemm_fn()(
             c.rows,
             c.columns,
             a.columns,
@@ -43,104 +45,6 @@ pub(super) fn multiply(
             false,
             false,
             Parallelism::None,
-        );
-    }
-}
-
-/// Sizes, and for each of result, left and right operand a pointer and its column and row stride;
-/// whether to read the result, its factor and that of the product; conjugations; threads.
-type Product = unsafe fn(
-    usize,
-    usize,
-    usize,
-    *mut f32,
-    isize,
-    isize,
-    bool,
-    *const f32,
-    isize,
-    isize,
-    *const f32,
-    isize,
-    isize,
-    f32,
-    f32,
-    bool,
-    bool,
-    bool,
-    Parallelism,
-);
-
-/// Where the baseline is without SIMD worth the name, the crate decides by the processor alone, so
-/// its plain kernel has to be asked for.
-#[cfg(target_arch = "x86_64")]
-fn portable() -> Product {
-    scalar
-}
-
-/// Elsewhere the crate's choice is part of the baseline.
-#[cfg(not(target_arch = "x86_64"))]
-fn portable() -> Product {
-    gemm_f32::gemm::f32::get_gemm_fn()
-}
-
-/// The crate's product with its kernel without SIMD.
-///
-/// # Safety
-/// As for every [`Product`]: the strided views lie in memory that may be read, and for the result
-/// written, which overlaps no operand.
-#[cfg(target_arch = "x86_64")]
-unsafe fn scalar(
-    m: usize,
-    n: usize,
-    k: usize,
-    result: *mut f32,
-    result_column_stride: isize,
-    result_row_stride: isize,
-    read_result: bool,
-    left: *const f32,
-    left_column_stride: isize,
-    left_row_stride: isize,
-    right: *const f32,
-    right_column_stride: isize,
-    right_row_stride: isize,
-    result_factor: f32,
-    product_factor: f32,
-    conjugate_result: bool,
-    conjugate_left: bool,
-    conjugate_right: bool,
-    parallelism: Parallelism,
-) {
-    use gemm_common::gemm::gemm_basic_generic;
-    use gemm_common::simd::Scalar;
-    use gemm_f32::microkernel::scalar::f32::{H_M, H_N, H_UKR, MR_DIV_N, NR, UKR};
-    // SAFETY: passed on from the caller.
-    unsafe {
-        gemm_basic_generic::<_, f32, 1, MR_DIV_N, NR, MR_DIV_N, H_M, H_N>(
-            Scalar,
-            m,
-            n,
-            k,
-            result,
-            result_column_stride,
-            result_row_stride,
-            read_result,
-            left,
-            left_column_stride,
-            left_row_stride,
-            right,
-            right_column_stride,
-            right_row_stride,
-            result_factor,
-            product_factor,
-            conjugate_result,
-            conjugate_left,
-            conjugate_right,
-            |a, b, c| a * b + c,
-            &UKR,
-            &H_UKR,
-            false,
-            parallelism,
         );
     }
 }

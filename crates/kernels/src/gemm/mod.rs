@@ -1,20 +1,12 @@
 //! The matrix product under every kernel that needs one: strided views over slices, checked once,
-//! and multiplied by own code with AVX-512 or AVX2, else by the `gemm` crates.
+//! and multiplied by own code, or by the `gemm` crates where these are faster.
 
-#[cfg(target_arch = "x86_64")]
 mod blocked;
 mod by_crate;
-#[cfg(target_arch = "x86_64")]
 mod pack;
-#[cfg(target_arch = "x86_64")]
 mod vector;
 
 use crate::tier::Tier;
-
-/// Below this many rows or columns the `gemm` crates are faster: their kernels for a matrix and a
-/// vector need no packing, and a tile of the own code would be mostly padding.
-#[cfg(target_arch = "x86_64")]
-const LEAST: (usize, usize) = (2, 16);
 
 /// A matrix in a slice: element (i, j) lies at `i * row_stride + j * column_stride`.
 #[derive(Clone, Copy)]
@@ -100,17 +92,18 @@ pub(crate) fn multiply(scale: f32, a: Matrix, b: Matrix, c: MatrixMut, accumulat
 
 /// The same with the kernels of a tier that this machine can run, for views whose shapes match.
 fn multiply_by(tier: Tier, scale: f32, a: Matrix, b: Matrix, c: MatrixMut, accumulate: bool) {
-    #[cfg(target_arch = "x86_64")]
-    if c.rows >= LEAST.0 && c.columns >= LEAST.1 {
-        match tier {
-            // SAFETY: the processor has the tier's features; so below.
-            Tier::Avx512 => return unsafe { blocked::by_avx512(scale, a, b, c, accumulate) },
-            // SAFETY: as above.
-            Tier::Avx2 => return unsafe { blocked::by_avx2(scale, a, b, c, accumulate) },
-            Tier::Portable => {}
-        }
+    if by_crate::is_faster(tier, &c) {
+        return by_crate::multiply(scale, a, b, c, accumulate);
     }
-    by_crate::multiply(tier, scale, a, b, c, accumulate);
+    match tier {
+        // SAFETY: the processor has the tier's features; so below.
+        #[cfg(target_arch = "x86_64")]
+        Tier::Avx512 => unsafe { blocked::by_avx512(scale, a, b, c, accumulate) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Tier::Avx2 => unsafe { blocked::by_avx2(scale, a, b, c, accumulate) },
+        _ => blocked::portable(scale, a, b, c, accumulate),
+    }
 }
 
 #[cfg(test)]
@@ -125,9 +118,7 @@ mod tests {
     /// A product of strided views in which every element outside the result must survive.
     fn check(
         multiply: impl Fn(f32, Matrix, Matrix, MatrixMut, bool),
-        m: usize,
-        n: usize,
-        k: usize,
+        (m, n, k): (usize, usize, usize),
     ) {
         for [a_transposed, b_transposed, accumulate] in
             (0..8).map(|bits| [1, 2, 4].map(|bit| bits & bit > 0))
@@ -188,24 +179,19 @@ mod tests {
 
     #[test]
     fn products_of_strided_views_are_exact_and_touch_nothing_else_on_every_tier() {
-        // The larger ones would take Miri hours, and the crates' products it does not run.
+        // The larger ones would take Miri hours.
         let sizes = if cfg!(miri) { &SIZES[..12] } else { &SIZES[..] };
-        for tier in Tier::available().into_iter().filter(|&it| !cfg!(miri) || it != Tier::Portable)
-        {
-            for &(m, n, k) in sizes {
-                check(|scale, a, b, c, add| multiply_by(tier, scale, a, b, c, add), m, n, k);
+        for tier in Tier::available() {
+            for &sizes in sizes {
+                check(|scale, a, b, c, add| multiply_by(tier, scale, a, b, c, add), sizes);
             }
         }
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "the crate asks the processor for its caches")]
-    fn products_by_the_crate_are_exact_and_touch_nothing_else_on_every_tier() {
-        for tier in Tier::available() {
-            for (m, n, k) in SIZES {
-                check(|scale, a, b, c, add| by_crate::multiply(tier, scale, a, b, c, add), m, n, k);
-            }
-        }
+    fn products_by_the_crate_are_exact_and_touch_nothing_else() {
+        SIZES.into_iter().for_each(|sizes| check(by_crate::multiply, sizes));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What a product needs of a processor's vector registers.
 
+#[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
 /// A vector register of fp32 numbers.
@@ -34,8 +35,11 @@ pub(super) trait Vector: Copy {
     /// Writes the square of [`Vector::LANES`] rows, `stride` apart, at `from` to rows `to_stride` apart at
     /// `to`, with rows and columns exchanged.
     unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, to_stride: usize);
+    /// Has the cache line at an address fetched, which need not be one that may be read.
+    unsafe fn prefetch(at: *const f32);
 }
 
+#[cfg(target_arch = "x86_64")]
 impl Vector for __m512 {
     const LANES: usize = 16;
     const ROWS: usize = 12;
@@ -95,7 +99,7 @@ impl Vector for __m512 {
         unsafe {
             let mut lines = [_mm512_setzero_ps(); 16];
             for (i, line) in lines.iter_mut().enumerate() {
-                *line = _mm512_loadu_ps(from.add(i * stride));
+                *line = Self::load(from.add(i * stride));
             }
             let mut pairs = lines;
             for i in (0..16).step_by(2) {
@@ -128,8 +132,15 @@ impl Vector for __m512 {
             }
         }
     }
+
+    #[inline(always)]
+    unsafe fn prefetch(at: *const f32) {
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
 }
 
+#[cfg(target_arch = "x86_64")]
 impl Vector for __m256 {
     const LANES: usize = 8;
     const ROWS: usize = 6;
@@ -193,7 +204,7 @@ impl Vector for __m256 {
         unsafe {
             let mut lines = [_mm256_setzero_ps(); 8];
             for (i, line) in lines.iter_mut().enumerate() {
-                *line = _mm256_loadu_ps(from.add(i * stride));
+                *line = Self::load(from.add(i * stride));
             }
             let mut pairs = lines;
             for i in (0..8).step_by(2) {
@@ -222,4 +233,94 @@ impl Vector for __m256 {
             }
         }
     }
+
+    #[inline(always)]
+    unsafe fn prefetch(at: *const f32) {
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+}
+
+/// What every processor's registers hold; the compiler uses those that its target has for sure.
+#[derive(Clone, Copy)]
+pub(super) struct Four([f32; 4]);
+
+/// Whether the target multiplies and adds with one rounding. Elsewhere that would be a slow function call.
+const FUSES: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
+
+impl Four {
+    #[inline(always)]
+    fn of(element: impl FnMut(usize) -> f32) -> Four {
+        Four(std::array::from_fn(element))
+    }
+}
+
+impl Vector for Four {
+    const LANES: usize = 4;
+    const ROWS: usize = 6;
+    type Mask = usize;
+
+    #[inline(always)]
+    unsafe fn mask(lanes: usize) -> usize {
+        lanes
+    }
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Four {
+        Four([value; 4])
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Four {
+        // SAFETY: as of the trait; so are those below.
+        Four(unsafe { from.cast::<[f32; 4]>().read() })
+    }
+
+    #[inline(always)]
+    unsafe fn load_some(from: *const f32, lanes: usize) -> Four {
+        // SAFETY: as above.
+        Four::of(|lane| if lane < lanes { unsafe { *from.add(lane) } } else { 0.0 })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: as above.
+        unsafe { to.cast::<[f32; 4]>().write(self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_some(self, to: *mut f32, lanes: usize) {
+        for (lane, value) in self.0.into_iter().enumerate().take(lanes) {
+            // SAFETY: as above.
+            unsafe { *to.add(lane) = value };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn times(self, by: Four) -> Four {
+        Four::of(|lane| self.0[lane] * by.0[lane])
+    }
+
+    #[inline(always)]
+    unsafe fn times_plus(self, by: Four, to: Four) -> Four {
+        match FUSES {
+            true => Four::of(|lane| self.0[lane].mul_add(by.0[lane], to.0[lane])),
+            false => Four::of(|lane| self.0[lane] * by.0[lane] + to.0[lane]),
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, to_stride: usize) {
+        for row in 0..4 {
+            for column in 0..4 {
+                // SAFETY: rows are those that the caller promises.
+                unsafe {
+                    *to.add(column * to_stride + row) = *from.add(row * stride + column);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(_: *const f32) {}
 }

@@ -1,7 +1,7 @@
 //! What plans may say of the scale of the loss, and how it changes.
 
 use crate::validation::{DEVICES, graph, plan};
-use shardloom_plan::{Compression, LossScale, Number, Plan, ScheduleKind, Weights};
+use shardloom_plan::{Compression, LossScale, Number, Plan, Precision, ScheduleKind, Weights};
 
 fn of(loss_scale: LossScale) -> Plan {
     Plan { loss_scale: Some(loss_scale), ..plan() }
@@ -72,6 +72,19 @@ fn what_compression_leaves_out_has_no_scale() {
         assert_eq!(compressed(false).validate(&graph(), DEVICES), Ok(()));
         assert!(complaint(&compressed(true)).contains("no compression with a residual"));
     }
+}
+
+#[test]
+fn in_fp16_the_usual_one_is_dynamic_where_that_goes_with_the_rest() {
+    let computed_in = |compute| Plan { precision: Precision::usual(compute), ..plan() };
+    assert_eq!(LossScale::usual(&computed_in(Number::Fp32)), None);
+    assert_eq!(LossScale::usual(&computed_in(Number::Bf16)), None);
+    let half = computed_in(Number::Fp16);
+    assert_eq!(LossScale::usual(&half), Some(LossScale::dynamic()));
+    assert_eq!(LossScale::usual(&Plan { post_validation: true, ..half.clone() }), None);
+    let mut compressed = half;
+    compressed.sync.compression = Compression::Rounded { to: Number::Bf16, feedback: true };
+    assert_eq!(LossScale::usual(&compressed), None);
 }
 
 #[test]

@@ -1,0 +1,220 @@
+//! The matrix products of training steps, each against what the processor can do at most: multiply-adds from
+//! registers to registers.
+//!
+//! Run with `cargo bench -p shardloom-kernels --bench products`; with `-- --json` it prints a JSON object for
+//! the peak and one for each product, which `benches/peer/products.py` holds against PyTorch's.
+
+use std::env;
+use std::hint::black_box;
+use std::time::Instant;
+
+use shardloom_kernels::matmul::{
+    Linear, WeightLayout, linear, linear_input_grad, linear_weight_grad,
+};
+use shardloom_kernels::random::{Key, normal_fill};
+use shardloom_kernels::tier::Tier;
+use shardloom_kernels::window::Window;
+
+/// Each product is repeated for about so long between two looks at the clock, and so often.
+const SECONDS: f64 = 0.02;
+const REPEATS: usize = 15;
+
+/// Which of a layer's three products.
+#[derive(Clone, Copy)]
+enum Pass {
+    Forward,
+    Input,
+    Weight,
+}
+
+/// A linear layer, or as many small ones as a batch of heads has.
+struct Product {
+    name: &'static str,
+    batch: usize,
+    shape: Linear,
+}
+
+const fn layer(name: &'static str, rows: usize, inputs: usize, outputs: usize) -> Product {
+    let layout = WeightLayout::InputsByOutputs;
+    Product { name, batch: 1, shape: Linear { rows, inputs, outputs, layout } }
+}
+
+/// Those of the two models of `benches/peer` (1,024 positions of width 256 and 512), a square one, and a head's
+/// scores and context of a tile of queries.
+const PRODUCTS: [Product; 12] = [
+    layer("query, key and value, d 256", 1024, 256, 768),
+    layer("output of attention, d 256", 1024, 256, 256),
+    layer("feed-forward up, d 256", 1024, 256, 1024),
+    layer("feed-forward down, d 256", 1024, 1024, 256),
+    layer("vocabulary, d 256", 1024, 256, 8192),
+    layer("query, key and value, d 512", 1024, 512, 1536),
+    layer("feed-forward up, d 512", 1024, 512, 2048),
+    layer("feed-forward down, d 512", 1024, 2048, 512),
+    layer("vocabulary, d 512", 1024, 512, 8192),
+    layer("square", 2048, 2048, 2048),
+    Product {
+        name: "scores of 32 heads",
+        batch: 32,
+        shape: Linear { rows: 64, inputs: 64, outputs: 256, layout: WeightLayout::OutputsByInputs },
+    },
+    Product {
+        name: "context of 32 heads",
+        batch: 32,
+        shape: Linear { rows: 64, inputs: 256, outputs: 64, layout: WeightLayout::InputsByOutputs },
+    },
+];
+
+impl Pass {
+    const ALL: [Pass; 3] = [Pass::Forward, Pass::Input, Pass::Weight];
+
+    fn name(self) -> &'static str {
+        match self {
+            Pass::Forward => "forward",
+            Pass::Input => "input",
+            Pass::Weight => "weight",
+        }
+    }
+}
+
+impl Product {
+    /// Operations a second of a pass; gradients of weights are added onto what is there.
+    fn flops(&self, pass: Pass) -> f64 {
+        let shape = self.shape;
+        let sizes =
+            [shape.rows * shape.inputs, shape.inputs * shape.outputs, shape.rows * shape.outputs];
+        let [mut x, mut w, mut y] = sizes.map(|elements| normal(self.batch * elements));
+        let operations = 2 * self.batch * shape.rows * shape.inputs * shape.outputs;
+        let seconds = median_seconds(|| {
+            let parts = x.chunks_exact_mut(sizes[0]).zip(w.chunks_exact_mut(sizes[1]));
+            for ((x, w), y) in parts.zip(y.chunks_exact_mut(sizes[2])) {
+                match pass {
+                    Pass::Forward => linear(shape, &*x, &*w, None, y),
+                    Pass::Input => linear_input_grad(shape, &*y, &*w, x, false),
+                    Pass::Weight => linear_weight_grad(shape, &*x, &*y, w, true),
+                }
+            }
+            black_box((&mut x, &mut w, &mut y));
+        });
+        operations as f64 / seconds
+    }
+}
+
+fn normal(elements: usize) -> Vec<f32> {
+    let mut values = vec![0.0; elements];
+    let key = Key { seed: 1, stream: 2, step: 3 };
+    normal_fill(key, &Window::whole(&[elements]), 0.0, 1e-3, &mut values);
+    values
+}
+
+/// Seconds of one call, by the median of some measurements.
+fn median_seconds(mut call: impl FnMut()) -> f64 {
+    let mut timed = |calls: usize| {
+        let start = Instant::now();
+        (0..calls).for_each(|_| call());
+        start.elapsed().as_secs_f64() / calls as f64
+    };
+    timed(1);
+    let calls = (SECONDS / timed(1)).ceil() as usize;
+    let mut seconds: Vec<f64> = (0..REPEATS).map(|_| timed(calls)).collect();
+    seconds.sort_by(f64::total_cmp);
+    seconds[REPEATS / 2]
+}
+
+/// Operations a second of multiply-adds whose operands and results stay in registers; none where no tier of
+/// this machine has instructions for them.
+fn peak_flops(tier: Tier) -> Option<f64> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        const STEPS: usize = 100_000;
+        let (operations, run): (usize, unsafe fn(usize)) = match tier {
+            Tier::Avx512 => (registers::OPERATIONS_512, registers::run_512),
+            Tier::Avx2 => (registers::OPERATIONS_256, registers::run_256),
+            Tier::Portable => return None,
+        };
+        // SAFETY: a tier is selected only if the processor has its instructions.
+        let seconds = median_seconds(|| unsafe { run(STEPS) });
+        Some((operations * STEPS) as f64 / seconds)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    None
+}
+
+/// Chains of multiply-adds, more of them than the instructions take cycles.
+#[cfg(target_arch = "x86_64")]
+mod registers {
+    use std::arch::x86_64::*;
+    use std::hint::black_box;
+
+    const CHAINS: usize = 12;
+    /// Operations of a step.
+    pub const OPERATIONS_512: usize = 2 * 16 * CHAINS;
+    pub const OPERATIONS_256: usize = 2 * 8 * CHAINS;
+
+    #[target_feature(enable = "avx512f")]
+    pub fn run_512(steps: usize) {
+        let factor = _mm512_set1_ps(black_box(0.5));
+        let mut sums: [__m512; CHAINS] = [_mm512_setzero_ps(); CHAINS];
+        for (index, sum) in sums.iter_mut().enumerate() {
+            *sum = _mm512_set1_ps(index as f32);
+        }
+        for _ in 0..steps {
+            for sum in &mut sums {
+                *sum = _mm512_fmadd_ps(*sum, factor, factor);
+            }
+        }
+        black_box(sums);
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub fn run_256(steps: usize) {
+        let factor = _mm256_set1_ps(black_box(0.5));
+        let mut sums: [__m256; CHAINS] = [_mm256_setzero_ps(); CHAINS];
+        for (index, sum) in sums.iter_mut().enumerate() {
+            *sum = _mm256_set1_ps(index as f32);
+        }
+        for _ in 0..steps {
+            for sum in &mut sums {
+                *sum = _mm256_fmadd_ps(*sum, factor, factor);
+            }
+        }
+        black_box(sums);
+    }
+}
+
+fn main() {
+    let json = env::args().any(|argument| argument == "--json");
+    let tier = match Tier::selected() {
+        Ok(tier) => tier,
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::exit(2);
+        }
+    };
+    let peak = peak_flops(tier);
+    match (json, peak) {
+        (true, Some(peak)) => println!(r#"{{"tier":"{tier}","peak_flops":{peak}}}"#),
+        (true, None) => println!(r#"{{"tier":"{tier}","peak_flops":null}}"#),
+        (false, Some(peak)) => {
+            println!("{tier}: {:.1} GFLOP/s from registers to registers", peak / 1e9);
+        }
+        (false, None) => println!("{tier}"),
+    }
+    for product in &PRODUCTS {
+        let Product { name, batch, shape: Linear { rows, inputs, outputs, .. } } = product;
+        for pass in Pass::ALL {
+            let flops = product.flops(pass);
+            let pass = pass.name();
+            if json {
+                println!(
+                    r#"{{"product":"{name}","pass":"{pass}","batch":{batch},"rows":{rows},"inputs":{inputs},"outputs":{outputs},"flops":{flops}}}"#
+                );
+                continue;
+            }
+            let share = peak.map_or(String::new(), |peak| format!(", {:.2} of it", flops / peak));
+            println!(
+                "{name} ({rows} x {inputs} x {outputs}), {pass}: {:.1} GFLOP/s{share}",
+                flops / 1e9
+            );
+        }
+    }
+}
