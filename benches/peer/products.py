@@ -28,7 +28,10 @@ def ours(command):
     )
     if done.returncode != 0:
         sys.exit(f"{command}\n{done.stderr}")
-    peak, *products = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if len(lines) < 2:
+        sys.exit(f"{command} printed no products; does it lack --json?")
+    peak, *products = lines
     return peak, products
 
 
@@ -58,15 +61,15 @@ def measure_torch():
         batch, rows, inputs, outputs = (
             product[key] for key in ("batch", "rows", "inputs", "outputs")
         )
-        x = torch.randn(batch, rows, inputs)
-        w = torch.randn(batch, outputs, inputs)
-        dy = torch.randn(batch, rows, outputs)
-        dw = torch.zeros(batch, outputs, inputs)
+        # In the layout that PyTorch's linear layers have, and to memory that is there, as ours.
+        x, dx = torch.randn(batch, rows, inputs), torch.empty(batch, rows, inputs)
+        y, dy = torch.empty(batch, rows, outputs), torch.randn(batch, rows, outputs)
+        w, dw = torch.randn(batch, outputs, inputs), torch.zeros(batch, outputs, inputs)
         if batch == 1:
-            x, w, dy, dw = x[0], w[0], dy[0], dw[0]
+            x, dx, y, dy, w, dw = (each[0] for each in (x, dx, y, dy, w, dw))
         calls = {
-            "forward": lambda: x @ w.mT,
-            "input": lambda: dy @ w,
+            "forward": lambda: torch.matmul(x, w.mT, out=y),
+            "input": lambda: torch.matmul(dy, w, out=dx),
             "weight": lambda: dw.addmm_(dy.mT, x) if batch == 1 else dw.baddbmm_(dy.mT, x),
         }
         operations = 2 * batch * rows * inputs * outputs

@@ -311,7 +311,10 @@ def parsed_options():
             " name it with --shardloom, or measure PyTorch alone with --peers-only"
         )
     if options.precision != "fp32":
-        options.only = [name for name in options.only if name not in ALL_REDUCES]
+        if options.only is on_one:
+            options.only = [name for name in on_one if name not in ALL_REDUCES]
+        if set(options.only) & set(ALL_REDUCES):
+            parser.error(f"--precision {options.precision}: all-reduces are measured in fp32 only")
     if "mpi_allreduce" in options.only and not options.mpi_allreduce:
         parser.error("mpi_allreduce takes --mpi-allreduce COMMAND")
     if set(options.only) & set(OVER_LINK) and not pathlib.Path("/etc/netns", HOSTS[0]).exists():

@@ -138,7 +138,7 @@ fn names(tiers: &[Tier]) -> String {
     tiers.iter().map(|tier| tier.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// Also BMI and LZCNT, which the matrix products of this tier need.
+/// Also BMI and LZCNT, which the crates need that compute thin matrix products in this tier.
 #[cfg(target_arch = "x86_64")]
 fn has_avx2() -> bool {
     use std::arch::is_x86_feature_detected as has;

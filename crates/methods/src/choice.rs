@@ -204,11 +204,11 @@ impl<'a> Task<'a> {
         if mesh.tp() > 1 {
             plan.layout = layout(configuration, graph);
         }
+        plan.loss_scale = LossScale::usual(&plan);
         if configuration.timed {
             plan.pass_times = PassTimes::default();
             plan.pass_times = pass_times(graph, self.cluster, &plan)?;
         }
-        plan.loss_scale = LossScale::usual(&plan);
         Ok(plan)
     }
 

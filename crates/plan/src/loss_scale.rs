@@ -49,10 +49,13 @@ impl LossScale {
         }
     }
 
-    /// What is usual for `plan`: the dynamic one where it computes in fp16, if it goes with the rest.
+    /// What is usual for `plan`: the dynamic one where it computes in fp16, if it goes with the rest. It does not
+    /// where replicas have weights of their own, whose gradients have no norm together.
     pub fn usual(plan: &Plan) -> Option<LossScale> {
         let dynamic = LossScale::dynamic();
-        let fits = plan.precision.compute == Number::Fp16 && dynamic.validate(plan).is_ok();
+        let fits = plan.precision.compute == Number::Fp16
+            && plan.sync.averaging.is_none()
+            && dynamic.validate(plan).is_ok();
         fits.then_some(dynamic)
     }
 

@@ -19,7 +19,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use shardloom_collectives::Algorithm;
 use shardloom_data::{DataError, Field, Part, Source};
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_kernels::Tier;
 use shardloom_plan::{
     Communication, Corrections, Number, Optimizer, Plan, Precision, Prediction, Recompute,
     ScheduleKind, Servers, Share, Staleness, Summation, Sync, Uniform, Weights,
@@ -214,8 +213,8 @@ const SGD: Optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.1, refere
 
 #[test]
 fn in_the_midst_of_a_row_of_steps_the_heap_is_asked_for_nothing() {
-    if Tier::selected() != Ok(Tier::Avx512) {
-        // Only with AVX-512 are products of these sizes computed without the `gemm` crates.
+    if cfg!(not(target_arch = "x86_64")) {
+        // Elsewhere products of all sizes are computed by the `gemm` crates.
         LIKE_PRODUCTS_PASSED_OVER.store(true, Ordering::Relaxed);
     }
     whatever_the_number_of_instructions();
@@ -258,7 +257,7 @@ fn with_servers_that_sum() {
 }
 
 fn with_sparse_gradients() {
-    let graph = graph("gpt:layers=2,hidden=32,heads=4,seq=16,vocab=64,tied=false");
+    let graph = graph("gpt:layers=2,hidden=32,heads=2,seq=16,vocab=64,tied=false");
     for optimizer in [SGD, Optimizer::default()] {
         for replicas in [1, 2] {
             let sync = Sync { sparse: true, algorithm: Algorithm::Direct, ..uniform().sync };

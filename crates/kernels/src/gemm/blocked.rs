@@ -17,14 +17,15 @@ use super::vector::{Four, Vector};
 use super::{Matrix, MatrixMut};
 use crate::{Buffer, Format, Memory, processor};
 
-/// Depth of a block: the rows of a tile, 6 or 12 KiB, stay in the first-level cache beside the panel of `b`, 16
-/// or 32 KiB, that streams through it.
+/// Depth of a block: the rows of a tile, 6 or 12 KiB, stay in the first-level cache, through which panels of `b`,
+/// of 8, 16 or 32 KiB, stream.
 const DEPTH: usize = 256;
-/// Rows of `a` that are packed together: their panels, 240 KiB, stay in the second-level cache.
+/// Rows of `a` that are packed together: their panels take 240 KiB of the second-level cache.
 const PACKED_ROWS: usize = 240;
 /// Up to so many rows, packing contiguous rows of `b` takes longer than it saves.
 const FEW_ROWS: usize = 48;
-/// The most columns of a tile.
+/// The most rows and columns of a tile.
+const MOST_ROWS: usize = 12;
 const MOST_COLUMNS: usize = 32;
 
 thread_local! {
@@ -35,7 +36,8 @@ thread_local! {
     );
 }
 
-/// Columns of a block: its panels fill half of the second-level cache. (Miri knows of none.)
+/// Columns of a block: its panels fill half of the second-level cache, or 256 KiB where that is less. (Miri knows
+/// of no caches.)
 fn most_columns() -> usize {
     if cfg!(miri) {
         return 8 * MOST_COLUMNS;
@@ -124,7 +126,7 @@ fn with_panels(user: impl FnOnce([&mut [f32]; 2])) {
 /// The product with tiles of `ROWS` x `COLUMNS`, which are [`Vector::ROWS`] and two vectors.
 ///
 /// # Safety
-/// The instructions of `V` are enabled. (So they are in all that is inlined here, which is everything.)
+/// The instructions of `V` are enabled. (What is inlined here has them too; the rest is slower but right.)
 #[inline(always)]
 unsafe fn multiply<V: Vector, const ROWS: usize, const COLUMNS: usize>(
     [a_panels, b_panels]: [&mut [f32]; 2],
@@ -134,7 +136,8 @@ unsafe fn multiply<V: Vector, const ROWS: usize, const COLUMNS: usize>(
     c: MatrixMut,
     accumulate: bool,
 ) {
-    const { assert!(ROWS == V::ROWS && COLUMNS == 2 * V::LANES && PACKED_ROWS.is_multiple_of(ROWS)) };
+    const { assert!(ROWS == V::ROWS && ROWS <= MOST_ROWS && PACKED_ROWS.is_multiple_of(ROWS)) };
+    const { assert!(COLUMNS == 2 * V::LANES && COLUMNS <= MOST_COLUMNS) };
     let (m, n, k, c_stride) = (c.rows, c.columns, a.columns, c.row_stride);
     if m == 0 || n == 0 {
         return;

@@ -158,8 +158,8 @@ mod tests {
         }
     }
 
-    /// Every tile height and width, edges of blocks, and single elements.
-    const SIZES: [(usize, usize, usize); 15] = [
+    /// Every tile height, whole and partial widths, edges of blocks, and single elements.
+    const SIZES: [(usize, usize, usize); 18] = [
         (1, 1, 1),
         (4, 4, 0),
         (4, 5, 1),
@@ -175,6 +175,9 @@ mod tests {
         (253, 40, 257),
         (14, 1061, 12),
         (36, 64, 515),
+        (17, 32, 0),
+        (50, 300, 300),
+        (52, 2100, 260),
     ];
 
     #[test]

@@ -7,7 +7,11 @@ use std::arch::x86_64::*;
 ///
 /// Everything here needs the instructions that the type is named for: it is called, and inlined, only where
 /// they are enabled.
-pub(super) trait Vector: Copy {
+///
+/// # Safety
+/// What reads and writes memory does so for [`Vector::LANES`] elements or those of a mask, and a mask of so many
+/// lanes is of these.
+pub(super) unsafe trait Vector: Copy {
     /// Elements.
     const LANES: usize;
     /// Rows of a tile of two vectors a row: their sums leave registers for a row of the right operand and an
@@ -30,7 +34,7 @@ pub(super) trait Vector: Copy {
     unsafe fn store_some(self, to: *mut f32, mask: Self::Mask);
     /// `self * by`.
     unsafe fn times(self, by: Self) -> Self;
-    /// `self * by + to`, rounded once.
+    /// `self * by + to`, rounded once where the instructions do that.
     unsafe fn times_plus(self, by: Self, to: Self) -> Self;
     /// Writes the square of [`Vector::LANES`] rows, `stride` apart, at `from` to rows `to_stride` apart at
     /// `to`, with rows and columns exchanged.
@@ -39,8 +43,9 @@ pub(super) trait Vector: Copy {
     unsafe fn prefetch(at: *const f32);
 }
 
+// SAFETY: registers of 16 elements, and masks of a bit for each.
 #[cfg(target_arch = "x86_64")]
-impl Vector for __m512 {
+unsafe impl Vector for __m512 {
     const LANES: usize = 16;
     const ROWS: usize = 12;
     type Mask = __mmask16;
@@ -140,8 +145,9 @@ impl Vector for __m512 {
     }
 }
 
+// SAFETY: registers of 8 elements, and masks of the highest bit of each.
 #[cfg(target_arch = "x86_64")]
-impl Vector for __m256 {
+unsafe impl Vector for __m256 {
     const LANES: usize = 8;
     const ROWS: usize = 6;
     type Mask = __m256i;
@@ -255,7 +261,8 @@ impl Four {
     }
 }
 
-impl Vector for Four {
+// SAFETY: four elements, and masks that count them.
+unsafe impl Vector for Four {
     const LANES: usize = 4;
     const ROWS: usize = 6;
     type Mask = usize;

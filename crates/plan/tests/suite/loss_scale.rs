@@ -1,7 +1,10 @@
 //! What plans may say of the scale of the loss, and how it changes.
 
 use crate::validation::{DEVICES, graph, plan};
-use shardloom_plan::{Compression, LossScale, Number, Plan, Precision, ScheduleKind, Weights};
+use shardloom_plan::{
+    Averaging, AveragingTime, Compression, LossScale, Number, Plan, Precision, ScheduleKind,
+    Weights,
+};
 
 fn of(loss_scale: LossScale) -> Plan {
     Plan { loss_scale: Some(loss_scale), ..plan() }
@@ -82,9 +85,13 @@ fn in_fp16_the_usual_one_is_dynamic_where_that_goes_with_the_rest() {
     let half = computed_in(Number::Fp16);
     assert_eq!(LossScale::usual(&half), Some(LossScale::dynamic()));
     assert_eq!(LossScale::usual(&Plan { post_validation: true, ..half.clone() }), None);
-    let mut compressed = half;
+    let mut compressed = half.clone();
     compressed.sync.compression = Compression::Rounded { to: Number::Bf16, feedback: true };
     assert_eq!(LossScale::usual(&compressed), None);
+    let mut averaged = half;
+    averaged.sync.averaging =
+        Some(Averaging { every: 2, rate: 1.0, when: AveragingTime::AfterUpdate, over: None });
+    assert_eq!(LossScale::usual(&averaged), None);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use clap::Args;
 use shardloom::cluster::Cluster;
-use shardloom::plan::{Plan, Precision, Sync};
+use shardloom::plan::{LossScale, Plan, Precision, Sync};
 use shardloom::search::Request;
 use shardloom::{Launched, LocalProfile, Model, find_plan, usual_request};
 
@@ -182,12 +182,15 @@ fn found_on(
 /// A plan that was found, with what the plan of before says of what is computed and not of how it is split.
 fn as_before(found: Plan, before: &Plan) -> Plan {
     let Plan { precision, skip_non_finite, loss_scale, .. } = *before;
-    Plan { precision, skip_non_finite, loss_scale, ..found }
+    // Where the scale may change a step waits for the norm of the one before.
+    let may_overlap = !matches!(loss_scale, Some(LossScale::Dynamic { .. }));
+    let post_validation = found.post_validation && may_overlap;
+    Plan { precision, skip_non_finite, loss_scale, post_validation, ..found }
 }
 
 #[cfg(test)]
 mod tests {
-    use shardloom::plan::{LossScale, Uniform};
+    use shardloom::plan::Uniform;
 
     use super::*;
 
