@@ -83,7 +83,8 @@ def data_parallel_step(model, optimizer, forward):
 
 def pipeline_step(shape, arguments):
     """Blocks are cut in two stages of nearly equal arithmetic (the head counts for several blocks),
-    which run 1F1B over micro-batches."""
+    which run 1F1B over micro-batches. In bfloat16 backward passes run under autocast too, as the schedule
+    does not separate them."""
     rank = dist.get_rank()
     first = first_stage_blocks(shape) if arguments.cut is None else arguments.cut
     blocks = first if rank == 0 else shape.layers - first

@@ -188,7 +188,7 @@ fn untrainable_in(plan: &Plan, precision: Precision) -> Option<&'static str> {
         ),
         Number::Fp16 if fits && plan.loss_scale.is_none() => Some(
             "gradients below 6e-8 are zero in fp16, so that the loss has to be scaled; set loss_scale = { rule = \
-             \"dynamic\" }, or without a flush and with post_validation { rule = \"constant\", scale = 1024.0 }",
+             \"dynamic\" }, or without a flush, or with post_validation, { rule = \"constant\", scale = 1024.0 }",
         ),
         Number::Bf16 | Number::Fp16 if fits => None,
         _ => Some(

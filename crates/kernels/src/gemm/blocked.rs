@@ -2,7 +2,7 @@
 //! into panels, stays in the second-level cache (after Goto and van de Geijn, "Anatomy of High-Performance
 //! Matrix Multiplication", ACM TOMS 34(3), 2008).
 //!
-//! The rows of a tile meet all panels of a block before the next rows do. So the left operand's rows are
+//! The rows of a tile are multiplied with all panels of a block before the next rows are. So the left operand's rows are
 //! read from afar once and then from the first-level cache, which needs no copy of them, and the result is
 //! written along its rows. Only a left operand whose columns are contiguous is packed.
 
@@ -297,8 +297,8 @@ impl Tile {
     /// Computes `H` rows, of all columns that a tile can have or of fewer.
     ///
     /// # Safety
-    /// `a` points to `H` elements for each of `depth` steps and `b` to `width` (up to two vectors, or just two
-    /// if it is the `WHOLE`), at the strides given, and `c` to `H` rows of `width` writable elements.
+    /// `a` points to `H` elements for each of `depth` steps and `b` to `width` (at most two vectors,
+    /// and if `WHOLE` exactly two), at the strides given, and `c` to `H` rows of `width` writable elements.
     #[inline(always)]
     unsafe fn multiply_rows<V: Vector, const H: usize, const WHOLE: bool>(self) {
         /// Rows that are addressed from one pointer, by its stride and twice that.

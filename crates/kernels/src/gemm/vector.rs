@@ -39,7 +39,7 @@ pub(super) unsafe trait Vector: Copy {
     /// Writes the square of [`Vector::LANES`] rows, `stride` apart, at `from` to rows `to_stride` apart at
     /// `to`, with rows and columns exchanged.
     unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, to_stride: usize);
-    /// Has the cache line at an address fetched, which need not be one that may be read.
+    /// Fetches the cache line at an address, which need not be readable.
     unsafe fn prefetch(at: *const f32);
 }
 
@@ -252,7 +252,7 @@ unsafe impl Vector for __m256 {
 pub(super) struct Four([f32; 4]);
 
 /// Whether the target multiplies and adds with one rounding. Elsewhere that would be a slow function call.
-const FUSES: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
+const FUSES: bool = cfg!(target_feature = "fma");
 
 impl Four {
     #[inline(always)]

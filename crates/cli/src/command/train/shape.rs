@@ -204,8 +204,13 @@ mod tests {
         };
         let loss_scale = Some(LossScale::dynamic());
         let before = Plan { skip_non_finite: true, loss_scale, ..plan(2, Precision::MIXED) };
-        let found = as_before(plan(1, Precision::FP32), &before);
+        // A scale that may change does not go with updates that are validated afterwards.
+        let found = Plan { post_validation: true, ..plan(1, Precision::FP32) };
+        let found = as_before(found, &before);
         let expected = Plan { skip_non_finite: true, loss_scale, ..plan(1, Precision::MIXED) };
         assert_eq!(found, expected);
+        let before = Plan { loss_scale: None, ..before };
+        let found = Plan { post_validation: true, ..plan(1, Precision::FP32) };
+        assert!(as_before(found, &before).post_validation);
     }
 }
