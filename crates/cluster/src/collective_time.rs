@@ -13,7 +13,7 @@ struct Domain<'a> {
     intra: &'a Link,
     intra_links: f64,
     inter: &'a Link,
-    crossing_bytes_per_second: f64,
+    outgoing_bytes_per_second: f64,
 }
 
 impl Cluster {
@@ -80,7 +80,7 @@ impl Cluster {
             _ => domain.intra.reachable_bytes_per_second() * domain.intra_links,
         };
         let (Some(within), Some(across)) =
-            (slowest(intra_speed), slowest(|domain| domain.crossing_bytes_per_second))
+            (slowest(intra_speed), slowest(|domain| domain.outgoing_bytes_per_second))
         else {
             return Err(ClusterError::Nothing { what: "members of a group".into() });
         };
@@ -91,7 +91,7 @@ impl Cluster {
             intra: within.intra,
             intra_links: within.intra_links,
             inter: across.inter,
-            crossing_bytes_per_second: across.crossing_bytes_per_second,
+            outgoing_bytes_per_second: across.outgoing_bytes_per_second,
         })
     }
 
@@ -135,7 +135,7 @@ impl NodeGroup {
             intra: domain.intra,
             intra_links: domain.intra_links,
             inter: domain.inter,
-            crossing_bytes_per_second: domain.crossing_bytes_per_second,
+            outgoing_bytes_per_second: domain.outgoing_bytes_per_second,
         }
     }
 
@@ -149,7 +149,7 @@ impl NodeGroup {
             intra: &node.intra,
             intra_links: node.torus.map_or(1.0, |torus| torus.links(size, self.devices())),
             inter: &node.inter,
-            crossing_bytes_per_second: cards.min(uplinks),
+            outgoing_bytes_per_second: cards.min(uplinks),
         }
     }
 }
@@ -212,7 +212,7 @@ fn list_seconds(list: &StepList, domains: &[Domain<'_>], bytes: f64) -> f64 {
         });
         let across = uplinks.iter().zip(domains).map(|(port, domain)| {
             let bytes = port.busier() as f64 * element_bytes;
-            domain.inter.throttled_seconds(bytes, domain.crossing_bytes_per_second)
+            domain.inter.throttled_seconds(bytes, domain.outgoing_bytes_per_second)
         });
         within.chain(across).fold(0.0, f64::max)
     };

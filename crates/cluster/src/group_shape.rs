@@ -29,7 +29,7 @@ pub struct GroupShape<'a> {
     /// One member's link to the network.
     pub inter: &'a Link,
     /// What the members in one node can send to the network together.
-    pub crossing_bytes_per_second: f64,
+    pub outgoing_bytes_per_second: f64,
 }
 
 impl GroupShape<'_> {
@@ -80,18 +80,18 @@ impl GroupShape<'_> {
     }
 
     /// A step in which some member sends `intra_bytes` within its node and some node
-    /// sends `crossing_bytes` to the network.
-    pub(crate) fn step(&self, intra_bytes: f64, crossing_bytes: f64) -> f64 {
+    /// sends `inter_bytes` to the network.
+    pub(crate) fn step(&self, intra_bytes: f64, inter_bytes: f64) -> f64 {
         let intra = self.intra.transfer_seconds(intra_bytes / self.intra_links);
-        let crossing = self.inter.throttled_seconds(crossing_bytes, self.crossing_bytes_per_second);
-        intra.max(crossing)
+        let inter = self.inter.throttled_seconds(inter_bytes, self.outgoing_bytes_per_second);
+        intra.max(inter)
     }
 
     /// A step in which members pass `bytes` to the next, so one per node crosses.
     fn neighbours(&self, bytes: f64) -> f64 {
         let intra = if self.members_per_node > 1 { bytes } else { 0.0 };
-        let crossing = if self.one_node() { 0.0 } else { bytes };
-        self.step(intra, crossing)
+        let inter = if self.one_node() { 0.0 } else { bytes };
+        self.step(intra, inter)
     }
 
     fn one_node(&self) -> bool {

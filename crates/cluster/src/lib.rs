@@ -23,7 +23,7 @@
 //! # Ok::<(), shardloom_cluster::ClusterError>(())
 //! ```
 //!
-//! What drives machines is a [`Stack`]: the software, whose kernels, host and habits decide how much of
+//! What drives machines is a [`Stack`]: the software, whose kernels, host and plan_defaults decide how much of
 //! the machines' speed a step sees. A cluster is under Shardloom's own unless [`Cluster::under`] says
 //! another.
 //!
@@ -61,5 +61,5 @@ pub use node::{NodeKind, Torus};
 pub use product::ProductSeconds;
 pub use profile::{MeasuredOn, Profile};
 pub use residuals::{Residuals, StepGroup, StepKind};
-pub use stack::{Algorithms, Attention, Crossing, Habits, Host, Kernels, Stack};
+pub use stack::{Algorithms, Attention, BetweenNodes, Host, Kernels, PlanDefaults, Stack};
 pub use uplink::Uplink;

@@ -9,12 +9,12 @@ use shardloom_collectives::{Algorithm, Kind};
 use crate::profile::nearest;
 use crate::{ClusterError, DeviceKind, Residuals, StepKind, checked, residuals};
 
-/// A software stack: the framework, its kernels and its habits.
+/// A software stack: the framework, its kernels and its plan_defaults.
 ///
 /// A step's time is that of a plan on machines *under a stack*. The same product takes the same time
 /// whoever asks for it; how many kernels an operator is cut into, how long the host needs to launch one and
 /// what passes through memory between them is the stack's. What changes instructions is the plan's: a stack
-/// only says what plans made for it usually have ([`Habits`]).
+/// only says what plans made for it usually have ([`PlanDefaults`]).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stack {
@@ -68,7 +68,7 @@ pub struct Stack {
     pub attention: Attention,
     /// What plans usually have.
     #[serde(default)]
-    pub habits: Habits,
+    pub plan_defaults: PlanDefaults,
     /// How far measured step times were from predicted ones, by group of steps; no step is in two groups.
     #[serde(
         default,
@@ -102,7 +102,7 @@ pub struct Host {
     #[serde(deserialize_with = "checked::host_seconds")]
     pub share_seconds: f64,
     /// What a collective of activations takes it besides in a stage that exchanges messages with other nodes.
-    pub crossing: Crossing,
+    pub between_nodes: BetweenNodes,
 }
 
 /// What software takes of a device's memory though no plan says so.
@@ -130,7 +130,7 @@ impl Memory {
 /// Time by the number of members of a collective: `seconds`, times the members to the power of `exponent`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Crossing {
+pub struct BetweenNodes {
     /// Of one member.
     #[serde(deserialize_with = "checked::host_seconds")]
     pub seconds: f64,
@@ -144,7 +144,7 @@ impl Host {
     pub fn launches(&self) -> bool {
         self.kernel_seconds > 0.0
             || self.communication_seconds > 0.0
-            || self.crossing.seconds > 0.0
+            || self.between_nodes.seconds > 0.0
             || self.share_seconds > 0.0
             || self.pause_seconds() > 0.0
     }
@@ -157,7 +157,7 @@ impl Host {
     /// Time that it takes to launch a collective of `members`; of activations in a stage that exchanges
     /// messages with other nodes if it `crosses`.
     pub fn collective_seconds(&self, members: u32, crosses: bool) -> f64 {
-        let Crossing { seconds, exponent } = self.crossing;
+        let BetweenNodes { seconds, exponent } = self.between_nodes;
         let besides = if crosses { seconds * f64::from(members).powf(exponent) } else { 0.0 };
         self.communication_seconds + besides
     }
@@ -219,7 +219,7 @@ pub enum Algorithms {
 /// What plans made for a stack usually have, where nobody asks for anything else.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Habits {
+pub struct PlanDefaults {
     /// Whether full recomputation runs whole blocks again, also what no gradient needs.
     pub reruns_blocks: bool,
     /// Whether values that were gathered are kept for the backward pass, and not gathered again.
@@ -230,7 +230,7 @@ pub struct Habits {
     pub reduces_shards_at_end: bool,
 }
 
-impl Habits {
+impl PlanDefaults {
     /// More than the gradients of any stage take, so that they are reduced as one.
     const ONE_BUCKET: usize = 1 << 40;
 
@@ -370,7 +370,7 @@ impl Default for Stack {
             context_bytes: 0,
             memory: Memory::default(),
             attention: Attention::AsTheDevice,
-            habits: Habits::default(),
+            plan_defaults: PlanDefaults::default(),
             residuals: vec![],
         }
     }

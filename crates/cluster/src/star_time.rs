@@ -12,8 +12,8 @@ impl GroupShape<'_> {
         let steps = 0..trees.depth() + trees.segments() - 1;
         let reduction: f64 = steps
             .map(|index| {
-                let [within, crossing] = self.busiest_ports(trees, index);
-                self.step(within * segment, crossing * segment)
+                let [within, inter] = self.busiest_ports(trees, index);
+                self.step(within * segment, inter * segment)
             })
             .sum();
         2.0 * reduction

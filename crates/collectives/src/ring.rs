@@ -43,15 +43,20 @@ pub(crate) fn all_gather(order: &[u32], blocks: &[Vec<Range<usize>>]) -> Vec<Ste
     around(order, blocks, 0, Combine::Overwrite)
 }
 
-/// In step j, position r sends block r - lag - j to position r + 1.
-fn around(order: &[u32], blocks: &[Vec<Range<usize>>], lag: usize, combine: Combine) -> Vec<Step> {
+/// In step j, position r sends block r - shift - j to position r + 1.
+fn around(
+    order: &[u32],
+    blocks: &[Vec<Range<usize>>],
+    shift: usize,
+    combine: Combine,
+) -> Vec<Step> {
     let size = order.len();
     (0..size - 1)
         .map(|index| {
             let mut step = Step::default();
             for (position, &from) in order.iter().enumerate() {
                 let to = order[(position + 1) % size];
-                for range in &blocks[(position + 2 * size - lag - index) % size] {
+                for range in &blocks[(position + 2 * size - shift - index) % size] {
                     step.send(from, to, range.clone(), combine);
                 }
             }

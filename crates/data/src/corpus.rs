@@ -35,8 +35,8 @@ impl Corpus {
     /// are skipped. A file named itself must be text, unless `tokenizer` is
     /// [`Tokenizer::bytes`].
     ///
-    /// Files called `.jsonl` or `.ndjson` have a document in each line, the text in one of its fields. Documents are
-    /// strung together, behind each the tokenizer's end of text, if it has one. A `.bin` with its `.idx` as
+    /// Files called `.jsonl` or `.ndjson` have a document in each line, the text in one of its fields, and `.parquet`
+    /// one in each row, the text in a column (with the feature `parquet`). Documents are strung together, behind each the tokenizer's end of text, if it has one. A `.bin` with its `.idx` as
     /// Megatron-LM writes them (also by their name without an ending) and a `.ds` as datatrove does are tokens
     /// of this tokenizer already; they are read as they lie.
     ///
@@ -51,7 +51,8 @@ impl Corpus {
     /// [`DataError::Io`] for anything unreadable, [`DataError::NotText`] and
     /// [`DataError::NotAFile`] for a named path, [`DataError::Tokenize`] if the
     /// tokenizer fails, [`DataError::NoCut`] for text without lines, [`DataError::Cache`] if its tokens cannot be
-    /// kept, [`DataError::Document`] for a line that is no document, [`DataError::TokenFile`] for tokens that are none
+    /// kept, [`DataError::Document`] for a line that is no document,
+    /// [`DataError::Table`] for Parquet that has no such text or [`DataError::NoParquet`] without the feature, [`DataError::TokenFile`] for tokens that are none
     /// of this tokenizer, [`DataError::EmptyCorpus`] if there is no token,
     /// [`DataError::ValidationFraction`] for a fraction outside `0..1`.
     pub fn open(

@@ -92,6 +92,17 @@ pub enum DataError {
         reason: String,
     },
 
+    /// A Parquet file, where this was built without its feature.
+    #[error(
+        "{} is a Parquet file, which this build cannot read: install it with --features parquet, or write the \
+         documents as JSON lines",
+        path.display()
+    )]
+    NoParquet {
+        /// The file.
+        path: PathBuf,
+    },
+
     /// A file of tokens that is none.
     #[error("cannot use the tokens in {}: {reason}", path.display())]
     TokenFile {

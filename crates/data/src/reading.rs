@@ -6,7 +6,7 @@ use std::path::PathBuf;
 pub struct Reading<'a> {
     /// The folder for encoded text; none for one beside the text.
     pub cache: Option<PathBuf>,
-    /// Which field of documents in JSON is their text.
+    /// Which field or column of documents is their text.
     pub text_field: String,
     /// Told now and then what is done.
     pub heard: &'a dyn Fn(Progress),

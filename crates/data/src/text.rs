@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use crate::cache::{Cache, Key, folder_for};
-use crate::documents::Documents;
+use crate::documents::{Documents, Form};
 use crate::encode::{Piece, encode_in_order};
 use crate::parts::Parts;
 use crate::reading::{Progress, Reading, Stage};
 use crate::stretch::{MOST_OPEN, Stretch, Width};
-use crate::text_files::{examine, files_below, is_folder};
+use crate::text_files::{Expected, examine, files_below, is_folder};
 use crate::token_files::{Kind, datatrove, megatron, megatron_data};
 use crate::tokenizer::{PART_BYTES, Tokenizer};
 use crate::{DataError, Result};
@@ -43,9 +43,18 @@ struct Item {
 }
 
 impl Item {
-    /// Whether its bytes are characters.
-    fn is_read(&self) -> bool {
-        matches!(self.kind, Kind::Text | Kind::Documents)
+    /// Whether it has text.
+    fn has_text(&self) -> bool {
+        matches!(self.kind, Kind::Text | Kind::Documents(_))
+    }
+
+    /// What its bytes have to be, in a folder or by itself.
+    fn expected(&self, is_in_folder: bool) -> Expected {
+        match self.kind {
+            Kind::Documents(form) if !form.is_text() => Expected::Bytes,
+            _ if is_in_folder => Expected::StrictText,
+            _ => Expected::Text,
+        }
     }
 }
 
@@ -78,7 +87,7 @@ pub(crate) fn open(
     reading: &Reading<'_>,
 ) -> Result<Opened> {
     let named = paths.iter().map(|path| Named::of(path)).collect::<Result<Vec<_>>>()?;
-    let read = named.iter().flat_map(|named| &named.files).filter(|item| item.is_read());
+    let read = named.iter().flat_map(|named| &named.files).filter(|item| item.has_text());
     let total = read.map(|item| item.bytes).sum();
     let mut texts = Texts {
         tokenizer,
@@ -92,7 +101,7 @@ pub(crate) fn open(
     for named in &named {
         // Text in a row is encoded together.
         let together =
-            |one: &Item, next: &Item| !tokenizer.is_bytes() && one.is_read() && next.is_read();
+            |one: &Item, next: &Item| !tokenizer.is_bytes() && one.has_text() && next.has_text();
         for items in named.files.chunk_by(together) {
             texts.add(named, items)?;
         }
@@ -141,7 +150,7 @@ impl Texts<'_> {
             return Ok(is_text.then(|| Stretch::held_bytes(bytes)));
         }
         // A file that is named itself need not be text.
-        if named.is_folder && self.examine(path, true)?.is_err() {
+        if named.is_folder && self.examine(path, Expected::StrictText)?.is_err() {
             return Ok(None);
         }
         Stretch::of_file(path, 0, Width::One, open).map(Some)
@@ -151,7 +160,7 @@ impl Texts<'_> {
     fn encoded(&mut self, named: &Named<'_>, items: &[Item]) -> Result<Stretch> {
         let (mut texts, mut digests) = (vec![], vec![]);
         for item in items {
-            match self.examine(&item.path, named.is_folder)? {
+            match self.examine(&item.path, item.expected(named.is_folder))? {
                 Ok(digest) => {
                     texts.push(item);
                     digests.push(digest);
@@ -166,7 +175,9 @@ impl Texts<'_> {
             (texts.iter().map(|text| text.bytes).sum(), self.tokenizer.vocabulary_size());
         let make =
             |accept: &mut dyn FnMut(&[u32]) -> Result<()>| self.encode(&texts, total, accept);
-        if total <= PART_BYTES as u64 {
+        // How much text a compressed file has turns out when it is read.
+        let is_compressed = |text: &&Item| text.kind == Kind::Documents(Form::Parquet);
+        if total <= PART_BYTES as u64 && !texts.iter().any(is_compressed) {
             let mut tokens = vec![];
             make(&mut |more| {
                 tokens.extend(more);
@@ -177,7 +188,7 @@ impl Texts<'_> {
         let folder = folder_for(named.path, named.is_folder, self.reading.cache.as_deref());
         // What else than the texts decides on the tokens.
         let rules = texts.iter().map(|text| match text.kind {
-            Kind::Documents => {
+            Kind::Documents(_) => {
                 let end = self.tokenizer.end_of_text();
                 format!("documents {:?} {end:?}\n", self.reading.text_field)
             }
@@ -202,16 +213,19 @@ impl Texts<'_> {
                 if let Some(text) = &mut open
                     && let Some(piece) = self.next_piece(text)?
                 {
-                    // The marks of JSON count for nothing, so that this may end before all is done.
+                    // The marks of JSON count for nothing, so that this may end before all is done; compressed
+                    // text is longer than its file.
                     done = (done + piece.bytes()).min(total);
                     (self.reading.heard)(Progress { stage: Stage::Encoding, done, total });
                     return Ok(Some(piece));
                 }
                 let Some(text) = texts.next() else { return Ok(None) };
                 open = Some(match text.kind {
-                    Kind::Documents => {
-                        Open::Documents(Documents::open(&text.path, &self.reading.text_field)?)
-                    }
+                    Kind::Documents(form) => Open::Documents(Documents::open(
+                        form,
+                        &text.path,
+                        &self.reading.text_field,
+                    )?),
                     _ => Open::Text(Parts::open(&text.path, self.tokenizer.cuts(), PART_BYTES)?),
                 });
             }
@@ -241,9 +255,9 @@ impl Texts<'_> {
     fn examine(
         &mut self,
         path: &Path,
-        strict: bool,
+        expected: Expected,
     ) -> Result<std::result::Result<blake3::Hash, u64>> {
-        examine(path, strict, &mut |bytes| {
+        examine(path, expected, &mut |bytes| {
             self.done += bytes;
             let (done, total) = (self.done.min(self.total), self.total);
             (self.reading.heard)(Progress { stage: Stage::Checking, done, total });

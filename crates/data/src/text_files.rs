@@ -44,20 +44,35 @@ pub(crate) fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Reads a file to know it again: gives its digest, or where it is found not to be text. If `strict`, text has no zero byte.
+/// What the bytes of a file have to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expected {
+    /// UTF-8 without a zero byte, as text in a folder of all kinds of files is.
+    StrictText,
+    /// UTF-8.
+    Text,
+    /// Any.
+    Bytes,
+}
+
+/// Reads a file to know it again: gives its digest, or where it is found not to be what is expected.
 /// `heard` is told of bytes that are done.
 pub(crate) fn examine(
     path: &Path,
-    strict: bool,
+    expected: Expected,
     heard: &mut dyn FnMut(u64),
 ) -> Result<std::result::Result<blake3::Hash, u64>> {
     let mut blocks = Blocks::open(path)?;
     let (mut hasher, mut offset) = (blake3::Hasher::new(), 0);
     while let Some(block) = blocks.next()? {
-        if let Err(offset) = block.text {
+        if expected != Expected::Bytes
+            && let Err(offset) = block.text
+        {
             return Ok(Err(offset));
         }
-        if strict && let Some(zero) = block.bytes.iter().position(|&byte| byte == 0) {
+        if expected == Expected::StrictText
+            && let Some(zero) = block.bytes.iter().position(|&byte| byte == 0)
+        {
             return Ok(Err(offset + zero as u64));
         }
         hasher.update(block.bytes);

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::{BufReader, ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use crate::documents::Form;
 use crate::stretch::{Stretch, Width};
 use crate::{DataError, Result};
 
@@ -25,8 +26,8 @@ const COMPANIONS: [&str; 3] = ["index", "metadata", "loss"];
 pub(crate) enum Kind {
     /// Text, or no text.
     Text,
-    /// A JSON object in each line.
-    Documents,
+    /// Documents, one in each line or row.
+    Documents(Form),
     /// A `.bin` that has an index.
     Megatron,
     /// A `.ds`.
@@ -40,7 +41,8 @@ impl Kind {
     pub fn of(path: &Path) -> Kind {
         let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
         match ending {
-            "jsonl" | "ndjson" => Kind::Documents,
+            "jsonl" | "ndjson" => Kind::Documents(Form::JsonLines),
+            "parquet" => Kind::Documents(Form::Parquet),
             "ds" => Kind::Datatrove,
             "bin" if is_index(&path.with_extension("idx")) => Kind::Megatron,
             "idx" if path.with_extension("bin").is_file() && is_index(path) => Kind::Companion,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use crate::blocks::Blocks;
-use crate::text_files::{examine, files_below, is_folder};
+use crate::text_files::{Expected, examine, files_below, is_folder};
 use crate::{DataError, Result};
 
 /// What stands for words that are not in the vocabulary.
@@ -49,7 +49,7 @@ impl WordVocabulary {
                 continue;
             }
             for file in files_below(path)? {
-                if examine(&file, true, &mut |_| {})?.is_ok() {
+                if examine(&file, Expected::StrictText, &mut |_| {})?.is_ok() {
                     ends += count_file(&file, &mut counts)?.map_err(not_text(&file))?;
                 }
             }

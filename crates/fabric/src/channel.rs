@@ -9,7 +9,7 @@ use std::{
 /// A queue of tagged messages from one sender to one receiver. What bounds it are the buffers that there
 /// are for messages.
 ///
-/// It never waits and wakes no one: the receiver polls it, and the sender rings the receiver's bell.
+/// It never waits and wakes no one: the receiver polls it, and the sender wakes the receiver.
 #[derive(Debug)]
 pub(crate) struct Channel<T> {
     /// Messages ever accepted; lets a waiting receiver poll without the lock.

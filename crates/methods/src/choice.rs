@@ -199,7 +199,7 @@ impl<'a> Task<'a> {
         let mut plan = uniform.plan_of(graph, &request.model, &request.cluster, pipelines);
         plan.weights = configuration.weights;
         plan.recompute_last = configuration.recompute_last;
-        plan.keeps_gathered = self.request.habits.keeps_gathered;
+        plan.keeps_gathered = self.request.plan_defaults.keeps_gathered;
         plan.post_validation = configuration.post_validation || request.post_validation;
         if mesh.tp() > 1 {
             plan.layout = layout(configuration, graph);
@@ -229,8 +229,8 @@ impl<'a> Task<'a> {
     }
 
     fn unsharded(&self) -> Sync {
-        let Request { algorithm, bucket_bytes, habits, .. } = *self.request;
-        let bucket_bytes = habits.bucket_bytes(bucket_bytes, 0);
+        let Request { algorithm, bucket_bytes, plan_defaults, .. } = *self.request;
+        let bucket_bytes = plan_defaults.bucket_bytes(bucket_bytes, 0);
         Sync { algorithm, zero: 0, bucket_bytes, ..Sync::default() }
     }
 

@@ -209,7 +209,7 @@ impl Recompute {
     #[must_use]
     pub fn under(self, stack: &Stack) -> Recompute {
         match self {
-            Recompute::Full if stack.habits.reruns_blocks => Recompute::Block,
+            Recompute::Full if stack.plan_defaults.reruns_blocks => Recompute::Block,
             other => other,
         }
     }

@@ -39,7 +39,7 @@ use shardloom_plan::{PassTimes, Plan, ScheduleKind};
 pub use action::{Action, Instance, Pass, PassKind};
 pub use check::check;
 pub use error::ScheduleError;
-pub use meeting::{Meeting, Wish, meetings};
+pub use meeting::{Meeting, MeetingRequest, meetings};
 pub use notation::Notation;
 pub use stage_map::{Chain, StageMap};
 use timing::Purpose;

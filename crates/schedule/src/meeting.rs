@@ -5,7 +5,7 @@
 //! and a meeting stands in it right after the last action that it waits for. What a device does is then a
 //! part of one order that all can follow entry by entry: actions and meetings that come earlier never
 //! wait for later ones. So whatever blocks, nobody waits for ever, and devices that meet several times,
-//! in the same company or in others, do so in the same order.
+//! with the same others or not, do so in the same order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,21 +19,21 @@ use crate::ScheduleError;
 pub type Place = (usize, usize);
 
 /// Devices that want to meet.
-pub struct Wish {
+pub struct MeetingRequest {
     /// For each of the devices the action before the end of which it has no part in the meeting.
     pub not_before: Vec<Place>,
 }
 
 /// A meeting before the end of the step.
 pub struct Meeting {
-    /// Which wish it grants.
-    pub wish: usize,
+    /// Which request it fulfils.
+    pub request: usize,
     /// For each of the devices the action after which it comes to the meeting. Where several meetings
     /// come after one action, they come in the order of the meetings.
     pub after: Vec<Place>,
 }
 
-/// Those of the `wishes` that are granted before the end of the step if passes take `times`: where the
+/// Those of the `requests` that are held before the end of the step if passes take `times`: where the
 /// step becomes no longer by it, even if devices do nothing else while they meet. That is where they
 /// would stand idle later; a meeting that holds up actions which others wait for is put off to the end.
 /// Devices that compute while they communicate gain by every meeting that is not put off.
@@ -43,13 +43,13 @@ pub struct Meeting {
 pub fn meetings(
     schedule: &Schedule,
     times: &PassTimes,
-    wishes: &[Wish],
+    requests: &[MeetingRequest],
 ) -> Result<Vec<Meeting>, ScheduleError> {
     let is_last = |&(device, action): &Place| action + 1 == schedule.orders[device].len();
     // Those who have the same to wait for come and go together.
     let mut alike: BTreeMap<&[Place], Vec<usize>> = BTreeMap::new();
-    for (index, wish) in wishes.iter().enumerate() {
-        alike.entry(&wish.not_before).or_default().push(index);
+    for (index, request) in requests.iter().enumerate() {
+        alike.entry(&request.not_before).or_default().push(index);
     }
     let can_be_early = |not_before: &[Place]| !not_before.iter().any(is_last);
     // Without flush there is no end of a step that all devices come to, and no idle time.
@@ -86,7 +86,9 @@ pub fn meetings(
         let last = |device: usize| rank[device].partition_point(|&it| it <= latest) - 1;
         let after = not_before.iter().map(|&(device, _)| (device, last(device)));
         let after: Vec<Place> = after.collect();
-        found.extend(alike[not_before].iter().map(|&wish| Meeting { wish, after: after.clone() }));
+        found.extend(
+            alike[not_before].iter().map(|&request| Meeting { request, after: after.clone() }),
+        );
     }
     Ok(found)
 }

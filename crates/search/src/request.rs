@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use shardloom_cluster::{Cluster, Habits, Precision as Format};
+use shardloom_cluster::{Cluster, PlanDefaults, Precision as Format};
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::{AttentionKind, Graph};
 use shardloom_plan::{
@@ -42,7 +42,7 @@ pub struct Request {
     /// its own.
     pub bucket_bytes: usize,
     /// What plans for the cluster's software usually have.
-    pub habits: Habits,
+    pub plan_defaults: PlanDefaults,
     /// How attention is computed; none for what is [usual](usual_attention) for the cluster and its software.
     pub attention: Option<AttentionKind>,
     /// Schedules to choose from.
@@ -95,7 +95,7 @@ impl Request {
             attention: None,
             schedules: ScheduleKind::SEARCHED.to_vec(),
             only: Only::default(),
-            habits: Habits::default(),
+            plan_defaults: PlanDefaults::default(),
             finalists: 16,
             trials: Trials::default(),
             memory_share: 0.95,
@@ -112,7 +112,10 @@ impl Request {
             algorithm: plan.sync.algorithm,
             bucket_bytes: plan.sync.bucket_bytes,
             attention: Some(plan.attention),
-            habits: Habits { keeps_gathered: plan.keeps_gathered, ..Habits::default() },
+            plan_defaults: PlanDefaults {
+                keeps_gathered: plan.keeps_gathered,
+                ..PlanDefaults::default()
+            },
             ..Request::new(&plan.model, &plan.cluster, plan.global_batch)
         }
     }
@@ -225,7 +228,7 @@ impl Request {
             sync: Sync {
                 algorithm: self.algorithm,
                 zero: candidate.zero,
-                bucket_bytes: self.habits.bucket_bytes(self.bucket_bytes, candidate.zero),
+                bucket_bytes: self.plan_defaults.bucket_bytes(self.bucket_bytes, candidate.zero),
                 shard_over: None,
                 servers: None,
                 compression: Compression::None,
@@ -245,7 +248,7 @@ impl Request {
         plan.layout = candidate.layout(graph);
         plan.pass_times = times;
         plan.post_validation = self.post_validation;
-        plan.keeps_gathered = self.habits.keeps_gathered;
+        plan.keeps_gathered = self.plan_defaults.keeps_gathered;
         plan.loss_scale = LossScale::usual(&plan);
         plan
     }

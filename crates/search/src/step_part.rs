@@ -129,7 +129,7 @@ pub(crate) fn host_times(stack: &Stack, times: f64) -> Stack {
         &mut host.communication_seconds,
         &mut host.step_seconds,
         &mut host.share_seconds,
-        &mut host.crossing.seconds,
+        &mut host.between_nodes.seconds,
     ] {
         *seconds *= times;
     }

@@ -54,7 +54,7 @@ pub fn usual_request(
         formats_by_machines: true,
         algorithm,
         fastest_algorithm: cluster.stack().algorithms == Algorithms::Planned,
-        habits: cluster.stack().habits,
+        plan_defaults: cluster.stack().plan_defaults,
         ..request
     }
 }

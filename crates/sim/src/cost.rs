@@ -50,7 +50,7 @@ impl<'a> CostModel<'a> {
 
     /// The same where every stage exchanges messages with other nodes if `crosses`, and none otherwise.
     #[must_use]
-    pub(crate) fn with_crossing(self, crosses: bool) -> CostModel<'a> {
+    pub(crate) fn with_groups_between_nodes(self, crosses: bool) -> CostModel<'a> {
         CostModel { crosses: vec![crosses; self.program.classes.len()], ..self }
     }
 

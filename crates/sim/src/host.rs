@@ -67,7 +67,7 @@ impl CostModel<'_> {
 /// Per class of `program`, whether it exchanges messages with other nodes; empty where that costs hosts
 /// nothing.
 pub(crate) fn crosses(cluster: &Cluster, program: &Program) -> Vec<bool> {
-    if cluster.stack().host.crossing.seconds == 0.0 {
+    if cluster.stack().host.between_nodes.seconds == 0.0 {
         return vec![];
     }
     let mut crosses = vec![false; program.classes.len()];

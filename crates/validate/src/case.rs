@@ -213,7 +213,7 @@ impl Case {
             return Err(Refusal::Numbers(text));
         }
         let cuts = self.split.cut.cuts(&self.shape, stages)?;
-        let (usual, habits) = (Sync::default(), cluster.stack().habits);
+        let (usual, plan_defaults) = (Sync::default(), cluster.stack().plan_defaults);
         let attention = usual_attention(graph, cluster.fuses_attention());
         let numbers = Uniform {
             // Idle devices are in no pipeline.
@@ -230,7 +230,7 @@ impl Case {
             sync: Sync {
                 // One replica has nobody to share its state with.
                 zero: if sharing * cp > 1 { self.split.zero } else { 0 },
-                bucket_bytes: habits.bucket_bytes(usual.bucket_bytes, self.split.zero),
+                bucket_bytes: plan_defaults.bucket_bytes(usual.bucket_bytes, self.split.zero),
                 ..usual
             },
             precision: Precision {
@@ -249,7 +249,7 @@ impl Case {
         });
         let cluster = groups.collect::<Vec<_>>().join("+");
         let mut made = numbers.plan_of(graph, &spec.to_string(), &cluster, pipelines);
-        made.keeps_gathered = habits.keeps_gathered;
+        made.keeps_gathered = plan_defaults.keeps_gathered;
         made.attention = attention;
         made.validate(graph, made.device_count()).map_err(|error| plan(&error))?;
         Ok(made)

@@ -1,7 +1,7 @@
 //! The options that say how a model is split, whatever its schedule.
 
 use clap::Args;
-use shardloom::cluster::{Cluster, Habits};
+use shardloom::cluster::{Cluster, PlanDefaults};
 use shardloom::collectives::Algorithm;
 use shardloom::methods::Rules;
 use shardloom::plan::{
@@ -264,10 +264,10 @@ pub struct Place {
     pub precision: Precision,
     /// Collectives, where no option says another.
     pub algorithm: Algorithm,
-    /// Bytes of gradients that are reduced together, where the software has no habit of its own.
+    /// Bytes of gradients that are reduced together, where the software has no default of its own.
     pub bucket_bytes: usize,
     /// What plans for the software usually have.
-    pub habits: Habits,
+    pub plan_defaults: PlanDefaults,
     /// Whether there are fused kernels for attention.
     pub fuses_attention: bool,
 }
@@ -282,7 +282,7 @@ impl Place {
             precision: Precision::FP32,
             algorithm: Algorithm::Direct,
             bucket_bytes: Sync::default().bucket_bytes,
-            habits: Habits::default(),
+            plan_defaults: PlanDefaults::default(),
             fuses_attention: false,
         }
     }
@@ -294,7 +294,7 @@ impl Place {
             precision: usual.precision,
             algorithm: usual.algorithm,
             bucket_bytes: usual.bucket_bytes,
-            habits: usual.habits,
+            plan_defaults: usual.plan_defaults,
             fuses_attention: cluster.fuses_attention(),
         }
     }
@@ -466,7 +466,7 @@ impl Dimensions {
         plan.recompute_last = !self.split.recompute_except_last;
         let usual = || usual_attention(model.graph(), place.fuses_attention);
         plan.attention = self.split.attention.unwrap_or_else(usual);
-        plan.keeps_gathered = self.split.keep_gathered || place.habits.keeps_gathered;
+        plan.keeps_gathered = self.split.keep_gathered || place.plan_defaults.keeps_gathered;
         plan.weights = weights;
         if microbatches > 1 {
             if updates == Updates::Round && matches!(weights, Weights::Newest { .. }) {
@@ -551,7 +551,7 @@ impl Dimensions {
                 summation,
                 negotiation,
                 sparse: self.split.sparse,
-                bucket_bytes: place.habits.bucket_bytes(place.bucket_bytes, zero),
+                bucket_bytes: place.plan_defaults.bucket_bytes(place.bucket_bytes, zero),
                 shard_over: None,
             },
             precision: match (self.precision, servers) {

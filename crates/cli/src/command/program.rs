@@ -15,7 +15,7 @@ use crate::terminal::Terminal;
 #[command(after_help = "Examples:
   shardloom program plan.toml
   shardloom program plan.toml --rank 3
-  shardloom program gpt-2 --cluster a100-80g:4 --pp 2 --dp 2 --zero 1 --global-batch 32")]
+  shardloom program gpt:layers=2,hidden=64,heads=2,seq=32,vocab=128 --cluster a100-80g:4 --pp 2 --dp 2 --zero 1 --global-batch 4")]
 pub struct Program {
     #[command(flatten)]
     what: PlanOrModel,

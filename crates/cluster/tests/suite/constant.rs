@@ -17,7 +17,7 @@ fn names_are_the_keys_of_the_file() {
     for (name, right) in [
         ("product_time", nanotron.product_time),
         ("host.kernel_seconds", 60e-6),
-        ("host.crossing.exponent", 1.3),
+        ("host.between_nodes.exponent", 1.3),
         ("operators.update.adamw.traffic", 0.3),
         ("operators.rotary.forward.launched", 5.0),
     ] {
@@ -37,7 +37,7 @@ fn only_what_is_named_changes() {
         let named = values.iter().find(|(it, _)| *it == name);
         assert_eq!(value(&after, &name), named.map_or(old, |(_, new)| *new), "{name}");
     }
-    assert_eq!((&after.habits, &after.source), (&before.habits, &before.source));
+    assert_eq!((&after.plan_defaults, &after.source), (&before.plan_defaults, &before.source));
     assert_eq!(before.with_constants([]).expect("nothing to do"), before);
 }
 
@@ -51,7 +51,7 @@ fn unknown_names_and_values_out_of_range_are_refused() {
         assert!(stack("megatron").with_constants([(name, value)]).is_err(), "{name} = {value}");
     }
     // Tables and words are no constants.
-    for name in ["host", "attention", "habits.reruns_blocks", ""] {
+    for name in ["host", "attention", "plan_defaults.reruns_blocks", ""] {
         assert!(stack("megatron").with_constants([(name, 1.0)]).is_err(), "{name}");
     }
 }

@@ -1,7 +1,7 @@
 //! Software stacks: presets, files and what they refuse.
 
 use shardloom_cluster::{
-    Attention, Cluster, Habits, Kernels, Residuals, Stack, StepGroup, StepKind,
+    Attention, Cluster, Kernels, PlanDefaults, Residuals, Stack, StepGroup, StepKind,
 };
 
 #[test]
@@ -63,8 +63,8 @@ fn what_no_stack_can_have_is_refused_by_its_key() {
     for key in ["step_seconds", "share_seconds"] {
         assert!(wrong(&format!("host.{key} = -1.0")).contains(key), "{key}");
     }
-    assert!(wrong("host.crossing = { seconds = -1.0, exponent = 1.0 }").contains("seconds"));
-    assert!(wrong("host.crossing = { seconds = 1.0 }").contains("exponent"));
+    assert!(wrong("host.between_nodes = { seconds = -1.0, exponent = 1.0 }").contains("seconds"));
+    assert!(wrong("host.between_nodes = { seconds = 1.0 }").contains("exponent"));
     assert!(wrong("algorithms = \"tree\"").contains("by-size"));
     assert!(wrong("context_bytes = -1").contains("context_bytes"));
     for key in ["workspace", "saved"] {
@@ -79,7 +79,7 @@ fn what_no_stack_can_have_is_refused_by_its_key() {
     assert!(wrong("memory_time = 1e300").contains("at most 1000"));
     assert!(wrong("host.step_seconds = 3601.0").contains("from 0 to 3600"));
     assert!(wrong("host.share_seconds = 1e300").contains("from 0 to 3600"));
-    let steep = "host.crossing = { seconds = 1.0, exponent = 100.0 }";
+    let steep = "host.between_nodes = { seconds = 1.0, exponent = 100.0 }";
     assert!(wrong(steep).contains("from 0 to 3"));
     let large = "[operators]\n\"gelu.forward\" = { workspace = 1e13 }";
     assert!(wrong(large).contains("from 0 to 1000"));
@@ -115,8 +115,9 @@ fn an_operators_kernels_are_found_whatever_the_suffixes_of_its_rate() {
 #[test]
 fn gradients_are_reduced_in_buckets_or_at_the_end_as_software_does_it() {
     let of = |reduces_at_end, reduces_shards_at_end| {
-        let habits = Habits { reduces_at_end, reduces_shards_at_end, ..Habits::default() };
-        [0, 1, 2, 3].map(|zero| habits.bucket_bytes(1000, zero) > 1000)
+        let plan_defaults =
+            PlanDefaults { reduces_at_end, reduces_shards_at_end, ..PlanDefaults::default() };
+        [0, 1, 2, 3].map(|zero| plan_defaults.bucket_bytes(1000, zero) > 1000)
     };
     assert_eq!(of(false, false), [false; 4]);
     assert_eq!(of(false, true), [false, true, true, false]);

@@ -165,14 +165,14 @@ fn a_two_level_all_reduce_crosses_nodes_with_a_fraction_of_the_bytes() {
     let (inner, elements) = (4u32, 4 * 3 * 10);
     let list = plan(Kind::AllReduce, Algorithm::Hierarchical { inner }, 12, elements).unwrap();
     for member in 0..12u32 {
-        let crossing: usize = list
+        let between_nodes: usize = list
             .steps
             .iter()
             .flatten()
             .filter(|t| t.from.0 == member && t.to.0 / inner != member / inner)
             .map(|t| t.source.len())
             .sum();
-        assert_eq!(crossing, 2 * 2 * elements / 12);
+        assert_eq!(between_nodes, 2 * 2 * elements / 12);
     }
 }
 

@@ -3,4 +3,5 @@
 mod cache;
 mod corpora;
 mod formats;
+mod parquet;
 mod tables;

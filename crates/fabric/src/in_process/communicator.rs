@@ -6,7 +6,7 @@ use shardloom_collectives::{Algorithm, CollectiveError, Kind, Reduction};
 
 use super::{
     messaging::Messaging,
-    registry::Seat,
+    registry::Membership,
     rendezvous::Published,
     shared_memory::{LentBuffers, NoUnwinding},
 };
@@ -24,7 +24,7 @@ use crate::{
 /// [`Algorithm::Direct`] reduces straight in shared memory, in ascending order of position; every other
 /// algorithm follows its step list over messages, in the list's order.
 pub(super) struct Communicator {
-    seat: Seat,
+    membership: Membership,
     counters: Arc<LiveCounters>,
     arithmetic: Arc<dyn Reduce>,
     scripts: Scripts,
@@ -34,12 +34,12 @@ pub(super) struct Communicator {
 
 impl Communicator {
     pub(super) fn new(
-        seat: Seat,
+        membership: Membership,
         counters: Arc<LiveCounters>,
         arithmetic: Arc<dyn Reduce>,
     ) -> Self {
-        let stocked = vec![Stock::default(); seat.participant.members().len()];
-        Self { seat, counters, arithmetic, scripts: Scripts::default(), stocked }
+        let stocked = vec![Stock::default(); membership.participant.members().len()];
+        Self { membership, counters, arithmetic, scripts: Scripts::default(), stocked }
     }
 
     fn exchange_counted<T: Element>(
@@ -50,7 +50,7 @@ impl Communicator {
     ) -> Result<(), FabricError> {
         let call = Call::AllToAllV { format };
         self.agree(call, ptr::null_mut())?;
-        let Seat { participant, channels, empties } = &self.seat;
+        let Membership { participant, channels, empties } = &self.membership;
         let messaging = Messaging { participant, channels, empties, call };
         counts.exchange(&messaging, &mut self.stocked, buffer)?;
         let sent = counts.sent_to_others(participant.position());
@@ -70,7 +70,7 @@ impl Communicator {
         let script = self.script(kind, algorithm, buffer.len(), size_of::<T>());
         self.agree(call, ptr::null_mut())?;
         let script = script?;
-        let Seat { participant, channels, empties } = &self.seat;
+        let Membership { participant, channels, empties } = &self.membership;
         let messaging = Messaging { participant, channels, empties, call };
         let reduction = (&*self.arithmetic, reduction);
         script.follow(&messaging, &mut self.stocked, reduction, (format, buffer))?;
@@ -97,11 +97,11 @@ impl Communicator {
         // buffer without touching it until `part` returns, and cannot unwind before.
         // All come here, and do one share each.
         unsafe {
-            let participant = &self.seat.participant;
+            let participant = &self.membership.participant;
             LentBuffers::<T>::of(participant, &*self.arithmetic, format, elements)
                 .do_own_share(kind, reduction);
         }
-        self.seat.participant.part();
+        self.membership.participant.part();
         drop(no_unwinding);
         self.counters.count_collective((script.sent_elements * size_of::<T>()) as u64);
         Ok(())
@@ -110,7 +110,7 @@ impl Communicator {
     /// Waits until all members have called, and checks that they called the same.
     /// On an error no member touches any other's buffer.
     fn agree(&mut self, call: Call, buffer: *mut ()) -> Result<(), FabricError> {
-        let participant = &mut self.seat.participant;
+        let participant = &mut self.membership.participant;
         participant.meet(Published { call, buffer })?;
         let members = participant.members();
         let calls = (0..members.len()).map(|position| participant.published(position).call);
@@ -127,7 +127,7 @@ impl Communicator {
         elements: usize,
         element_bytes: usize,
     ) -> Result<Arc<Script>, CollectiveError> {
-        let participant = &self.seat.participant;
+        let participant = &self.membership.participant;
         let (members, position) = (participant.members().len(), participant.position());
         let key = (kind, algorithm, elements, element_bytes);
         self.scripts.get(key, members, |list| match algorithm {
@@ -139,11 +139,11 @@ impl Communicator {
 
 impl in_line::Communicator for Communicator {
     fn members(&self) -> &[u32] {
-        self.seat.participant.members()
+        self.membership.participant.members()
     }
 
     fn position(&self) -> usize {
-        self.seat.participant.position()
+        self.membership.participant.position()
     }
 
     fn carry_out<T: Element>(
@@ -174,6 +174,6 @@ impl in_line::Communicator for Communicator {
 
 impl fmt::Debug for Communicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Communicator").field("seat", &self.seat).finish_non_exhaustive()
+        f.debug_struct("Communicator").field("membership", &self.membership).finish_non_exhaustive()
     }
 }

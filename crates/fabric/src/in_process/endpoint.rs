@@ -86,7 +86,7 @@ impl<B: Lent> Endpoint<B> for InProcessEndpoint {
     fn message(&mut self, PoolId(pool): PoolId, tag: u64) -> Result<Message, FabricError> {
         let pool = &mut self.pools[pool];
         let (to, roster) = (pool.to(), &self.shared.roster);
-        let lent = roster.bell(self.rank).wait(Some(roster.timeout()), || {
+        let lent = roster.wakeup(self.rank).wait(Some(roster.timeout()), || {
             // Asked before: what a rank gave back before it left counts.
             let gone = roster.gone(to);
             let lent = pool.lend(tag).map(Ok);
@@ -112,7 +112,7 @@ impl<B: Lent> Endpoint<B> for InProcessEndpoint {
         }
         let bytes = if to == self.rank { 0 } else { message.bytes() };
         channels.between(self.rank as usize, to as usize).put(tag, message);
-        roster.bell(to).ring();
+        roster.wakeup(to).wake();
         self.counters.count_message(bytes);
         Ok(())
     }
@@ -121,7 +121,7 @@ impl<B: Lent> Endpoint<B> for InProcessEndpoint {
         self.check(from)?;
         let roster = &self.shared.roster;
         let mut looked = Looked::default();
-        let found = roster.bell(self.rank).wait(Some(roster.timeout()), || {
+        let found = roster.wakeup(self.rank).wait(Some(roster.timeout()), || {
             self.look(from, tag, &mut looked).map_err(|gone| (from, gone)).transpose()
         });
         self.received(found, || Operation::Receive { from, tag }, &[(from, tag)])
@@ -140,7 +140,7 @@ impl<B: Lent> Endpoint<B> for InProcessEndpoint {
         looked.resize(from.len(), Looked::default());
         let first = from.iter().rposition(|&(rank, _)| rank == self.served).map_or(0, |at| at + 1);
         let roster = &self.shared.roster;
-        let found = roster.bell(self.rank).wait(Some(roster.timeout()), || {
+        let found = roster.wakeup(self.rank).wait(Some(roster.timeout()), || {
             let mut gone = None;
             for at in (first..from.len()).chain(0..first) {
                 let (rank, tag) = from[at];
@@ -164,9 +164,9 @@ impl<B: Lent> Endpoint<B> for InProcessEndpoint {
     fn group(&mut self, members: &[u32]) -> Result<Box<dyn Group<B>>, FabricError> {
         let position = place_among(members, self.rank, self.shared.roster.ranks())?;
         let Shared { registry, roster, arithmetic, .. } = &*self.shared;
-        let seat = registry.seat(roster, members, position);
+        let membership = registry.membership(roster, members, position);
         let (counters, arithmetic) = (Arc::clone(&self.counters), Arc::clone(arithmetic));
-        Ok(Box::new(InLine::new(Communicator::new(seat, counters, arithmetic))))
+        Ok(Box::new(InLine::new(Communicator::new(membership, counters, arithmetic))))
     }
 
     fn fail(&self, reason: &str) {

@@ -52,7 +52,7 @@ impl Exchange for Messaging<'_> {
         message.set(values);
         self.channels.between(own, to).put(UNTAGGED, message);
         if to != own {
-            self.participant.roster().bell(self.participant.members()[to]).ring();
+            self.participant.roster().wakeup(self.participant.members()[to]).wake();
         }
     }
 
@@ -66,7 +66,7 @@ impl Exchange for Messaging<'_> {
         let peer = participant.members()[from];
         let channel = self.channels.between(from, participant.position());
         let mut looked = Looked::default();
-        let arrived = roster.bell(participant.rank()).wait(Some(roster.timeout()), || {
+        let arrived = roster.wakeup(participant.rank()).wait(Some(roster.timeout()), || {
             // Asked before the channel: what a rank sent before it left is in there. Nor does a rank that
             // has left itself go on.
             let mut needed = [peer, participant.rank()].into_iter();

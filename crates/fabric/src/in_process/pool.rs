@@ -72,6 +72,6 @@ impl Returns for Free {
         contents.set_elements(self.elements);
         self.counters.count_returned(contents.bytes());
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner).push(contents);
-        self.roster.bell(self.sender).ring();
+        self.roster.wakeup(self.sender).wake();
     }
 }

@@ -22,12 +22,12 @@ struct List {
     /// Groups of this list each member has built, by position.
     built: Vec<u64>,
     /// Groups some member has yet to build, by their number.
-    open: HashMap<u64, Vec<Option<Seat>>>,
+    open: HashMap<u64, Vec<Option<Membership>>>,
 }
 
 /// One member's part of a group.
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(super) struct Membership {
     pub(super) participant: Participant,
     /// Messages of collectives, between positions.
     pub(super) channels: Arc<Channels<Storage>>,
@@ -37,27 +37,33 @@ pub(super) struct Seat {
 
 impl Registry {
     /// The place of `members[position]` in the next group of this list it builds.
-    pub(super) fn seat(&self, roster: &Arc<Roster>, members: &[u32], position: usize) -> Seat {
+    pub(super) fn membership(
+        &self,
+        roster: &Arc<Roster>,
+        members: &[u32],
+        position: usize,
+    ) -> Membership {
         let mut lists = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let list = lists
             .entry(members.into())
             .or_insert_with(|| List { built: vec![0; members.len()], open: HashMap::new() });
         let number = list.built[position];
         list.built[position] += 1;
-        let seats = list.open.entry(number).or_insert_with(|| seats(roster, members));
-        let seat = seats[position].take().expect("a position takes part in each group once");
-        if seats.iter().all(Option::is_none) {
+        let memberships = list.open.entry(number).or_insert_with(|| memberships(roster, members));
+        let membership =
+            memberships[position].take().expect("a position takes part in each group once");
+        if memberships.iter().all(Option::is_none) {
             list.open.remove(&number);
         }
-        seat
+        membership
     }
 }
 
-fn seats(roster: &Arc<Roster>, members: &[u32]) -> Vec<Option<Seat>> {
+fn memberships(roster: &Arc<Roster>, members: &[u32]) -> Vec<Option<Membership>> {
     let [channels, empties] = [(), ()].map(|()| Arc::new(Channels::new(members.len())));
-    let seat = |participant| {
+    let membership = |participant| {
         let (channels, empties) = (Arc::clone(&channels), Arc::clone(&empties));
-        Some(Seat { participant, channels, empties })
+        Some(Membership { participant, channels, empties })
     };
-    rendezvous(roster, members).into_iter().map(seat).collect()
+    rendezvous(roster, members).into_iter().map(membership).collect()
 }

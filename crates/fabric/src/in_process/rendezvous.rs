@@ -120,14 +120,15 @@ impl Participant {
             return Err(self.cause());
         }
         let roster = self.roster();
-        let met = roster.bell(self.rank()).wait(Some(roster.timeout()), || match self.arrived() {
-            Arrival::Complete => Some(Ok(())),
-            Arrival::Abandoned => Some(Err(self.cause())),
-            Arrival::Pending => {
-                let gone = self.gone_before_arriving(published.call)?;
-                Some(self.abandon(self.barriers, gone))
-            }
-        });
+        let met =
+            roster.wakeup(self.rank()).wait(Some(roster.timeout()), || match self.arrived() {
+                Arrival::Complete => Some(Ok(())),
+                Arrival::Abandoned => Some(Err(self.cause())),
+                Arrival::Pending => {
+                    let gone = self.gone_before_arriving(published.call)?;
+                    Some(self.abandon(self.barriers, gone))
+                }
+            });
         met.unwrap_or_else(|| {
             let waiting_for = self.absent().collect();
             self.abandon(self.barriers, self.timeout(published.call, waiting_for))
@@ -150,7 +151,7 @@ impl Participant {
     pub(super) fn part(&mut self) {
         let arrived = self.arrive();
         assert!(arrived, "a meeting that all members entered is not abandoned");
-        self.roster().bell(self.rank()).wait(None, || match self.arrived() {
+        self.roster().wakeup(self.rank()).wait(None, || match self.arrived() {
             Arrival::Complete => Some(()),
             _ => None,
         });
@@ -253,7 +254,7 @@ impl Participant {
 
     fn ring_others(&self) {
         for &member in self.members().iter().filter(|&&member| member != self.rank()) {
-            self.roster().bell(member).ring();
+            self.roster().wakeup(member).wake();
         }
     }
 

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use super::doorbell::Doorbell;
+use super::wakeup::Wakeup;
 
 /// The ranks of one engine: where each waits, and which are gone.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(super) struct Roster {
 #[derive(Debug)]
 #[repr(align(128))]
 struct Entry {
-    bell: Doorbell,
+    wakeup: Wakeup,
     gone: OnceLock<String>,
 }
 
@@ -30,7 +30,7 @@ impl Roster {
     pub(super) fn new(ranks: u32, timeout: Duration) -> Self {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let entry =
-            |_| Entry { bell: Doorbell::new(ranks as usize <= cores), gone: OnceLock::new() };
+            |_| Entry { wakeup: Wakeup::new(ranks as usize <= cores), gone: OnceLock::new() };
         Self { timeout, entries: (0..ranks).map(entry).collect(), any_gone: AtomicBool::new(false) }
     }
 
@@ -42,8 +42,8 @@ impl Roster {
         self.entries.len() as u32
     }
 
-    pub(super) fn bell(&self, rank: u32) -> &Doorbell {
-        &self.entries[rank as usize].bell
+    pub(super) fn wakeup(&self, rank: u32) -> &Wakeup {
+        &self.entries[rank as usize].wakeup
     }
 
     /// Why a rank is gone, if it is. What it sent before is visible to who asks after.
@@ -60,7 +60,7 @@ impl Roster {
         if self.entries[rank as usize].gone.set(reason).is_ok() {
             self.any_gone.store(true, Ordering::Release);
             for entry in &self.entries {
-                entry.bell.ring();
+                entry.wakeup.wake();
             }
         }
     }

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use super::frame::Seat;
+use super::frame::MemberId;
 use crate::{
     Call, Contents, FabricError, Message, Reduce, Settings, channel::Channel,
     message_passing::pool::Credits,
@@ -29,12 +29,12 @@ pub(super) struct Connection {
     /// By rank, why it is gone.
     gone: Box<[OnceLock<String>]>,
     /// By rank that lives here.
-    inboxes: Box<[Inbox]>,
-    groups: Mutex<HashMap<Seat, Arc<Mutex<GroupInbox>>>>,
+    received: Box<[Received]>,
+    groups: Mutex<HashMap<MemberId, Arc<Mutex<GroupState>>>>,
 }
 
 /// What one rank has been sent, but for collectives.
-struct Inbox {
+struct Received {
     /// By sender.
     messages: Box<[Channel<Message>]>,
     /// By pool of the rank.
@@ -43,7 +43,7 @@ struct Inbox {
 
 /// What one member of a group has been sent.
 #[derive(Debug, Default)]
-pub(super) struct GroupInbox {
+pub(super) struct GroupState {
     /// By member: collectives that it called and this one has not.
     pub called: HashMap<u32, VecDeque<Call>>,
     /// By member: what it sent.
@@ -51,7 +51,7 @@ pub(super) struct GroupInbox {
     pub broken: Option<FabricError>,
 }
 
-impl GroupInbox {
+impl GroupState {
     /// Breaks the group with this error, if it was whole; the error that did.
     pub fn break_off(&mut self, error: FabricError) -> FabricError {
         self.broken.get_or_insert(error).clone()
@@ -65,7 +65,7 @@ impl Connection {
         let first = processes.iter().position(|&it| it == process).unwrap_or(0);
         let here = processes.iter().filter(|&&it| it == process).count();
         let own = first as u32..(first + here) as u32;
-        let inbox = |_| Inbox {
+        let state = |_| Received {
             messages: (0..ranks).map(|_| Channel::new()).collect(),
             pools: Mutex::default(),
         };
@@ -75,7 +75,7 @@ impl Connection {
             timeout: settings.timeout,
             arithmetic: Arc::clone(&settings.arithmetic),
             gone: (0..ranks).map(|_| OnceLock::new()).collect(),
-            inboxes: own.clone().map(inbox).collect(),
+            received: own.clone().map(state).collect(),
             own,
             processes: processes.into(),
             groups: Mutex::default(),
@@ -98,22 +98,22 @@ impl Connection {
         let _ = self.gone[rank as usize].set(reason);
     }
 
-    fn inbox(&self, rank: u32) -> &Inbox {
-        &self.inboxes[(rank - self.own.start) as usize]
+    fn state(&self, rank: u32) -> &Received {
+        &self.received[(rank - self.own.start) as usize]
     }
 
     /// What one rank has sent another, which lives here.
     pub fn messages(&self, from: u32, to: u32) -> &Channel<Message> {
-        &self.inbox(to).messages[from as usize]
+        &self.state(to).messages[from as usize]
     }
 
     /// The pools of a rank that lives here.
     pub fn pools(&self, rank: u32) -> MutexGuard<'_, Vec<Arc<Credits>>> {
-        lock(&self.inbox(rank).pools)
+        lock(&self.state(rank).pools)
     }
 
     /// What a member that lives here has been sent, before it builds the group or after.
-    pub fn group(&self, at: Seat) -> Arc<Mutex<GroupInbox>> {
+    pub fn group(&self, at: MemberId) -> Arc<Mutex<GroupState>> {
         Arc::clone(lock(&self.groups).entry(at).or_default())
     }
 }

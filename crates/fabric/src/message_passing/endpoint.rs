@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     connection::Connection,
-    frame::{Frame, Seat, What},
+    frame::{Frame, MemberId, What},
     group::Member,
     pool::SendPool,
     router::Router,
@@ -158,10 +158,10 @@ impl<B: Lent> Endpoint<B> for MessagePassingEndpoint {
         let mut hasher = DefaultHasher::new();
         (members, *built).hash(&mut hasher);
         *built += 1;
-        let at = Seat { rank: self.rank, group: hasher.finish() };
+        let at = MemberId { rank: self.rank, group: hasher.finish() };
         Ok(Box::new(InLine::new(Member {
             router: Arc::clone(&self.router),
-            inbox: self.connection.group(at),
+            state: self.connection.group(at),
             connection: Arc::clone(&self.connection),
             members: members.into(),
             position,

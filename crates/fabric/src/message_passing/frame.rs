@@ -21,20 +21,20 @@ pub(super) enum What {
     /// A rank is gone, and why.
     Gone { rank: u32, reason: String },
     /// A member calls a collective.
-    Called { from: u32, at: Seat, call: Call },
+    Called { from: u32, at: MemberId, call: Call },
     /// Elements of a collective, in the body.
-    Part { from: u32, at: Seat },
+    Part { from: u32, at: MemberId },
     /// A member gives a group up, and asks for one reason for all.
-    Complaint { at: Seat, members: Vec<u32>, error: FabricError },
+    Complaint { at: MemberId, members: Vec<u32>, error: FabricError },
     /// A group is broken, and why.
-    Broken { at: Seat, error: FabricError },
+    Broken { at: MemberId, error: FabricError },
     /// The process is gone, with all its ranks.
     Left { reason: String },
 }
 
 /// A rank's part of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(super) struct Seat {
+pub(super) struct MemberId {
     pub rank: u32,
     /// Made of the list of members and of how many groups of that list there were before.
     pub group: u64,
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn every_frame_is_read_as_it_was_written() {
-        let at = Seat { rank: 3, group: u64::MAX };
+        let at = MemberId { rank: 3, group: u64::MAX };
         let kind = Kind::Broadcast { root: Member(1) };
         let algorithm = Algorithm::Hierarchical { inner: 2 };
         let call = Call::exchange(kind, algorithm, Reduction::Max, (7, Format::Bf16));

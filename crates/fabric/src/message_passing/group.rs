@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::{
-    connection::{Connection, GroupInbox, lock},
-    frame::{Frame, Seat, What},
+    connection::{Connection, GroupState, lock},
+    frame::{Frame, MemberId, What},
     router::Router,
 };
 use crate::{
@@ -30,8 +30,8 @@ pub(super) struct Member {
     pub connection: Arc<Connection>,
     pub members: Box<[u32]>,
     pub position: usize,
-    pub at: Seat,
-    pub inbox: Arc<Mutex<GroupInbox>>,
+    pub at: MemberId,
+    pub state: Arc<Mutex<GroupState>>,
     pub counters: Arc<LiveCounters>,
     pub scripts: Scripts,
     pub parts: Arc<Parts>,
@@ -58,14 +58,14 @@ impl Member {
     }
 
     /// The same group on another member.
-    fn at(&self, position: usize) -> Seat {
-        Seat { rank: self.members[position], ..self.at }
+    fn at(&self, position: usize) -> MemberId {
+        MemberId { rank: self.members[position], ..self.at }
     }
 
     /// Tells all members what is called, and waits until they all have called the same.
     fn agree(&mut self, call: Call) -> Result<(), FabricError> {
         self.router.progress();
-        if let Some(error) = &lock(&self.inbox).broken {
+        if let Some(error) = &lock(&self.state).broken {
             return Err(error.clone());
         }
         let own = self.members[self.position];
@@ -73,20 +73,20 @@ impl Member {
             let at = self.at(position);
             self.tell(position, What::Called { from: own, at, call }, None);
         }
-        let absent = |inbox: &GroupInbox| -> Vec<u32> {
+        let absent = |state: &GroupState| -> Vec<u32> {
             let others = self.members.iter().copied().filter(|&rank| rank != own);
-            others.filter(|rank| inbox.called.get(rank).is_none_or(|it| it.is_empty())).collect()
+            others.filter(|rank| state.called.get(rank).is_none_or(|it| it.is_empty())).collect()
         };
         let agreed = self.router.wait(self.connection.timeout, || {
             // Asked first: what a rank called before it left is then there.
             let gone = self.members.iter().copied().find_map(|rank| self.gone(call, rank));
             let gone_itself = self.gone(call, own);
-            let mut inbox = lock(&self.inbox);
-            let absent = absent(&inbox);
+            let mut state = lock(&self.state);
+            let absent = absent(&state);
             if absent.is_empty() {
-                return Some(Ok(self.called(&mut inbox, call)));
+                return Some(Ok(self.called(&mut state, call)));
             }
-            if let Some(error) = &inbox.broken {
+            if let Some(error) = &state.broken {
                 return Some(Err((error.clone(), true)));
             }
             let gone =
@@ -98,21 +98,21 @@ impl Member {
         match agreed {
             Some(Ok(calls)) => match disagreement(&self.members, calls) {
                 // All have heard the same calls, and come to the same.
-                Some(mismatch) => Err(lock(&self.inbox).break_off(mismatch)),
+                Some(mismatch) => Err(lock(&self.state).break_off(mismatch)),
                 None => Ok(()),
             },
             Some(Err((error, true))) => Err(error),
             Some(Err((error, false))) => Err(self.break_off(error)),
             None => {
-                let waiting_for = absent(&lock(&self.inbox));
+                let waiting_for = absent(&lock(&self.state));
                 Err(self.break_off(self.timeout(call, waiting_for)))
             }
         }
     }
 
     /// What all members called, by position; it is forgotten.
-    fn called(&self, inbox: &mut GroupInbox, own: Call) -> Vec<Call> {
-        let of_rank = |&rank: &u32| match inbox.called.get_mut(&rank) {
+    fn called(&self, state: &mut GroupState, own: Call) -> Vec<Call> {
+        let of_rank = |&rank: &u32| match state.called.get_mut(&rank) {
             Some(calls) if rank != self.members[self.position] => calls.pop_front(),
             _ => Some(own),
         };
@@ -130,10 +130,10 @@ impl Member {
                 asked = Some(decides);
                 return router.settle(connection, *at, members, error.clone());
             }
-            lock(&self.inbox).broken.clone()
+            lock(&self.state).broken.clone()
         });
         // Where nobody answers, the member's own error is all it knows.
-        heard.unwrap_or_else(|| lock(&self.inbox).break_off(error))
+        heard.unwrap_or_else(|| lock(&self.state).break_off(error))
     }
 
     fn gone(&self, call: Call, peer: u32) -> Option<FabricError> {
@@ -225,18 +225,18 @@ impl Exchange for Messaging<'_> {
     }
 
     fn receive(&self, from: usize) -> Result<Storage, FabricError> {
-        let Member { router, connection, members, inbox, at, .. } = self.member;
+        let Member { router, connection, members, state, at, .. } = self.member;
         let peer = members[from];
         let arrived = router.wait(connection.timeout, || {
             // Asked first: what a rank sent before it left is then there. Nor does a rank that has left itself
             // go on.
             let mut needed = [peer, at.rank].into_iter();
             let gone = needed.find_map(|rank| self.member.gone(self.call, rank));
-            let mut inbox = lock(inbox);
-            if let Some(part) = inbox.parts.get_mut(&peer).and_then(|parts| parts.pop_front()) {
+            let mut state = lock(state);
+            if let Some(part) = state.parts.get_mut(&peer).and_then(|parts| parts.pop_front()) {
                 return Some(Ok(part.into_storage()));
             }
-            let broken = inbox.broken.clone().map(|error| Err((error, true)));
+            let broken = state.broken.clone().map(|error| Err((error, true)));
             broken.or_else(|| gone.map(|error| Err((error, false))))
         });
         match arrived {

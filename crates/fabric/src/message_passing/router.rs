@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     connection::{Connection, lock},
-    frame::{Frame, Seat, What},
+    frame::{Frame, MemberId, What},
     transport::{Arrived, Packet, Transport},
 };
 use crate::{Contents, FabricError, Message, Process, Returns, Settings, message::Nobody};
@@ -156,7 +156,7 @@ impl Router {
     }
 
     /// The member that decides why a group is broken: the first that is not gone.
-    pub fn decides(&self, connection: &Connection, at: Seat, members: &[u32]) -> u32 {
+    pub fn decides(&self, connection: &Connection, at: MemberId, members: &[u32]) -> u32 {
         let mut alive = members.iter().filter(|&&rank| connection.gone(rank).is_none());
         alive.next().copied().unwrap_or(at.rank)
     }
@@ -167,7 +167,7 @@ impl Router {
     pub fn settle(
         &self,
         connection: &Connection,
-        at: Seat,
+        at: MemberId,
         members: &[u32],
         error: FabricError,
     ) -> Option<FabricError> {
@@ -176,19 +176,19 @@ impl Router {
             self.tell(connection.process_of(rank), &frame);
         };
         let decides = self.decides(connection, at, members);
-        let inbox = connection.group(at);
-        let mut inbox = lock(&inbox);
-        if inbox.broken.is_some() {
-            return inbox.broken.clone();
+        let state = connection.group(at);
+        let mut state = lock(&state);
+        if state.broken.is_some() {
+            return state.broken.clone();
         }
         if decides != at.rank {
-            let at = Seat { rank: decides, ..at };
+            let at = MemberId { rank: decides, ..at };
             tell(decides, What::Complaint { at, members: members.to_vec(), error });
             return None;
         }
-        let error = inbox.break_off(error);
+        let error = state.break_off(error);
         for &rank in members.iter().filter(|&&rank| rank != at.rank) {
-            let at = Seat { rank, ..at };
+            let at = MemberId { rank, ..at };
             tell(rank, What::Broken { at, error: error.clone() });
         }
         Some(error)

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Collectives for which there is room from the start: as many may be waiting without the heap being asked
-/// for more, however far threads lag behind each other.
+/// for more, however far one thread is ahead of another.
 const ROOM: usize = 64;
 
 /// An engine that gives each rank of another a communication thread, so that collectives proceed while

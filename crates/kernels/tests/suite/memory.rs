@@ -106,7 +106,7 @@ fn a_view_beyond_its_buffer_is_refused() {
 }
 
 #[test]
-fn an_adopted_buffer_is_counted_by_its_new_owner_and_its_block_returns_home() {
+fn an_adopted_buffer_is_counted_by_its_new_owner_and_its_block_is_given_back() {
     let (sender, receiver) = (Memory::new(processor()), Memory::new(processor()));
     for _ in 0..5 {
         let sent: Buffer = sender.alloc(Format::F32, 8);

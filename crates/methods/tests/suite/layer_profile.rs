@@ -75,10 +75,10 @@ fn a_skip_crosses_every_cut_between_its_ends() {
     let graph = spec.expect("a model").graph().expect("its graph");
     let layers = profiled(&graph, &Cluster::parse("a100-80g:1").expect("a preset"));
     let one = (MICROBATCH * 32 * 64 * 2) as f64;
-    let crossing: Vec<f64> = layers.iter().map(|layer| layer.output_bytes / one).collect();
+    let sent: Vec<f64> = layers.iter().map(|layer| layer.output_bytes / one).collect();
     // An embedding, two encoders, two blocks in the middle, two decoders, a head: skips from block 1 to 6 and from
     // 2 to 5, each beside what the next block reads but for the first cut behind its encoder, where it is that.
-    assert_eq!(crossing, [1.0, 1.0, 2.0, 3.0, 3.0, 2.0, 1.0, 0.0]);
+    assert_eq!(sent, [1.0, 1.0, 2.0, 3.0, 3.0, 2.0, 1.0, 0.0]);
 }
 
 #[test]

@@ -596,7 +596,7 @@ fn what_is_computed_again_follows_the_software_stack() {
     use Recompute::{Block, Full, None, Selective, Stage};
     let choices = |reruns_blocks, attention| {
         let mut stack = shardloom_cluster::Stack::default();
-        stack.habits.reruns_blocks = reruns_blocks;
+        stack.plan_defaults.reruns_blocks = reruns_blocks;
         assert_eq!(Stage.under(&stack), Stage);
         Recompute::by_block_under(&stack, attention)
     };

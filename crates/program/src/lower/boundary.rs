@@ -47,14 +47,14 @@ pub(super) struct TransferId(usize);
 
 /// All values that cross stages. A value read by several later stages goes from its producer to each
 /// directly.
-pub(super) struct Boundaries {
+pub(crate) struct Boundaries {
     precision: Precision,
     transfers: Vec<Transfer>,
     pub routes: Vec<Route>,
 }
 
 impl Boundaries {
-    pub fn find(
+    pub(super) fn find(
         graph: &Graph,
         precision: Precision,
         stages: &[StageModel],
@@ -130,17 +130,17 @@ impl Boundaries {
     }
 
     /// All of them.
-    pub fn transfers(&self) -> impl Iterator<Item = (TransferId, &Transfer)> {
+    pub(super) fn transfers(&self) -> impl Iterator<Item = (TransferId, &Transfer)> {
         self.transfers.iter().enumerate().map(|(index, it)| (TransferId(index), it))
     }
 
     /// What `stage` receives in its forward pass.
-    pub fn into(&self, stage: StageId) -> impl Iterator<Item = (TransferId, &Transfer)> {
+    pub(super) fn into(&self, stage: StageId) -> impl Iterator<Item = (TransferId, &Transfer)> {
         self.transfers().filter(move |(_, transfer)| transfer.to == stage)
     }
 
     /// What `stage` sends in its forward pass.
-    pub fn out_of(&self, stage: StageId) -> impl Iterator<Item = (TransferId, &Transfer)> {
+    pub(super) fn out_of(&self, stage: StageId) -> impl Iterator<Item = (TransferId, &Transfer)> {
         self.transfers().filter(move |(_, transfer)| transfer.from == stage)
     }
 }

@@ -4,28 +4,27 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use std::ops::Range;
 
-use shardloom_collectives::{Algorithm, chunk};
+use shardloom_collectives::Algorithm;
 use shardloom_graph::{Extents, Graph, ValueId, gradient};
-use shardloom_plan::{Axis, Mesh, Optimizer, Plan, Servers, Updates};
+use shardloom_plan::{Axis, Mesh, Optimizer, Plan, Updates};
 
-use super::holdings::{Keeps, ParameterGroupId, Ways, Whose};
+use super::holdings::{Keeps, Whose};
 use super::stage::StageModel;
-use crate::class::{Bucket, BucketId, ClassId, ParamId, ServedRange, WeightParam};
-use crate::ring::Ring;
-use crate::sync::{Asked, Holder, Lookups, add};
+use crate::class::{Bucket, BucketId, ClassId, ParamId, WeightParam};
+use crate::sync::{Holder, LookedUp, Lookups, ParameterGroupId, Ways, add};
 use crate::{
     Content, Copies, Format, Instruction, Keep, Layout, Mode, ProgramError, Shape, Tensor,
     TensorId, View, Window, Write, overlap,
 };
 
 /// The parameters of a class's stages, their buckets, and the tensors that hold them.
-pub(super) struct Parameters<'a> {
+pub(crate) struct Parameters<'a> {
     pub params: Vec<WeightParam>,
     pub buckets: Vec<Bucket>,
     /// By bucket, to which group its parameters belong.
-    pub(super) groups: Vec<ParameterGroupId>,
+    pub groups: Vec<ParameterGroupId>,
     /// By bucket, what is read of it, if it is a table whose gradient is rows and values.
-    pub(super) lookups: Vec<Option<Lookups>>,
+    pub lookups: Vec<Option<Lookups>>,
     pub tensors: Vec<Tensor>,
     /// The squared norm of gradients, where the plan looks at it.
     pub norm: Option<TensorId>,
@@ -34,11 +33,11 @@ pub(super) struct Parameters<'a> {
     by_value: BTreeMap<ValueId, ParamId>,
     /// By bucket: what sums its gradients over the workers of servers once they are whole, but for what comes
     /// back. Empty without such servers.
-    pub(super) exchanged: Vec<Vec<Instruction>>,
+    pub exchanged: Vec<Vec<Instruction>>,
     /// Where a weight stands that was moved along its velocity.
     pub(super) moved: BTreeMap<ParamId, TensorId>,
-    pub(super) plan: &'a Plan,
-    pub(super) ways: &'a Ways<'a>,
+    pub plan: &'a Plan,
+    pub ways: &'a Ways<'a>,
 }
 
 /// What parameters of one bucket have in common.
@@ -60,7 +59,7 @@ struct Key {
 impl<'a> Parameters<'a> {
     /// The parameters of `class`, by the `units` that they belong to. All classes that hold a parameter
     /// have it in the same bucket, and those buckets in the same order.
-    pub fn of(
+    pub(super) fn of(
         graph: &Graph,
         plan: &'a Plan,
         ways: &'a Ways<'a>,
@@ -77,26 +76,26 @@ impl<'a> Parameters<'a> {
             }
         }
         let replica_axes = (plan.replica_axes(graph), plan.averaged_axes(graph));
-        // Servers that workers have hold tables, too.
-        let lie_on_servers = plan.sync.summation.is_some();
+        let holder = ways.common().holder_of_tables();
+        let is_updated_here =
+            |is_table: bool| keeps.updates && !(is_table && holder == Holder::Servers);
         let mut keys: Vec<Key> = vec![];
         let mut members: Vec<Vec<(ValueId, Layout)>> = vec![];
         for ((unit, value), (stage, layout)) in held {
             check_factors(graph, &plan.optimizer, value, &layout)?;
             let group = ways.group(&graph.value(value).name);
-            let table = (ways.sync(group).sparse && graph.is_table(value)).then_some(value);
+            let table = (ways.is_sparse(group) && graph.is_table(value)).then_some(value);
             let mut key = Key {
                 unit,
                 group,
                 table,
                 ..key(graph, &replica_axes, (stages, stage), value, &layout)?
             };
-            if keeps.servers.is_some() || (table.is_some() && lie_on_servers) {
-                // Nobody adds gradients up: each worker sends its own.
+            if !is_updated_here(table.is_some()) {
+                // Nobody adds gradients up: each class sends its own.
                 key.classes.clear();
             }
-            let alone = plan.sync.negotiation.is_some();
-            match keys.iter().position(|known| *known == key && !alone) {
+            match keys.iter().position(|known| *known == key && !ways.parameters_are_apart()) {
                 Some(bucket) => members[bucket].push((value, layout)),
                 None => {
                     keys.push(key);
@@ -138,14 +137,11 @@ impl<'a> Parameters<'a> {
             }
             let differ = |axis: &Axis| key.splits.contains(axis) || key.own.contains(axis);
             let copies = model.mesh.axes().filter(|axis| !differ(axis)).collect();
-            let name = match plan.sync.negotiation {
-                Some(_) => name,
-                None => unit_name(&name),
-            };
-            let keeps = Keeps { averages: !key.own.is_empty(), ..keeps };
+            let name = if ways.parameters_are_apart() { name } else { unit_name(&name) };
+            let updates = is_updated_here(key.table.is_some());
+            let keeps = Keeps { averages: !key.own.is_empty(), updates, ..keeps };
             let lookups = key.table.map(|table| {
                 let columns = parts.params[ids[0].0 as usize].shape[1..].iter().product();
-                let holder = if lie_on_servers { Holder::Servers } else { Holder::Readers };
                 Lookups { rows: rows_read(graph, plan, stages, table), columns, holder }
             });
             let whose = Whose {
@@ -168,18 +164,13 @@ impl<'a> Parameters<'a> {
                 partial: key.partial,
                 copies,
                 splits: key.splits,
-                owned_here: keeps.servers.is_none()
-                    && lookups.is_none_or(|it| it.holder == Holder::Readers)
-                    && key.classes.first().is_none_or(|&first| first == class),
+                owned_here: updates && key.classes.first().is_none_or(|&first| first == class),
                 served: vec![],
                 summed: vec![],
                 classes: key.classes,
                 replica_of: None,
                 held,
             });
-        }
-        if let Some((first, servers)) = keeps.servers {
-            parts.deal(first, servers);
         }
         let corrections = plan.weights.corrections();
         let moves = corrections.prediction.is_some() || corrections.discrepancy.is_some();
@@ -191,7 +182,7 @@ impl<'a> Parameters<'a> {
     }
 
     /// Adds the squared norm of gradients, where the plan looks at it.
-    fn add_norm(&mut self) {
+    pub fn add_norm(&mut self) {
         let norm = || Tensor {
             name: "gradient norm".into(),
             shape: Shape::Local(vec![]),
@@ -204,7 +195,7 @@ impl<'a> Parameters<'a> {
         self.norm = self.plan.looks_at_norm().then(|| add(&mut self.tensors, norm()));
     }
 
-    fn none(plan: &'a Plan, ways: &'a Ways<'a>, mesh: Mesh) -> Parameters<'a> {
+    pub fn none(plan: &'a Plan, ways: &'a Ways<'a>, mesh: Mesh) -> Parameters<'a> {
         Parameters {
             params: vec![],
             buckets: vec![],
@@ -221,130 +212,9 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// Deals ranges of all buckets to servers, the first of which that is left is the class `first`. Who owns what
-    /// is said by the ring of all; for a server that is lost, those that follow it stand in.
-    fn deal(&mut self, first: ClassId, servers: Servers) {
-        let pieces: Vec<(usize, Range<usize>)> = self.pieces().collect();
-        let sizes: Vec<usize> = pieces.iter().map(|(_, range)| range.len()).collect();
-        let ring = Ring::of(0..servers.count);
-        let owners = ring.owners(&sizes);
-        let left: Vec<u32> = servers.left().collect();
-        for (number, ((bucket, range), owner)) in pieces.into_iter().zip(owners).enumerate() {
-            let all = std::iter::once(owner).chain(ring.successors(number, owner));
-            let places = all.filter_map(|server| left.binary_search(&server).ok());
-            let mut holders = places.map(|place| ClassId(first.0 + place as u32));
-            let server = holders.next().expect("some server is left");
-            let replicas: Vec<ClassId> = holders.take(servers.replicas as usize).collect();
-            let served = &mut self.buckets[bucket].served;
-            let is_same =
-                |last: &&mut ServedRange| (last.server, &last.replicas) == (server, &replicas);
-            match served.last_mut().filter(is_same) {
-                Some(last) => last.range.end = range.end,
-                None => served.push(ServedRange { range, server, replicas }),
-            }
-        }
-    }
-
-    /// Ranges of buckets that servers hold whole, each with the number of its bucket, as large as the plan lets
-    /// buckets be. Parameters are cut between two, unless the optimizer looks at more than an element at a
-    /// time.
-    pub fn pieces(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
-        self.buckets.iter().enumerate().flat_map(|(index, bucket)| {
-            let most = (self.plan.sync.bucket_bytes / Format::F32.bytes()).max(1);
-            let pieces: Vec<Range<usize>> = match self.plan.optimizer.updates_by_element() {
-                true => {
-                    let count = bucket.elements.div_ceil(most);
-                    (0..count).map(|piece| chunk(bucket.elements, count, piece)).collect()
-                }
-                false => self.runs_of_params(bucket, most),
-            };
-            pieces.into_iter().map(move |range| (index, range))
-        })
-    }
-
-    /// How many elements of a bucket are at most in one piece for servers that sum: as many bytes of gradients
-    /// as the plan lets buckets be.
-    pub fn most_elements(&self, id: BucketId) -> usize {
-        let group = self.groups[id.0 as usize];
-        let bytes = self.ways.precision(group).gradients.bytes();
-        (self.ways.sync(group).bucket_bytes / bytes).max(1)
-    }
-
-    /// The servers that sum a bucket, piece by piece of each parameter, where its group says so.
-    pub fn servers(&self, id: BucketId) -> Option<&'a [u32]> {
-        let group = &self.plan.parameters[self.groups[id.0 as usize]?];
-        group.servers.as_deref()
-    }
-
-    /// Whether a bucket is a table that servers hold.
-    pub fn is_asked(&self, id: BucketId) -> bool {
-        self.lookups[id.0 as usize].is_some_and(|it| it.holder == Holder::Servers)
-    }
-
-    /// Whether servers hold some table.
-    pub fn lie_on_servers(&self) -> bool {
-        (0..self.buckets.len() as u32).any(|id| self.is_asked(BucketId(id)))
-    }
-
-    /// Whether servers that sum leave all of a bucket to the workers, as its group has it.
-    pub fn is_summed_by_workers(&self, id: BucketId) -> bool {
-        self.servers(id).is_some_and(<[u32]>::is_empty)
-    }
-
-    /// Ranges of whole parameters, of at most so many elements where there are several in one.
-    fn runs_of_params(&self, bucket: &Bucket, most: usize) -> Vec<Range<usize>> {
-        let mut runs: Vec<Range<usize>> = vec![];
-        for param in &bucket.params {
-            let range = self.params[param.0 as usize].range();
-            match runs.last_mut().filter(|run| range.end - run.start <= most) {
-                Some(run) => run.end = range.end,
-                None => runs.push(range),
-            }
-        }
-        runs
-    }
-
-    /// Those of a server, which updates ranges of these buckets, alone and by itself, and has replicas of others.
-    pub fn of_server(&self, server: ClassId) -> Parameters<'a> {
-        let mut parts = Parameters::none(self.plan, self.ways, Mesh::SINGLE);
-        for (index, bucket) in self.buckets.iter().enumerate() {
-            for ServedRange { range, .. } in bucket.served.iter().filter(|it| it.server == server) {
-                parts.hold_range(self, index, range, (None, None));
-            }
-        }
-        // Replicas come behind what it owns, and so do those of others: its number there is that of the range.
-        let mut owned: BTreeMap<ClassId, u32> = BTreeMap::new();
-        for (index, bucket) in self.buckets.iter().enumerate() {
-            for served in &bucket.served {
-                let number = owned.entry(served.server).or_default();
-                if served.replicas.contains(&server) {
-                    let owner = (served.server, BucketId(*number));
-                    parts.hold_range(self, index, &served.range, (None, Some(owner)));
-                }
-                *number += 1;
-            }
-        }
-        parts
-    }
-
-    /// Those of a server of this many workers, which holds pieces of their tables, by itself, and sums besides.
-    pub fn of_table_server(&self, server: ClassId, workers: usize) -> Parameters<'a> {
-        let mut parts = Parameters::none(self.plan, self.ways, Mesh::SINGLE);
-        for (index, bucket) in self.buckets.iter().enumerate() {
-            let Some(Lookups { rows, columns, .. }) = self.lookups[index] else { continue };
-            for ServedRange { range, .. } in bucket.served.iter().filter(|it| it.server == server) {
-                let rows = rows.min(range.len() / columns);
-                let lookups = Lookups { rows, columns, holder: Holder::Server { workers } };
-                parts.hold_range(self, index, range, (Some(lookups), None));
-            }
-        }
-        parts.add_norm();
-        parts
-    }
-
     /// Adds a range of a bucket of `from`, which it updates by itself, as a bucket of its own: as a replica, if
     /// another owns it.
-    fn hold_range(
+    pub fn hold_range(
         &mut self,
         from: &Parameters<'a>,
         index: usize,
@@ -367,7 +237,7 @@ impl<'a> Parameters<'a> {
             self.by_value.insert(param.value, ids[ids.len() - 1]);
             self.params.push(param);
         }
-        let keeps = Keeps { is_delayed: false, backs_up: false, averages: false, servers: None };
+        let keeps = Keeps { is_delayed: false, backs_up: false, averages: false, updates: true };
         let group = from.groups[index];
         let whose = Whose { lookups, ..Whose::alone(group) };
         let name = match replica_of {
@@ -394,18 +264,16 @@ impl<'a> Parameters<'a> {
         self.ways.sync(self.groups[id.0 as usize]).algorithm
     }
 
-    /// Which rows of a table a worker has, and their weights, if servers hold it.
-    pub fn asked(&self, value: ValueId) -> Option<Asked> {
+    /// Which rows of a table a rank has, and their weights, if somebody else holds it.
+    pub fn looked_up(&self, value: ValueId) -> Option<LookedUp> {
         let bucket = self.params[self.by_value.get(&value)?.0 as usize].bucket;
-        let is_asked =
-            self.lookups[bucket.0 as usize].is_some_and(|it| it.holder == Holder::Servers);
-        is_asked.then(|| Asked::of(self.replicated(bucket)))
+        self.replicated(bucket).looked_up
     }
 
     /// A weight as operators read it.
     pub fn weight(&self, value: ValueId) -> View {
-        if let Some(Asked { looked_up, .. }) = self.asked(value) {
-            return View::whole(looked_up);
+        if let Some(LookedUp { weights, .. }) = self.looked_up(value) {
+            return View::whole(weights);
         }
         let param = self.param(value);
         let bucket = self.params[param.0 as usize].bucket;

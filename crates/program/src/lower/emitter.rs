@@ -10,7 +10,7 @@ use super::rows::counts_layout;
 use super::stage::Context;
 use crate::eight_bits::is_stored_in_8_bits;
 use crate::redistribution::{Change, cheapest};
-use crate::sync::{Asked, add};
+use crate::sync::{LookedUp, add};
 use crate::{
     Action, Collective, Content, Copies, Counted, Format, Group, Instruction, Keep, Layout,
     ProgramError, Shape, Tensor, TensorId, View, Write,
@@ -211,17 +211,17 @@ impl<'a> Emitter<'a> {
         Ok(())
     }
 
-    /// Of a table that servers hold a rank has only some rows: what an operator looks up in it becomes where these
+    /// Of a table that somebody else holds a rank has only some rows: what an operator looks up in it becomes where these
     /// stand.
     fn find_rows(&mut self, op: OpId, reads: &mut [View]) {
         let context = self.context;
         let inputs = &context.graph.op(op).inputs;
-        let mut asked = inputs.iter().filter_map(|&input| context.params.asked(input));
-        if let (Some(Asked { lookups, .. }), [indices, ..]) = (asked.next(), reads) {
+        let mut looked_up = inputs.iter().filter_map(|&input| context.params.looked_up(input));
+        if let (Some(LookedUp { rows, .. }), [indices, ..]) = (looked_up.next(), reads) {
             let tensor = self.tensors[indices.tensor.0 as usize].clone();
             let name = format!("{} among rows", tensor.name);
             let found = add(self.tensors, Tensor { name, ..tensor });
-            let reads = vec![*indices, View::whole(lookups)];
+            let reads = vec![*indices, View::whole(rows)];
             self.push(Action::FindRows, reads, vec![write(found)]);
             *indices = View::whole(found);
         }

@@ -25,7 +25,7 @@ pub(super) fn body(
 
 /// The norm of the gradients of all ranks of a group, which wait for each other, where the plan looks at
 /// it.
-pub(super) fn norm(parameters: &Parameters<'_>, group: Group) -> Vec<Instruction> {
+pub(crate) fn norm(parameters: &Parameters<'_>, group: Group) -> Vec<Instruction> {
     let Some(norm) = parameters.norm else { return vec![] };
     // Of what servers hold, they find it.
     let own = || buckets(parameters).filter(|(_, bucket)| !bucket.is_looked_up());
@@ -40,7 +40,7 @@ pub(super) fn norm(parameters: &Parameters<'_>, group: Group) -> Vec<Instruction
 }
 
 /// All buckets with their ids.
-pub(super) fn buckets<'a>(
+pub(crate) fn buckets<'a>(
     parameters: &'a Parameters<'_>,
 ) -> impl Iterator<Item = (BucketId, &'a Bucket)> {
     (0u32..).map(BucketId).zip(&parameters.buckets)
@@ -48,7 +48,7 @@ pub(super) fn buckets<'a>(
 
 /// What an update of a bucket changes: its weights, if no master weights stand for them, and what is kept
 /// besides.
-pub(super) fn changed<'a>(
+pub(crate) fn changed<'a>(
     parameters: &Parameters<'_>,
     bucket: &'a Bucket,
 ) -> impl Iterator<Item = View> + 'a {
@@ -60,18 +60,18 @@ pub(super) fn changed<'a>(
 }
 
 /// What makes the weights that operators read of the master weights, if there are such.
-pub(super) fn cast(parameters: &Parameters<'_>, bucket: &Bucket) -> Option<Instruction> {
+pub(crate) fn cast(parameters: &Parameters<'_>, bucket: &Bucket) -> Option<Instruction> {
     let master = View::whole(parameters.master(&bucket.held)?);
     Some(Instruction::new(Action::Cast, [master], [bucket.held.replicated.updated]))
 }
 
 /// The update of all buckets.
-pub(super) fn updates(parameters: &Parameters<'_>) -> Vec<Instruction> {
+pub(crate) fn updates(parameters: &Parameters<'_>) -> Vec<Instruction> {
     buckets(parameters).flat_map(|(id, _)| update(parameters, id)).collect()
 }
 
 /// The update of one.
-pub(super) fn update(parameters: &Parameters<'_>, id: BucketId) -> Vec<Instruction> {
+pub(crate) fn update(parameters: &Parameters<'_>, id: BucketId) -> Vec<Instruction> {
     let mut instructions = vec![];
     let bucket = &parameters.buckets[id.0 as usize];
     let gradients = bucket.held.replicated.reduced;

@@ -2,105 +2,15 @@
 //! plan's optimizer, corrections and validation on the rest.
 
 use shardloom_graph::Graph;
-use shardloom_plan::{
-    Axis, Kept, ParameterGroups, Plan, PlanError, Precision, Prediction, Servers, Sync,
-};
+use shardloom_plan::{Axis, Kept, Prediction};
 
 use super::buckets::Parameters;
 use crate::class::{Bucket, BucketId, ClassId, ParamId, WeightParam};
-use crate::sync::{
-    self, AllReduce, AnsweredRows, AskedRows, Held, Holder, Lookups, Replicated, Sparse,
-    Synchronisation, Unheld, add,
-};
+use crate::sync::{Held, Lookups, ParameterGroupId, Replicated, Synchronisation, Unheld, add};
 use crate::{
     Content, Copies, Extent, Format, Initial, Instruction, Keep, Matrix, Shape, Tensor, TensorId,
     View, Window,
 };
-
-/// How buckets are kept equal over their replicas, and in which formats they are.
-pub(super) struct Ways<'a> {
-    /// Those that have several replicas and belong to none of the plan's groups of parameters.
-    common: &'a dyn Synchronisation,
-    /// Those that have several, by the group of their parameters.
-    of_groups: Vec<Box<dyn Synchronisation>>,
-    /// Those that have one.
-    alone: AllReduce,
-    /// Those of which no two replicas share, though the plan has others share, by group.
-    whole: Vec<AllReduce>,
-    /// Tables whose gradients are rows and values, by group.
-    sparse: Vec<Sparse>,
-    groups: ParameterGroups,
-    syncs: Vec<Sync>,
-    precisions: Vec<Precision>,
-}
-
-/// Which of a plan's groups of parameters it is; none for what is in none.
-pub(super) type ParameterGroupId = Option<usize>;
-
-impl<'a> Ways<'a> {
-    pub fn new(plan: &Plan, common: &'a dyn Synchronisation) -> Result<Ways<'a>, PlanError> {
-        Ok(Ways {
-            common,
-            of_groups: plan.syncs().skip(1).map(sync::way).collect(),
-            alone: AllReduce { algorithm: plan.sync.algorithm },
-            whole: plan.syncs().map(|it| AllReduce { algorithm: it.algorithm }).collect(),
-            sparse: plan.syncs().map(|it| Sparse { algorithm: it.algorithm }).collect(),
-            groups: ParameterGroups::of(plan)?,
-            syncs: plan.syncs().collect(),
-            precisions: plan.precisions().collect(),
-        })
-    }
-
-    /// The group of a parameter.
-    pub fn group(&self, name: &str) -> ParameterGroupId {
-        self.groups.group(name)
-    }
-
-    /// How the parameters of a group are kept equal, those with several replicas.
-    pub fn replicated(&self, group: ParameterGroupId) -> &dyn Synchronisation {
-        group.map_or(self.common, |group| &*self.of_groups[group])
-    }
-
-    /// How the parameters of a group are kept equal that have these replicas, or are such a table.
-    fn of(
-        &self,
-        group: ParameterGroupId,
-        replicas: &[Axis],
-        lookups: Option<Lookups>,
-    ) -> &dyn Synchronisation {
-        let index = group.map_or(0, |group| 1 + group);
-        match lookups.map(|it| it.holder) {
-            Some(Holder::Readers) => return &self.sparse[index],
-            Some(Holder::Servers) => return &AskedRows,
-            Some(Holder::Server { .. }) => return &AnsweredRows,
-            None => {}
-        }
-        match replicas.is_empty() && self.common.servers().is_none() {
-            true => &self.alone,
-            false if self.shards(group, replicas).is_empty() && !replicas.is_empty() => {
-                &self.whole[index]
-            }
-            false => self.replicated(group),
-        }
-    }
-
-    /// Along which of these replicas the plan has the parameters of a group shared.
-    pub fn shards(&self, group: ParameterGroupId, replicas: &[Axis]) -> Vec<Axis> {
-        let over = self.sync(group).shard_over;
-        let shares = |axis: &Axis| over.is_none_or(|over| over.contains(*axis));
-        replicas.iter().copied().filter(shares).collect()
-    }
-
-    /// What the plan says of a group on keeping replicas equal.
-    pub fn sync(&self, group: ParameterGroupId) -> Sync {
-        self.syncs[group.map_or(0, |group| 1 + group)]
-    }
-
-    /// The number formats of a group.
-    pub fn precision(&self, group: ParameterGroupId) -> Precision {
-        self.precisions[group.map_or(0, |group| 1 + group)]
-    }
-}
 
 /// Whose a bucket's parameters are.
 #[derive(Clone, Copy)]
@@ -131,8 +41,8 @@ pub(super) struct Keeps {
     pub backs_up: bool,
     /// Whether its weights are averaged over replicas that have their own.
     pub averages: bool,
-    /// The servers that update what it holds, and the first of their classes.
-    pub servers: Option<(ClassId, Servers)>,
+    /// Whether it updates what it holds.
+    pub updates: bool,
 }
 
 impl<'a> Parameters<'a> {
@@ -165,7 +75,7 @@ impl<'a> Parameters<'a> {
             precision,
         };
         let replicated = self.ways.of(group, replicas, lookups).tensors(&bucket, &mut self.tensors);
-        if lookups.is_some_and(|it| it.holder == Holder::Servers) {
+        if !keeps.updates {
             let (state, statistics, backups) = (vec![], vec![], vec![]);
             return Held { replicated, state, statistics, summed: None, backups };
         }
@@ -175,9 +85,6 @@ impl<'a> Parameters<'a> {
             bucket.flat(name, extent, Format::F32, keep, content)
         };
         let mut state = vec![];
-        if keeps.servers.is_some() {
-            return Held { replicated, state, statistics: vec![], summed: None, backups: vec![] };
-        }
         if precision.master {
             let master =
                 fp32("master weights", extent, Keep::State(Initial::Drawn), Content::MasterWeight);
@@ -325,11 +232,11 @@ impl<'a> Parameters<'a> {
         Some((moved, View { tensor, window: Window::Param(param) }))
     }
 
-    pub(super) fn tensor(&self, view: View) -> &Tensor {
+    pub(crate) fn tensor(&self, view: View) -> &Tensor {
         &self.tensors[view.tensor.0 as usize]
     }
 
-    pub(super) fn unheld(&self, id: BucketId) -> Unheld<'_> {
+    pub(crate) fn unheld(&self, id: BucketId) -> Unheld<'_> {
         let bucket = &self.buckets[id.0 as usize];
         let Bucket { name, elements, params, replicas, shards, partial, classes, .. } = bucket;
         Unheld {
@@ -353,13 +260,13 @@ impl<'a> Parameters<'a> {
     }
 
     /// The weights in full precision that are updated in the place of those that operators read.
-    pub(super) fn master(&self, held: &Held) -> Option<TensorId> {
+    pub(crate) fn master(&self, held: &Held) -> Option<TensorId> {
         let is_master =
             |it: &&TensorId| self.tensor(View::whole(**it)).content == Content::MasterWeight;
         held.state.iter().find(is_master).copied()
     }
 
-    pub(super) fn replicated(&self, id: BucketId) -> &Replicated {
+    pub(crate) fn replicated(&self, id: BucketId) -> &Replicated {
         &self.buckets[id.0 as usize].held.replicated
     }
 

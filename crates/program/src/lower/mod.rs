@@ -6,31 +6,26 @@
 //! their buckets, bodies the synchronisation that ZeRO and the plan's `sync` call for, and last the
 //! control follows the schedule's order. No step looks at which combination of parallelisms it serves.
 
-mod averaging;
 mod backward;
 mod bodies;
 mod boundary;
 mod buckets;
 mod emitter;
-mod epilogue;
+pub(crate) mod epilogue;
 mod extrapolation;
 mod forward;
 mod halves;
 mod holdings;
 mod inner_groups;
 mod liveness;
-mod negotiation;
 mod order;
 mod overlap;
 mod owners;
 mod post_validation;
 mod queues;
 mod rows;
-mod servers;
 mod sharding;
 mod stage;
-mod summing;
-mod tables;
 mod versions;
 mod whole_gradients;
 
@@ -41,16 +36,19 @@ use shardloom_graph::Graph;
 use shardloom_plan::{DeviceList, Plan, ScheduleKind};
 
 use crate::class::{Class, HeldStage, Program, Rank};
-use crate::sync::{self, Synchronisation, add};
-use crate::{ClassId, Content, Control, Copies, Format, Group, Keep, Layout, ProgramError, Tensor};
+use crate::sync::{self, Role, Synchronisation, add};
+use crate::{
+    ClassId, Content, Control, Copies, Entry, Format, Group, Keep, Layout, ProgramError, Tensor,
+    TensorId,
+};
 use bodies::StageBodies;
-use boundary::{Boundaries, Handover, Handovers, Transfer, Way};
+pub(crate) use boundary::Boundaries;
+use boundary::{Handover, Handovers, Transfer, Way};
+pub(crate) use buckets::Parameters;
+pub(crate) use order::Order;
 use post_validation::PostValidation;
-use servers::Service;
 use shardloom_schedule::{Instance, PassKind, Schedule, ScheduleError, StageMap};
 use stage::{StageId, StageModel};
-use summing::Summing;
-use tables::Tables;
 use versions::Versions;
 
 /// The program of `plan` for `graph` on a cluster of `devices` devices.
@@ -82,53 +80,36 @@ pub fn lower_with(
         .into());
     }
     plan.validate(graph, devices)?;
-    if way.servers() != plan.sync.servers {
-        return Err(ScheduleError::Rule(format!(
-            "sync.servers is {:?} in the plan, and {:?} as replicas are kept equal",
-            plan.sync.servers,
-            way.servers()
-        ))
-        .into());
-    }
-    if way.summation() != plan.sync.summation {
-        return Err(ScheduleError::Rule(format!(
-            "sync.summation is {:?} in the plan, and {:?} as replicas are kept equal",
-            plan.sync.summation,
-            way.summation()
-        ))
-        .into());
-    }
+    sync::require_same_servers(way, plan)?;
     let lists = device_lists(plan);
     let stages = stage_models(graph, plan, &lists)?;
     let mut boundaries = Boundaries::find(graph, plan.precision, &stages)?;
     let map = stage_map(plan, &stages)?;
     let schedule = Schedule::of(plan, map)?;
     require_rule(plan, &schedule)?;
-    // A worker whose gradients servers sum has all of them, and so knows their norm by itself.
-    let post_validation = match plan.sync.summation {
-        Some(_) => None,
-        None => PostValidation::of(plan, &schedule, &stages, &mut boundaries),
+    // Who has all gradients knows their norm by itself.
+    let post_validation = match way.completes_gradients() {
+        true => None,
+        false => PostValidation::of(plan, &schedule, &stages, &mut boundaries),
     };
     let versions = Versions::new(plan, &schedule);
-    let ways = holdings::Ways::new(plan, way)?;
+    let ways = sync::Ways::new(plan, way)?;
     let units = buckets::Units::of(graph, plan, &ways);
     let ids = || (0u32..lists.len() as u32).map(ClassId);
-    let servers = servers::classes(way, lists.len());
     let parameters = |id| {
         let validated = post_validation.as_ref().is_some_and(|it| !it.knows_all(id));
         let is_delayed = delay(&stages, &versions, id) > 0.0;
-        let keeps = holdings::Keeps { is_delayed, backs_up: validated, averages: false, servers };
+        let (averages, updates) = (false, way.updates_here());
+        let keeps = holdings::Keeps { is_delayed, backs_up: validated, averages, updates };
         buckets::Parameters::of(graph, plan, &ways, &stages, &units, (id, keeps))
     };
     let mut parameters: Vec<buckets::Parameters<'_>> =
         ids().map(parameters).collect::<Result<_, _>>()?;
-    let early = match plan.sync.summation {
-        Some(_) => vec![owners::Early::default(); lists.len()],
-        None => owners::early(&schedule, &plan.pass_times, &stages, &parameters)?,
+    let early = match way.completes_gradients() {
+        true => vec![owners::Early::default(); lists.len()],
+        false => owners::early(&schedule, &plan.pass_times, &stages, &parameters)?,
     };
-    let service = Service::of(way, &parameters, &mut boundaries)?;
-    let summing = Summing::of(way, &mut parameters, &mut boundaries)?;
-    let tables = Tables::of(&mut parameters, &mut boundaries);
+    let roles = sync::roles(way, plan, &mut parameters, &mut boundaries)?;
     let mut classes: Vec<Class> = vec![];
     for (((id, devices), parameters), early) in ids().zip(&lists).zip(parameters).zip(early) {
         let first_rank = classes.last().map_or(0, |it| it.first_rank.0 + it.mesh.size() as u32);
@@ -141,22 +122,14 @@ pub fn lower_with(
             schedule: &schedule,
             versions: &versions,
             post_validation: post_validation.as_ref(),
-            service: service.as_ref(),
-            summing: summing.as_ref(),
-            tables: tables.as_ref(),
+            roles: &roles,
             id,
         };
         let class = lowering.class(Rank(first_rank), devices, parameters)?;
-        averaging::require_apart(&class)?;
+        roles.iter().try_for_each(|role| role.check(&class))?;
         classes.push(class);
     }
-    if let Some(service) = &service {
-        service.add_servers(plan, &mut classes);
-    }
-    if let Some(summing) = &summing {
-        Summing::require_one_order(&classes)?;
-        summing.add_servers(plan, tables.as_ref(), &mut classes);
-    }
+    roles.iter().try_for_each(|role| role.add_classes(plan, &mut classes))?;
     require_common_updates(&classes)?;
     let mut program = Program {
         classes,
@@ -273,9 +246,7 @@ struct ClassLowering<'a> {
     schedule: &'a Schedule,
     versions: &'a Versions<'a>,
     post_validation: Option<&'a PostValidation>,
-    service: Option<&'a Service<'a>>,
-    summing: Option<&'a Summing>,
-    tables: Option<&'a Tables<'a>>,
+    roles: &'a [Box<dyn Role + 'a>],
     id: ClassId,
 }
 
@@ -319,8 +290,8 @@ impl ClassLowering<'_> {
             HeldStage { instance, reverse }
         };
         let flag = self.post_validation.map(|later| later.flag(&mut tensors));
-        let averaging = plan.sync.averaging.filter(|_| averaging::has_any(&parameters));
-        let due = averaging.and_then(averaging::interval).map(|_| averaging::flag(&mut tensors));
+        let flags: Vec<Option<TensorId>> =
+            self.roles.iter().map(|role| role.flag(&parameters, &mut tensors)).collect();
         let assembly = order::Assembly {
             graph,
             parameters: &parameters,
@@ -335,39 +306,33 @@ impl ClassLowering<'_> {
             Some(later) => later.norm(self.id, &parameters),
             None => epilogue::norm(&parameters, Group::World),
         };
-        let epilogue = match (self.service, self.summing) {
-            (Some(service), _) => service.push(self.id, &parameters),
-            // It follows the order in which buckets become whole.
-            (None, Some(_)) => vec![],
-            (None, None) => epilogue::body(&parameters, early, norm),
-        };
-        let mut order = assembly.order(order, epilogue)?;
-        if let Some(summing) = self.summing {
-            summing.end_step(&mut order, self.id, &parameters);
-        }
-        let pull = self.tables.map(|tables| tables.pull(&mut order, self.id, &parameters));
+        let end = self.roles.iter().find_map(|role| role.end_of_step(self.id, &parameters));
+        let end = end.unwrap_or_else(|| epilogue::body(&parameters, early, norm));
+        let mut order = assembly.order(order, end)?;
+        let begin = |role: &Box<dyn Role + '_>| role.arrange(&mut order, self.id, &parameters);
+        let begin: Vec<Entry> = self.roles.iter().filter_map(begin).collect();
         let versions = 1 + order.entries.iter().map(|(entry, _)| entry.age).max().unwrap_or(0);
         let control: Vec<Control> = match (self.post_validation, flag) {
             (Some(later), Some(flag)) => {
                 let known = (&parameters, tensors.as_slice(), flag);
                 later.control(&mut order, self.id, known, boundaries, self.stages)
             }
-            _ => match (self.service, averaging) {
-                (Some(service), _) => service.control(&mut order, self.id, &parameters),
-                (None, Some(averaging)) => {
-                    averaging::control(&mut order, &parameters, averaging, due)
-                }
-                (None, None) => {
+            _ => {
+                let mut of_roles = self.roles.iter().zip(&flags).filter_map(|(role, &flag)| {
+                    role.control(&mut order, self.id, &parameters, flag)
+                });
+                let own = of_roles.next();
+                own.unwrap_or_else(|| {
                     order.entries.iter().map(|&(entry, _)| Control::Run(entry)).collect()
-                }
-            },
+                })
+            }
         };
         let lasting =
             |it: &&mut Tensor| it.content == Content::Weight && it.keep != Keep::Transient;
         for weights in tensors.iter_mut().filter(lasting) {
             weights.copies = if versions > 1 { Copies::Versions(versions) } else { Copies::One };
         }
-        let control = pull.map(Control::Run).into_iter().chain(control).collect();
+        let control = begin.into_iter().map(Control::Run).chain(control).collect();
         Ok(Class {
             stages: places.iter().map(held).collect(),
             replica,

@@ -16,7 +16,7 @@ use crate::{Entry, Instruction, ProgramError, Tensor};
 use shardloom_schedule::{Action, Pass, PassKind, StageMap};
 
 /// What a class runs.
-pub(super) struct Order {
+pub(crate) struct Order {
     pub bodies: Vec<Body>,
     /// Its entries, each with the pass that it is, or a piece of.
     pub entries: Vec<(Entry, Option<Pass>)>,

@@ -13,7 +13,7 @@ use shardloom_plan::PassTimes;
 use super::buckets::Parameters;
 use super::stage::StageModel;
 use crate::{BucketId, ClassId, ProgramError};
-use shardloom_schedule::{Instance, Meeting, PassKind, Schedule, Wish, meetings};
+use shardloom_schedule::{Instance, Meeting, MeetingRequest, PassKind, Schedule, meetings};
 
 /// For one class, after which actions of its order which buckets are reduced over their holders, in this
 /// order; all others are at the end of the step.
@@ -53,17 +53,17 @@ pub(super) fn early(
         }
     }
     let shared: Vec<Vec<(ClassId, BucketId)>> = shared.into_values().collect();
-    let wish = |holders: &Vec<(ClassId, BucketId)>| {
+    let request = |holders: &Vec<(ClassId, BucketId)>| {
         let last = |&(class, bucket): &(ClassId, BucketId)| {
             let values: Vec<ValueId> = parameters[class.0 as usize].values(bucket).collect();
             (class.0 as usize, last_addition(schedule, stages, class, &values))
         };
-        Wish { not_before: holders.iter().map(last).collect() }
+        MeetingRequest { not_before: holders.iter().map(last).collect() }
     };
-    let wishes: Vec<Wish> = shared.iter().map(wish).collect();
+    let requests: Vec<MeetingRequest> = shared.iter().map(request).collect();
     let mut early = vec![Early::default(); parameters.len()];
-    for Meeting { wish, after } in meetings(schedule, times, &wishes)? {
-        for (&(class, bucket), (_, action)) in shared[wish].iter().zip(after) {
+    for Meeting { request, after } in meetings(schedule, times, &requests)? {
+        for (&(class, bucket), (_, action)) in shared[request].iter().zip(after) {
             early[class.0 as usize].0.entry(action).or_default().push(bucket);
         }
     }

@@ -23,6 +23,7 @@ impl Synchronisation for AllReduce {
             written,
             reduced: View::whole(written),
             rows: None,
+            looked_up: None,
             updated: View::whole(weights),
             own: vec![],
         }

@@ -5,28 +5,33 @@
 //! program's tensors.
 
 mod all_reduce;
+mod averaging;
 mod compressed;
 mod hybrid;
+mod negotiation;
+mod roles;
 mod served_rows;
 mod server;
 mod sparse;
 mod summing;
+mod ways;
 mod zero;
 
 use std::fmt::Debug;
 
 use shardloom_collectives::Algorithm;
 use shardloom_graph::Reduction;
-use shardloom_plan::{Axis, Compression, Mesh, Precision, Servers, Summation, Sync};
+use shardloom_plan::{Axis, Mesh, Precision, Servers, Summation};
 
 pub use all_reduce::AllReduce;
 pub use compressed::Compressed;
 pub use hybrid::Hybrid;
+pub(crate) use roles::{Role, require_same_servers, roles};
 pub use served_rows::{AnsweredRows, AskedRows};
-pub(crate) use served_rows::{Asked, taken};
 pub use server::Server;
 pub use sparse::Sparse;
 pub use summing::Summing;
+pub(crate) use ways::{ParameterGroupId, Ways, way};
 pub use zero::Zero;
 
 use crate::{
@@ -100,6 +105,8 @@ pub struct Replicated {
     pub reduced: View,
     /// Which rows of a table those gradients are of, where they are not of all of it.
     pub rows: Option<Rows>,
+    /// The rows of a table that operators read, where the rank has not all of it.
+    pub looked_up: Option<LookedUp>,
     /// The weights that the rank updates.
     pub updated: View,
     /// What the way keeps or exchanges besides, in an order of its own.
@@ -113,6 +120,15 @@ pub struct Rows {
     pub written: TensorId,
     /// Of the reduced gradients: different ones, in ascending order.
     pub reduced: TensorId,
+}
+
+/// Rows of a table that somebody else holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LookedUp {
+    /// Which ones.
+    pub rows: TensorId,
+    /// Their weights.
+    pub weights: TensorId,
 }
 
 /// The tensors that ranks hold of a bucket.
@@ -202,6 +218,25 @@ pub trait Synchronisation: Debug {
         vec![]
     }
 
+    /// Whether ranks update what they hold; where they do not, servers do.
+    fn updates_here(&self) -> bool {
+        self.servers().is_none()
+    }
+
+    /// Whether each class gets all gradients of its buckets, by what follows as soon as one is whole: then none are left
+    /// to be summed over classes later, and no class asks others for the norm.
+    fn completes_gradients(&self) -> bool {
+        self.summation().is_some()
+    }
+
+    /// Who holds tables whose gradients are rows and values, for ranks that read them.
+    fn holder_of_tables(&self) -> Holder {
+        match self.summation() {
+            Some(_) => Holder::Servers,
+            None => Holder::Readers,
+        }
+    }
+
     /// The servers that hold and update buckets for the ranks that train, as [`Server`]'s do; none for most
     /// ways. They are those of the plan's `sync`.
     fn servers(&self) -> Option<Servers> {
@@ -212,28 +247,6 @@ pub trait Synchronisation: Debug {
     /// are those of the plan's `sync`.
     fn summation(&self) -> Option<Summation> {
         None
-    }
-}
-
-/// The way that a plan asks for.
-pub(crate) fn way(sync: Sync) -> Box<dyn Synchronisation> {
-    let algorithm = sync.algorithm;
-    if let Some(summation) = sync.summation {
-        return Box::new(Summing { summation });
-    }
-    match (sync.servers, sync.zero) {
-        (Some(servers), _) => Box::new(Server { servers }),
-        (None, 0) => match sync.compression {
-            Compression::None => Box::new(AllReduce { algorithm }),
-            how => Box::new(Compressed { how, algorithm }),
-        },
-        (None, stage) => {
-            let within = Zero { stage, algorithm };
-            match sync.shard_over {
-                None => Box::new(within),
-                Some(_) => Box::new(Hybrid { within }),
-            }
-        }
     }
 }
 

@@ -116,6 +116,7 @@ impl Synchronisation for Sparse {
             written,
             reduced: View::whole(reduced),
             rows: Some(Rows { written: own[0], reduced: own[3 * last] }),
+            looked_up: None,
             updated: View::whole(weights),
             own,
         }

@@ -50,7 +50,16 @@ impl Synchronisation for Zero {
                 (written, share(written))
             }
         };
-        Replicated { weights, used, written, reduced, rows: None, updated, own: vec![] }
+        Replicated {
+            weights,
+            used,
+            written,
+            reduced,
+            rows: None,
+            looked_up: None,
+            updated,
+            own: vec![],
+        }
     }
 
     fn before_use(&self, bucket: &Unheld<'_>, held: &Replicated) -> Option<Instruction> {

@@ -12,7 +12,7 @@ pub(super) fn check(program: &Program, id: ClassId, found: &mut Vec<Violation>) 
     let class = program.class(id);
     let Some(held) = versions(class) else { return };
     let late = class.entries().filter(|entry| entry.age >= held);
-    let too_late = late.map(|entry| Violation::Lag {
+    let too_late = late.map(|entry| Violation::Age {
         place: place(class, entry.body),
         age: entry.age,
         versions: held,

@@ -211,7 +211,7 @@ pub enum Violation {
     },
     /// An entry asks for older weights than are held.
     #[error("{place}: runs with weights {age} updates old, of which {versions} versions are held")]
-    Lag {
+    Age {
         /// The class and the body.
         place: String,
         /// The age that the entry asks for.

@@ -352,7 +352,7 @@ fn a_parameter_of_stages_that_update_at_different_times_is_refused() {
 
 /// How old the weights of each forward and each last pass are, counted: of steps in the middle of many, as
 /// stage, whether it is a forward, micro-batch, updates before it, and the entry's own age.
-fn counted_lags(program: &Program) -> Vec<(usize, bool, u32, u32, u32)> {
+fn counted_ages(program: &Program) -> Vec<(usize, bool, u32, u32, u32)> {
     let steps = 2 * program.ahead + 3;
     let mut counted = vec![];
     for class in &program.classes {
@@ -379,7 +379,7 @@ fn in_rounds_vertical_sync_runs_every_stage_on_the_gradients_of_the_same_micro_b
     let mut rounded = 0;
     for replicas in [&[2, 1][..], &[1, 2], &[2, 3, 1], &[3, 2], &[1, 3, 2]] {
         let program = in_turns_with(replicas, false, Weights::VerticalSync).expect("a program");
-        let counted = counted_lags(&program);
+        let counted = counted_ages(&program);
         for &(stage, _, microbatch, updates, age) in &counted {
             let input = counted.iter().find(|&&(stage, forward, other, ..)| {
                 (stage, forward, other) == (0, true, microbatch)
@@ -399,7 +399,7 @@ fn in_rounds_vertical_sync_runs_every_stage_on_the_gradients_of_the_same_micro_b
 fn in_rounds_a_stash_keeps_each_forward_s_weights_for_its_backward() {
     for replicas in [&[2, 1][..], &[2, 3, 1]] {
         let program = in_turns_with(replicas, false, Weights::Stash).expect("a program");
-        let counted = counted_lags(&program);
+        let counted = counted_ages(&program);
         for &(stage, forward, microbatch, updates, age) in &counted {
             let of_forward = counted.iter().find(|&&(other, forward, its, ..)| {
                 (other, forward, its) == (stage, true, microbatch)

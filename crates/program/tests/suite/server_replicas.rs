@@ -118,7 +118,8 @@ fn serving(program: &mut Program, server: usize) -> &mut Serve {
 fn weights_that_are_sent_before_a_replica_is_updated_are_rejected() {
     let mut program = lowered(1, with_replicas(2, 1));
     serving(&mut program, 1).clients[0].handlers[1].when = When::Sent;
-    let found = explore(&program, 2, Staleness::SYNCHRONOUS).expect_err("a replica lags");
+    let found =
+        explore(&program, 2, Staleness::SYNCHRONOUS).expect_err("a replica lacks an update");
     assert!(matches!(found, Violation::Staleness { steps: 1, bound: 0, .. }), "{found}");
 }
 

@@ -1,19 +1,20 @@
 //! Where devices meet before the end of a step.
 
 use shardloom_plan::ScheduleKind;
-use shardloom_schedule::{Wish, meetings};
+use shardloom_schedule::{MeetingRequest, meetings};
 
 use super::{EQUAL, schedule};
 
-/// A wish's number, and for each of its devices the action after which it comes.
+/// A request's number, and for each of its devices the action after which it comes.
 type Granted = (usize, Vec<(usize, usize)>);
 
-/// Which of the wishes a schedule on so many devices grants, with as many micro-batches and passes of one unit.
-fn granted(kind: ScheduleKind, devices: usize, wishes: &[&[(usize, usize)]]) -> Vec<Granted> {
+/// Which of the requests a schedule on so many devices fulfils, with as many micro-batches and passes of one unit.
+fn granted(kind: ScheduleKind, devices: usize, requests: &[&[(usize, usize)]]) -> Vec<Granted> {
     let built = schedule(kind, devices, 1, devices, &EQUAL);
-    let wishes: Vec<Wish> = wishes.iter().map(|it| Wish { not_before: it.to_vec() }).collect();
-    let found = meetings(&built, &EQUAL, &wishes).expect("no deadlock");
-    found.into_iter().map(|it| (it.wish, it.after)).collect()
+    let requests: Vec<MeetingRequest> =
+        requests.iter().map(|it| MeetingRequest { not_before: it.to_vec() }).collect();
+    let found = meetings(&built, &EQUAL, &requests).expect("no deadlock");
+    found.into_iter().map(|it| (it.request, it.after)).collect()
 }
 
 const KIND: ScheduleKind = ScheduleKind::OneForwardOneBackward;
@@ -43,12 +44,12 @@ fn devices_that_stand_idle_meet_early_and_who_is_waited_for_or_at_its_end_does_n
 }
 
 #[test]
-fn wishes_that_wait_for_the_same_are_granted_together() {
+fn requests_that_wait_for_the_same_are_held_together() {
     let both = [(0, IDLE.to_vec()), (2, IDLE.to_vec())];
     assert_eq!(granted(KIND, 3, &[IDLE, BUSY, IDLE]), both);
 }
 
-/// Before the latest of what it waits for, device 1's B1, device 0 has run its B0, though it wishes to meet
+/// Before the latest of what it waits for, device 1's B1, device 0 has run its B0, though it requests to meet
 /// from its first forward on.
 #[test]
 fn a_meeting_stands_behind_what_its_devices_have_run_until_the_last_of_them_comes() {

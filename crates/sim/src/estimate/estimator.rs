@@ -367,7 +367,7 @@ impl<'a> Estimator<'a> {
         let mut whole_terms = whole.map(|id| self.terms(candidate, &self.blocks[id]));
         let size = candidate.mesh().size() as u32;
         let mut before = 0..0;
-        let mut crossing = vec![0.0];
+        let mut sent = vec![0.0];
         for stage in 0..candidate.stages() {
             let range = self.start(candidate, id, stage)..self.start(candidate, id, stage + 1);
             let alike = terms.split.parameters.shared.is_empty()
@@ -384,13 +384,13 @@ impl<'a> Estimator<'a> {
                 }
             };
             stages.push(cost);
-            crossing.push(f64::from(candidate.microbatch) * terms.split.crossing_bytes[range.end]);
+            sent.push(f64::from(candidate.microbatch) * terms.split.cut_bytes[range.end]);
             before = range;
         }
         let instance = |chain: &Vec<usize>, stage: usize| {
             let to = |cut: usize, other: Option<&usize>| {
                 let meshes = other.map(|&other| [chain[stage], other].map(|mesh| mesh as u32));
-                meshes.map_or(0.0, |it| self.place.message_seconds(crossing[cut], size, it))
+                meshes.map_or(0.0, |it| self.place.message_seconds(sent[cut], size, it))
             };
             let before = stage.checked_sub(1).and_then(|before| chain.get(before));
             Instance {
@@ -563,7 +563,7 @@ impl<'a> Estimator<'a> {
     fn block_key(&self, candidate: &Candidate) -> BlockKey {
         // Other stacks have the same costs wherever messages go.
         let host = self.place.stack.host;
-        let crosses = host.crossing.seconds > 0.0 && self.place.crosses(candidate);
+        let crosses = host.between_nodes.seconds > 0.0 && self.place.crosses(candidate);
         (
             split_key(candidate),
             candidate.microbatch,
@@ -576,8 +576,9 @@ impl<'a> Estimator<'a> {
     /// Lowers the reduced model and fills in its tables.
     fn tabulate(&mut self, candidate: &Candidate) -> Result<Option<usize>, SimError> {
         let Estimator { graph, representative, settings, .. } = self;
-        let habits = self.cluster.stack().habits;
-        let Some(program) = reduced::program(representative, settings, habits, candidate)? else {
+        let plan_defaults = self.cluster.stack().plan_defaults;
+        let Some(program) = reduced::program(representative, settings, plan_defaults, candidate)?
+        else {
             return Ok(None);
         };
         let split = *self.split_ids.entry(split_key(candidate)).or_insert_with(|| {

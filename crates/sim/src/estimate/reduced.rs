@@ -4,7 +4,7 @@
 //! instructions in the same layouts, with what comes from the blocks around it received and what goes
 //! to them sent.
 
-use shardloom_cluster::Habits;
+use shardloom_cluster::PlanDefaults;
 use shardloom_collectives::Kind;
 use shardloom_graph::Representative;
 use shardloom_plan::{Mesh, ScheduleKind, Sync, Uniform};
@@ -27,7 +27,7 @@ const REPLICAS: u32 = 2;
 pub(super) fn program(
     representative: &Representative,
     settings: &Settings,
-    habits: Habits,
+    plan_defaults: PlanDefaults,
     candidate: &Candidate,
 ) -> Result<Option<Program>, SimError> {
     let graph = representative.graph();
@@ -62,7 +62,7 @@ pub(super) fn program(
     };
     let mut plan = uniform.plan(graph, "", "");
     plan.layout = candidate.layout(graph);
-    plan.keeps_gathered = habits.keeps_gathered;
+    plan.keeps_gathered = plan_defaults.keeps_gathered;
     match lower(graph, &plan, stages * mesh.size()) {
         Ok(program) => Ok(Some(program)),
         Err(

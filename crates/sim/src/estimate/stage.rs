@@ -89,7 +89,7 @@ impl<'c> Terms<'_, 'c> {
 
     /// Up to how many bytes of gradients share a collective.
     fn bucket_bytes(&self) -> usize {
-        self.place.stack.habits.bucket_bytes(self.settings.bucket_bytes, self.zero)
+        self.place.stack.plan_defaults.bucket_bytes(self.settings.bucket_bytes, self.zero)
     }
 
     fn gradient_bytes(&self) -> f64 {

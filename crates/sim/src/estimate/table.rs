@@ -19,7 +19,7 @@ pub(super) struct SplitTable {
     /// Elements of the parameters on one device if it had all blocks.
     pub total_elements: f64,
     /// For each cut before a block, and the end: bytes of one sample that cross it, on one device.
-    pub crossing_bytes: Vec<f64>,
+    pub cut_bytes: Vec<f64>,
 }
 
 impl SplitTable {
@@ -36,13 +36,13 @@ impl SplitTable {
         let own = representative.stand_ins().iter().map(|&kind| parameters.own[kind].total());
         let shared = parameters.shared.iter().map(|it| it.parameters.total());
         let total_elements = own.chain(shared).sum();
-        let crossing_bytes = crossing_bytes(graph, representative, program, samples);
-        SplitTable { parameters, total_elements, crossing_bytes }
+        let cut_bytes = cut_bytes(graph, representative, program, samples);
+        SplitTable { parameters, total_elements, cut_bytes }
     }
 }
 
 /// Each value that crosses a cut is as large as what the first block behind it receives.
-fn crossing_bytes(
+fn cut_bytes(
     graph: &Graph,
     representative: &Representative,
     program: &Program,
@@ -133,7 +133,7 @@ impl BlockTable {
         };
         let mut blocks = vec![BlockCost::default(); program.classes.len()];
         let costs = CostModel::new(representative.graph(), cluster, &program)
-            .with_crossing(place.crosses(candidate));
+            .with_groups_between_nodes(place.crosses(candidate));
         for (block, (id, _)) in blocks.iter_mut().zip(program.classes()) {
             let [forward, backward, weight] = site.passes(&costs, id)?;
             block.forward_seconds = forward.seconds;
@@ -183,7 +183,7 @@ impl BlockTable {
 
 #[cfg(test)]
 mod tests {
-    use shardloom_cluster::Habits;
+    use shardloom_cluster::PlanDefaults;
     use shardloom_collectives::Algorithm;
     use shardloom_graph::{Extents, ModelSpec};
     use shardloom_plan::{Optimizer, Precision, Recompute, ScheduleKind};
@@ -192,7 +192,7 @@ mod tests {
     use crate::estimate::{Cut, reduced};
 
     /// Bytes of one sample of all values that are made before a cut and read behind it, each once.
-    fn crossing(graph: &Graph, cut: usize) -> f64 {
+    fn sent_over(graph: &Graph, cut: usize) -> f64 {
         let extents = Extents::global(graph, 1);
         let block = |op| graph.op(op).block.index();
         let crosses = graph.values().filter(|(_, value)| {
@@ -231,12 +231,12 @@ mod tests {
             let spec = format!("{family}:layers=7,hidden=16,heads=2,seq=8,vocab=32");
             let graph = ModelSpec::parse(&spec).and_then(|spec| spec.graph()).expect("a model");
             let whole = Representative::of(&graph);
-            let program = reduced::program(&whole, &settings, Habits::default(), &candidate);
+            let program = reduced::program(&whole, &settings, PlanDefaults::default(), &candidate);
             let program = program.expect("possible settings").expect("it is not split");
             let found = SplitTable::of(&graph, &whole, &program, &settings, candidate.microbatch);
             let cuts = 0..=graph.blocks().len();
-            let expected: Vec<f64> = cuts.map(|cut| crossing(&graph, cut)).collect();
-            assert_eq!(found.crossing_bytes, expected, "{family}");
+            let expected: Vec<f64> = cuts.map(|cut| sent_over(&graph, cut)).collect();
+            assert_eq!(found.cut_bytes, expected, "{family}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::scenario::{gpt, h100, lowered, uniform};
-use shardloom_cluster::{Algorithms, Attention, Cluster, Crossing, DeviceId, Kernels, Stack};
+use shardloom_cluster::{Algorithms, Attention, BetweenNodes, Cluster, DeviceId, Kernels, Stack};
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{ModelSpec, OpKind};
@@ -137,7 +137,7 @@ fn collectives_of_stages_on_several_nodes_take_the_host_what_the_stack_says() {
         let text = format!("h100-80g:{nodes}x{}", 8 / nodes);
         let mut stack = Stack::default();
         stack.host.communication_seconds = 1e-5;
-        stack.host.crossing = Crossing { seconds: 1e-4, exponent: 1.5 };
+        stack.host.between_nodes = BetweenNodes { seconds: 1e-4, exponent: 1.5 };
         let cluster = Cluster::parse(&text).map(|it| it.under(stack)).expect("a preset");
         let costs = CostModel::new(&graph, &cluster, &program);
         let (class, _) = program.classes().next().expect("a class");
@@ -151,9 +151,9 @@ fn collectives_of_stages_on_several_nodes_take_the_host_what_the_stack_says() {
         assert!(seconds.len() > 4, "{seconds:?}");
         seconds
     };
-    let crossing = 1e-5 + 1e-4 * 4_f64.powf(1.5);
+    let between = 1e-5 + 1e-4 * 4_f64.powf(1.5);
     for (of_value, seconds) in on(2) {
-        assert_eq!(seconds, if of_value { crossing } else { 1e-5 });
+        assert_eq!(seconds, if of_value { between } else { 1e-5 });
     }
     assert!(on(1).iter().all(|&(_, seconds)| seconds == 1e-5));
 }

@@ -43,6 +43,7 @@ impl Synchronisation for Late {
             written,
             reduced: View::whole(late),
             rows: None,
+            looked_up: None,
             updated: View::whole(weights),
             own: vec![],
         }

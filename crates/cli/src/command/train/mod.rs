@@ -49,7 +49,8 @@ pub struct Train {
     #[arg(value_name = "PLAN|MODEL")]
     what: String,
 
-    /// Text to train on: a file, or a folder with all text below it; documents in JSON lines (.jsonl); tokens as
+    /// Text to train on: a file, or a folder with all text below it; documents in JSON lines (.jsonl) or Parquet (.parquet; built
+    /// with --features parquet); tokens as
     /// Megatron-LM (.bin with .idx) and datatrove (.ds) write them, of --tokenizer; of a classifier a table of
     /// comma-separated values with the class last, of a DLRM one of numbers, categories and a label of 0 or
     /// 1. May be given several times
@@ -68,7 +69,7 @@ pub struct Train {
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
 
-    /// The field that is the text of a document, in files of JSON lines
+    /// The field that is the text of a document, in files of JSON lines, or the column, in Parquet
     #[arg(long, value_name = "FIELD", default_value = TEXT_FIELD)]
     text_field: String,
 

@@ -209,10 +209,10 @@ rejected! {
     an_update_twice_is_rejected: twice(pipeline(), 0, optimizes) => Violation::Updates { .. },
     an_update_with_gradients_of_another_bucket_is_rejected:
         foreign_gradients(pipeline()) => Violation::Operands { .. },
-    weights_older_than_are_held_are_rejected: aged(stashed(), |age| age + 2) => Violation::Lag { .. },
+    weights_older_than_are_held_are_rejected: aged(stashed(), |age| age + 2) => Violation::Age { .. },
     a_backward_pass_with_newer_weights_is_rejected:
         aged(stashed(), |_| 0) => Violation::Versions { .. },
-    fewer_versions_than_are_read_are_rejected: fewer_versions(stashed()) => Violation::Lag { .. },
+    fewer_versions_than_are_read_are_rejected: fewer_versions(stashed()) => Violation::Age { .. },
     a_pass_that_is_not_repeated_is_rejected:
         rolled_back(validated(), 0, |kind| kind == BodyKind::Forward)
             => Violation::Messages { .. } | Violation::Unwritten { .. },

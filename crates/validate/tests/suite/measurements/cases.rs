@@ -75,11 +75,11 @@ fn widths_of_a_row_are_those_of_its_plan() {
 }
 
 #[test]
-fn plans_have_the_habits_of_the_software() {
+fn plans_have_the_defaults_of_the_software() {
     let case = case(&[("gpus", "8"), ("dp", "2"), ("tp", "4")]);
     let mut stack = Stack::parse("megatron").expect("a preset");
     for keeps in [false, true] {
-        stack.habits.keeps_gathered = keeps;
+        stack.plan_defaults.keeps_gathered = keeps;
         assert_eq!(plan(&case, Some(&stack)).keeps_gathered, keeps);
     }
 }

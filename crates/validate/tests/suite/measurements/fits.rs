@@ -50,7 +50,7 @@ fn constants_that_rows_were_made_with_are_found_again() {
     assert_eq!(sources.groups.iter().map(|it| it.rows).sum::<usize>(), rows.len());
     assert!(sources.error_after < 0.01 && sources.error_before > 0.05, "{sources:?}");
     assert!(found.held_out.iter().all(|it| it.by != "model"), "there is one model");
-    assert_eq!(found.stack.habits, internevo().habits);
+    assert_eq!(found.stack.plan_defaults, internevo().plan_defaults);
 }
 
 #[test]

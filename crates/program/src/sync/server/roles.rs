@@ -7,23 +7,17 @@
 use shardloom_cluster::DeviceId;
 use shardloom_plan::{Mesh, Plan, Servers, Staleness};
 
-use super::boundary::Boundaries;
-use super::buckets::Parameters;
-use super::epilogue;
-use super::order::Order;
 use crate::class::{
     Body, BodyId, BodyKind, Bucket, BucketId, Class, ClassId, Part, Rank, ServedRange,
 };
-use crate::sync::{Synchronisation, add};
+use crate::lower::{Boundaries, Order, Parameters, epilogue};
+use crate::sync::{Role, add};
+
+use super::ranges::{deal, of_server, pieces};
 use crate::{
     Action, Carried, Client, Control, Entry, Extent, Handler, Instruction, Keep, Mode,
     ProgramError, Route, RouteId, Serve, TensorId, View, When,
 };
-
-/// The first class of servers, behind so many of workers, and which there are.
-pub(super) fn classes(way: &dyn Synchronisation, workers: usize) -> Option<(ClassId, Servers)> {
-    way.servers().map(|servers| (ClassId(workers as u32), servers))
-}
 
 /// The routes of a range of a worker's bucket to its server and back.
 #[derive(Clone, Copy)]
@@ -48,7 +42,7 @@ struct ReplicaRoute {
 }
 
 /// What servers do for workers.
-pub(super) struct Service<'a> {
+pub(crate) struct Service<'a> {
     servers: Servers,
     /// By server.
     parameters: Vec<Parameters<'a>>,
@@ -62,31 +56,33 @@ pub(super) struct Service<'a> {
 }
 
 impl<'a> Service<'a> {
-    /// What the servers of a way do for the classes with these parameters; none if it has no servers. Adds
+    /// What servers do for the classes with these parameters, to which they say what servers hold of them. Adds
     /// the routes of buckets to those of values.
     ///
     /// # Errors
     /// If there are more servers than ranges of parameters.
     pub fn of(
-        way: &dyn Synchronisation,
-        workers: &[Parameters<'a>],
+        asked: Servers,
+        workers: &mut [Parameters<'a>],
         boundaries: &mut Boundaries,
-    ) -> Result<Option<Service<'a>>, ProgramError> {
-        let Some(asked) = way.servers() else { return Ok(None) };
-        let ranges = workers[0].pieces().count();
+    ) -> Result<Service<'a>, ProgramError> {
+        let ranges = pieces(&workers[0]).count();
         if asked.count as usize > ranges {
             let (key, servers) = ("sync.servers.count", asked.count);
             let instead = "a smaller sync.bucket_bytes";
             return Err(ProgramError::TooManyServers { key, servers, ranges, instead });
         }
         let first = workers.len() as u32;
+        for parameters in workers.iter_mut() {
+            deal(parameters, ClassId(first), asked);
+        }
         let servers = (first..).zip(asked.left()).map(|(class, _)| ClassId(class));
         let mut parameters: Vec<Parameters<'a>> =
-            servers.map(|server| workers[0].of_server(server)).collect();
+            servers.map(|server| of_server(&workers[0], server)).collect();
         let adds_up = asked.staleness == Staleness::SYNCHRONOUS && workers.len() > 1;
         let arrived = adds_up.then(|| parameters.iter_mut().map(add_arrived).collect());
         let mut routes = vec![];
-        for (worker, parameters) in (0u32..).map(ClassId).zip(workers) {
+        for (worker, parameters) in (0u32..).map(ClassId).zip(&*workers) {
             let mut of_worker = vec![];
             for (id, bucket) in epilogue::buckets(parameters) {
                 for ServedRange { range, server, .. } in &bucket.served {
@@ -108,66 +104,7 @@ impl<'a> Service<'a> {
             routes.push(of_worker);
         }
         let replicas = replica_routes(&workers[0], (first, &parameters), boundaries);
-        Ok(Some(Service { servers: asked, parameters, arrived, routes, replicas }))
-    }
-
-    /// What ends a worker's step: it sends its gradients.
-    pub fn push(&self, worker: ClassId, parameters: &Parameters<'_>) -> Vec<Instruction> {
-        let send = |routes: &RangeRoutes| {
-            let action = Action::Send { route: routes.gradients };
-            Instruction::new(action, [parameters.replicated(routes.bucket).reduced], [])
-        };
-        self.routes[worker.0 as usize].iter().map(send).collect()
-    }
-
-    /// A worker's control: what its schedule runs, after the weights that the step before has led to.
-    pub fn control(
-        &self,
-        order: &mut Order,
-        worker: ClassId,
-        parameters: &Parameters<'_>,
-    ) -> Vec<Control> {
-        for body in order.bodies.iter_mut().filter(|body| body.kind == BodyKind::Epilogue) {
-            body.kind = BodyKind::Synchronisation;
-        }
-        let receive = |routes: &RangeRoutes| {
-            let action = Action::Receive { route: routes.weights };
-            let weights = parameters.replicated(routes.bucket).weights;
-            Instruction::new(action, [], [View::whole(weights)])
-        };
-        let pull = self.routes[worker.0 as usize].iter().map(receive).collect();
-        let pull = order.add(BodyKind::Synchronisation, pull);
-        let pull = Entry { shift: -1, ..Entry::new(pull, None) };
-        let entries = order.entries.iter().map(|&(entry, _)| entry);
-        std::iter::once(pull).chain(entries).map(Control::Run).collect()
-    }
-
-    /// Adds the classes of servers to those of workers.
-    pub fn add_servers(&self, plan: &Plan, classes: &mut Vec<Class>) {
-        let workers = classes.len();
-        let places = self.servers.left().zip(plan.server_devices());
-        for ((server, parameters), (number, device)) in
-            self.parameters.iter().enumerate().zip(places)
-        {
-            let mut bodies = vec![];
-            let of_workers = (0..workers)
-                .map(|worker| self.client((server, ClassId(worker as u32)), workers, &mut bodies));
-            let mut clients: Vec<Client> = of_workers.collect();
-            let own = ClassId((workers + server) as u32);
-            let servers = (0..self.parameters.len()).map(|other| ClassId((workers + other) as u32));
-            clients.extend(
-                servers.filter_map(|owner| self.owner(own, owner, parameters, &mut bodies)),
-            );
-            let own = Class {
-                tensors: parameters.tensors.clone(),
-                params: parameters.params.clone(),
-                buckets: parameters.buckets.clone(),
-                bodies,
-                control: vec![Control::Serve(Serve { clients })],
-                ..class(classes, number, device)
-            };
-            classes.push(own);
-        }
+        Ok(Service { servers: asked, parameters, arrived, routes, replicas })
     }
 
     /// What a server does for a worker: takes in its gradients, updates with them, or after the last worker
@@ -256,6 +193,72 @@ impl<'a> Service<'a> {
     }
 }
 
+impl Role for Service<'_> {
+    /// A worker sends its gradients.
+    fn end_of_step(
+        &self,
+        worker: ClassId,
+        parameters: &Parameters<'_>,
+    ) -> Option<Vec<Instruction>> {
+        let send = |routes: &RangeRoutes| {
+            let action = Action::Send { route: routes.gradients };
+            Instruction::new(action, [parameters.replicated(routes.bucket).reduced], [])
+        };
+        Some(self.routes[worker.0 as usize].iter().map(send).collect())
+    }
+
+    /// What a worker's schedule runs, after the weights that the step before has led to.
+    fn control(
+        &self,
+        order: &mut Order,
+        worker: ClassId,
+        parameters: &Parameters<'_>,
+        _: Option<TensorId>,
+    ) -> Option<Vec<Control>> {
+        for body in order.bodies.iter_mut().filter(|body| body.kind == BodyKind::Epilogue) {
+            body.kind = BodyKind::Synchronisation;
+        }
+        let receive = |routes: &RangeRoutes| {
+            let action = Action::Receive { route: routes.weights };
+            let weights = parameters.replicated(routes.bucket).weights;
+            Instruction::new(action, [], [View::whole(weights)])
+        };
+        let pull = self.routes[worker.0 as usize].iter().map(receive).collect();
+        let pull = order.add(BodyKind::Synchronisation, pull);
+        let pull = Entry { shift: -1, ..Entry::new(pull, None) };
+        let entries = order.entries.iter().map(|&(entry, _)| entry);
+        Some(std::iter::once(pull).chain(entries).map(Control::Run).collect())
+    }
+
+    fn add_classes(&self, plan: &Plan, classes: &mut Vec<Class>) -> Result<(), ProgramError> {
+        let workers = classes.len();
+        let places = self.servers.left().zip(plan.server_devices());
+        for ((server, parameters), (number, device)) in
+            self.parameters.iter().enumerate().zip(places)
+        {
+            let mut bodies = vec![];
+            let of_workers = (0..workers)
+                .map(|worker| self.client((server, ClassId(worker as u32)), workers, &mut bodies));
+            let mut clients: Vec<Client> = of_workers.collect();
+            let own = ClassId((workers + server) as u32);
+            let servers = (0..self.parameters.len()).map(|other| ClassId((workers + other) as u32));
+            clients.extend(
+                servers.filter_map(|owner| self.owner(own, owner, parameters, &mut bodies)),
+            );
+            let own = Class {
+                tensors: parameters.tensors.clone(),
+                params: parameters.params.clone(),
+                buckets: parameters.buckets.clone(),
+                bodies,
+                control: vec![Control::Serve(Serve { clients })],
+                ..class(classes, number, device)
+            };
+            classes.push(own);
+        }
+        Ok(())
+    }
+}
+
 /// What a server owns.
 fn owned<'a>(parameters: &'a Parameters<'_>) -> impl Iterator<Item = (BucketId, &'a Bucket)> {
     epilogue::buckets(parameters).filter(|(_, bucket)| bucket.replica_of.is_none())
@@ -294,7 +297,7 @@ fn replica_routes(
 }
 
 /// The class of the server of this number on a device, behind these classes, which holds and does nothing yet.
-pub(super) fn class(before: &[Class], number: u32, device: u32) -> Class {
+pub(crate) fn class(before: &[Class], number: u32, device: u32) -> Class {
     let first_rank = before.last().map_or(0, |it| it.first_rank.0 + it.mesh.size() as u32);
     Class {
         stages: vec![],

@@ -8,13 +8,13 @@
 
 use shardloom_collectives::chunk;
 use shardloom_graph::ValueId;
+use shardloom_plan::Mesh;
 
-use super::boundary::Boundaries;
-use super::buckets::Parameters;
-use super::epilogue;
-use super::order::Order;
 use crate::class::{Body, BodyId, BodyKind, BucketId, Class, ClassId, Part, ServedRange};
-use crate::sync::{Asked, taken};
+use crate::lower::{Boundaries, Order, Parameters, epilogue};
+use crate::sync::{Holder, LookedUp, Lookups, Replicated};
+
+use super::taken;
 use crate::{
     Action, Carried, Control, Entry, Format, Group, Instruction, Route, RouteId, Tensor, View,
     Window,
@@ -34,7 +34,7 @@ struct Piece {
 }
 
 /// What servers hold of tables for workers.
-pub(super) struct Tables<'a> {
+pub(crate) struct Tables<'a> {
     /// By server.
     parameters: Vec<Parameters<'a>>,
     /// By worker, in the order of its buckets and their pieces.
@@ -44,11 +44,16 @@ pub(super) struct Tables<'a> {
 }
 
 impl<'a> Tables<'a> {
-    /// Deals the tables of these workers to the servers that the plan says; none if it has none there. Adds the
+    /// Deals the tables of these workers to so many servers as the plan says; none if it has none there. Adds the
     /// routes of rows to those of values, and to parameters what is done with a table's gradient once it is whole.
-    pub fn of(workers: &mut [Parameters<'a>], boundaries: &mut Boundaries) -> Option<Tables<'a>> {
-        let first = workers.first()?;
-        let summation = first.plan.sync.summation.filter(|_| first.lie_on_servers())?;
+    pub fn of(
+        servers: u32,
+        workers: &mut [Parameters<'a>],
+        boundaries: &mut Boundaries,
+    ) -> Option<Tables<'a>> {
+        if !workers.first()?.lie_on_servers() {
+            return None;
+        }
         let count = workers.len();
         for parameters in workers.iter_mut() {
             for id in (0..parameters.buckets.len() as u32).map(BucketId) {
@@ -68,9 +73,9 @@ impl<'a> Tables<'a> {
                 bucket.served = pieces.collect();
             }
         }
-        let servers = (0..summation.servers).map(|server| ClassId(count as u32 + server));
+        let servers = (0..servers).map(|server| ClassId(count as u32 + server));
         let parameters: Vec<Parameters<'a>> =
-            servers.map(|server| workers[0].of_table_server(server, count)).collect();
+            servers.map(|server| of_server(&workers[0], server, count)).collect();
         let mut pieces = vec![];
         for (worker, own) in (0u32..).map(ClassId).zip(workers.iter_mut()) {
             let of_worker = routes((worker, own), &parameters, count, boundaries);
@@ -79,7 +84,7 @@ impl<'a> Tables<'a> {
             }
             for piece in &of_worker {
                 let held = own.replicated(piece.bucket);
-                let reads = [held.reduced, View::whole(Asked::of(held).lookups)];
+                let reads = [held.reduced, View::whole(looked_up(held).rows)];
                 let action = Action::Send { route: piece.gradients };
                 let mut send = Instruction::new(action, reads, []);
                 let is_last = of_worker.iter().rfind(|it| it.bucket == piece.bucket);
@@ -107,19 +112,19 @@ impl<'a> Tables<'a> {
         let mut microbatches: Vec<u32> = passes.filter_map(|(it, _)| it.microbatch).collect();
         microbatches.sort_unstable();
         let pieces = || self.pieces[worker.0 as usize].iter();
-        let asked = |bucket| Asked::of(parameters.replicated(bucket));
+        let asked = |bucket| looked_up(parameters.replicated(bucket));
         let loads = self.values.iter().map(|&(bucket, table)| {
             let action = Action::LoadRows { table, microbatches: microbatches.clone() };
-            Instruction::new(action, [], [View::whole(asked(bucket).lookups)])
+            Instruction::new(action, [], [View::whole(asked(bucket).rows)])
         });
         let asks = pieces().map(|piece| {
-            let lookups = View::whole(asked(piece.bucket).lookups);
+            let lookups = View::whole(asked(piece.bucket).rows);
             Instruction::new(Action::Send { route: piece.lookups }, [lookups], [])
         });
         let gets = pieces().map(|piece| {
-            let Asked { lookups, looked_up } = asked(piece.bucket);
-            let [lookups, looked_up] = [lookups, looked_up].map(View::whole);
-            Instruction::new(Action::Receive { route: piece.looked_up }, [lookups], [looked_up])
+            let LookedUp { rows, weights } = asked(piece.bucket);
+            let [rows, weights] = [rows, weights].map(View::whole);
+            Instruction::new(Action::Receive { route: piece.looked_up }, [rows], [weights])
         });
         let pull: Vec<Instruction> = loads.chain(asks).chain(gets).collect();
         if let Some(&first) = order.evaluation.first() {
@@ -259,4 +264,36 @@ fn shift(instruction: &mut Instruction, by: u32) {
     let reads = instruction.reads.iter_mut().map(|read| &mut read.tensor);
     let writes = instruction.writes.iter_mut().map(|write| &mut write.to.tensor);
     reads.chain(writes).chain(&mut instruction.frees).for_each(|tensor| tensor.0 += by);
+}
+
+/// The rows that a worker has of a table on servers.
+fn looked_up(held: &Replicated) -> LookedUp {
+    held.looked_up.expect("a table on servers is looked up")
+}
+
+/// The parameters of a server of this many workers, which holds pieces of their tables, by itself, and sums besides.
+fn of_server<'a>(worker: &Parameters<'a>, server: ClassId, workers: usize) -> Parameters<'a> {
+    let mut parts = Parameters::none(worker.plan, worker.ways, Mesh::SINGLE);
+    for (index, bucket) in worker.buckets.iter().enumerate() {
+        let Some(Lookups { rows, columns, .. }) = worker.lookups[index] else { continue };
+        for ServedRange { range, .. } in bucket.served.iter().filter(|it| it.server == server) {
+            let rows = rows.min(range.len() / columns);
+            let lookups = Lookups { rows, columns, holder: Holder::Server { workers } };
+            parts.hold_range(worker, index, range, (Some(lookups), None));
+        }
+    }
+    parts.add_norm();
+    parts
+}
+
+impl Parameters<'_> {
+    /// Whether a bucket is a table that servers hold.
+    pub fn is_asked(&self, id: BucketId) -> bool {
+        self.replicated(id).looked_up.is_some()
+    }
+
+    /// Whether servers hold some table.
+    pub fn lie_on_servers(&self) -> bool {
+        (0..self.buckets.len() as u32).any(|id| self.is_asked(BucketId(id)))
+    }
 }

@@ -19,7 +19,7 @@ type Request = (BodyId, usize, Format, usize);
 
 impl Program {
     /// Makes requests of the reductions of gradients over replicas, if the program has any to negotiate.
-    pub(super) fn add_requests(&mut self) {
+    pub(crate) fn add_requests(&mut self) {
         let Some(negotiation) = self.negotiation else { return };
         for class in &mut self.classes {
             for (axes, requests) in requests(class) {

@@ -15,8 +15,13 @@
 //! Servers hold ranges of the parameters: buckets are cut into pieces, and [`Ring`](crate::Ring) says whose each
 //! is.
 
+mod ranges;
+mod roles;
+
 use shardloom_collectives::Algorithm;
 use shardloom_plan::Servers;
+
+pub(super) use roles::{Service, class};
 
 use super::{AllReduce, Replicated, Synchronisation, Unheld};
 use crate::Tensor;

@@ -1,17 +1,15 @@
-//! Documents, one in each line, as JSON.
+//! A JSON object in each line.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use super::LONGEST;
 use crate::blocks::Blocks;
 use crate::{DataError, Result};
 
-/// The longest line, as all of it is in memory.
-const LONGEST_LINE: usize = 1 << 28;
-
 /// The texts of a file of JSON objects, one in each line.
-pub(crate) struct Documents<'a> {
+pub(crate) struct JsonLines<'a> {
     path: PathBuf,
     blocks: Blocks,
     /// Which field of an object is the text.
@@ -24,10 +22,10 @@ pub(crate) struct Documents<'a> {
     ended: bool,
 }
 
-impl<'a> Documents<'a> {
+impl<'a> JsonLines<'a> {
     /// Opens a file.
-    pub fn open(path: &Path, field: &'a str) -> Result<Documents<'a>> {
-        Ok(Documents {
+    pub fn open(path: &Path, field: &'a str) -> Result<JsonLines<'a>> {
+        Ok(JsonLines {
             path: path.to_path_buf(),
             blocks: Blocks::open(path)?,
             field,
@@ -64,7 +62,7 @@ impl<'a> Documents<'a> {
             }
             self.read.drain(..self.start);
             (self.start, self.searched) = (0, self.read.len());
-            if self.read.len() > LONGEST_LINE {
+            if self.read.len() > LONGEST {
                 return Err(DataError::NoCut { path: self.path.clone(), bytes: self.read.len() });
             }
             match self.blocks.next()? {
@@ -118,7 +116,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("documents.jsonl");
         fs::write(&path, content).expect("a temporary file");
-        let mut documents = Documents::open(&path, field)?;
+        let mut documents = JsonLines::open(&path, field)?;
         std::iter::from_fn(|| documents.next().transpose()).collect()
     }
 

@@ -8,8 +8,12 @@
 //! lays what comes from workers side by side, in their order, and sums equal rows as replicas do that gather them
 //! ([`Sparse`](super::Sparse)): so sums are those of the gradients of the whole batch in the same order.
 
+mod roles;
+
+pub(super) use roles::Tables;
+
 use super::sparse::{Level, RowsOf};
-use super::{Holder, Lookups, Replicated, Rows, Synchronisation, Unheld, add};
+use super::{Holder, LookedUp, Lookups, Replicated, Rows, Synchronisation, Unheld, add};
 use crate::{Content, Copies, Extent, Format, Instruction, Keep, Shape, Tensor, TensorId, View};
 
 /// A table of which a worker has the rows that its samples look up.
@@ -20,25 +24,9 @@ pub struct AskedRows;
 #[derive(Clone, Copy, Debug)]
 pub struct AnsweredRows;
 
-/// Where a worker's rows of a table are, of what it holds of the bucket.
-#[derive(Clone, Copy)]
-pub(crate) struct Asked {
-    /// Which rows are looked up.
-    pub lookups: TensorId,
-    /// Their weights.
-    pub looked_up: TensorId,
-}
-
 /// Where a server takes rows out for a worker, of what it holds of the bucket.
-pub(crate) fn taken(held: &Replicated) -> TensorId {
+fn taken(held: &Replicated) -> TensorId {
     held.own[3]
-}
-
-impl Asked {
-    /// Those of a bucket.
-    pub fn of(held: &Replicated) -> Asked {
-        Asked { lookups: held.own[3], looked_up: held.own[4] }
-    }
 }
 
 /// Adds rows of a table's weights, as operators read them.
@@ -68,6 +56,7 @@ fn held(weights: TensorId, own: Vec<TensorId>) -> Replicated {
         written: own[1],
         reduced: View::whole(own[1]),
         rows: Some(Rows { written: own[0], reduced: own[0] }),
+        looked_up: None,
         updated: View::whole(weights),
         own,
     }
@@ -96,11 +85,11 @@ impl Synchronisation for AskedRows {
             content: Content::Lookups,
             bucket: Some(bucket.id),
         };
-        own.push(add(tensors, which));
+        let rows = add(tensors, which);
         let name = ("weights of rows looked up", [most, columns]);
         let weights = add_weights(bucket, name, Keep::Resident, tensors);
-        own.push(weights);
-        held(weights, own)
+        let looked_up = Some(LookedUp { rows, weights });
+        Replicated { looked_up, ..held(weights, own) }
     }
 
     fn after_gradient(&self, _: &Unheld<'_>, held: &Replicated) -> Vec<Instruction> {

@@ -7,19 +7,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shardloom_collectives::{Algorithm, chunk};
-use shardloom_plan::{Plan, Ranges, Summation};
+use shardloom_collectives::Algorithm;
+use shardloom_plan::{Plan, Summation};
 use shardloom_schedule::ScheduleError;
 
-use super::boundary::Boundaries;
-use super::buckets::Parameters;
-use super::epilogue;
-use super::order::Order;
-use super::servers;
-use super::tables::Tables;
 use crate::class::{Body, BodyId, BodyKind, BucketId, Class, ClassId, Part, ServedRange};
-use crate::ring::Ring;
-use crate::sync::{SUM, Synchronisation, add};
+use crate::lower::{Boundaries, Order, Parameters, epilogue};
+use crate::sync::served_rows::Tables;
+use crate::sync::{Role, SUM, add, server};
+
+use super::pieces::dealt;
 use crate::{
     Action, Carried, Content, Control, Copies, Entry, Extent, Format, Group, Instruction, Keep,
     Mode, ProgramError, Route, RouteId, Shape, Tensor, View, Window,
@@ -35,28 +32,29 @@ struct Piece {
 }
 
 /// What servers sum for workers.
-pub(super) struct Summing {
+pub(crate) struct Sums<'a> {
     servers: u32,
     /// By worker and bucket, the pieces in order.
     pieces: Vec<Vec<Vec<Piece>>>,
+    /// The tables that lie on the servers.
+    tables: Option<Tables<'a>>,
 }
 
-impl Summing {
-    /// What the servers of a way sum for the workers with these parameters; none if it has no such servers. Adds
-    /// the routes of pieces to those of values, and to parameters what is done with a bucket once it is whole.
+impl<'a> Sums<'a> {
+    /// What servers sum for the workers with these parameters. Adds the routes of pieces to those of values, and to
+    /// parameters what is done with a bucket once it is whole.
     ///
     /// # Errors
     /// If there are more servers than pieces.
     pub fn of(
-        way: &dyn Synchronisation,
-        workers: &mut [Parameters<'_>],
+        summation: Summation,
+        workers: &mut [Parameters<'a>],
         boundaries: &mut Boundaries,
-    ) -> Result<Option<Summing>, ProgramError> {
-        let Some(summation) = way.summation() else { return Ok(None) };
+    ) -> Result<Sums<'a>, ProgramError> {
         let first = workers.len() as u32;
         let dealt = dealt(&workers[0], summation, workers.len())?;
         let mut pieces = vec![];
-        for (worker, parameters) in (0u32..).map(ClassId).zip(workers) {
+        for (worker, parameters) in (0u32..).map(ClassId).zip(workers.iter_mut()) {
             let mut of_worker = vec![];
             let holds_all = !parameters.lie_on_servers();
             for (index, dealt) in dealt.iter().enumerate() {
@@ -88,12 +86,13 @@ impl Summing {
             parameters.exchanged = exchanged(parameters, &of_worker);
             pieces.push(of_worker);
         }
-        Ok(Some(Summing { servers: summation.servers, pieces }))
+        let tables = Tables::of(summation.servers, workers, boundaries);
+        Ok(Sums { servers: summation.servers, pieces, tables })
     }
 
     /// Ends a worker's step: it receives the sums in the order in which it has sent the pieces, and updates, each
     /// bucket as soon as it is there if no update depends on the norm of all gradients.
-    pub fn end_step(&self, order: &mut Order, worker: ClassId, parameters: &Parameters<'_>) {
+    fn end_step(&self, order: &mut Order, worker: ClassId, parameters: &Parameters<'_>) {
         let pieces = &self.pieces[worker.0 as usize];
         let places = places(pieces);
         let (mut sent, mut known) = (vec![], BTreeSet::new());
@@ -139,8 +138,36 @@ impl Summing {
         }
     }
 
-    /// Adds the classes of servers to those of workers.
-    pub fn add_servers(&self, plan: &Plan, tables: Option<&Tables<'_>>, classes: &mut Vec<Class>) {
+    /// The buckets and pieces of the first worker in the order in which it sends them in a step.
+    fn order(&self, worker: &Class) -> Vec<(usize, usize)> {
+        let entries = worker.entries().map(|entry| worker.body_of(entry));
+        let sent = entries.flat_map(|body| &body.instructions).filter_map(|it| match it.action {
+            Action::Send { route } => Some(route),
+            _ => None,
+        });
+        let places = places(&self.pieces[0]);
+        sent.filter_map(|route| places.get(&route).copied()).collect()
+    }
+}
+
+impl Role for Sums<'_> {
+    /// Nothing: it follows the order in which buckets become whole.
+    fn end_of_step(&self, _: ClassId, _: &Parameters<'_>) -> Option<Vec<Instruction>> {
+        Some(vec![])
+    }
+
+    fn arrange(
+        &self,
+        order: &mut Order,
+        worker: ClassId,
+        parameters: &Parameters<'_>,
+    ) -> Option<Entry> {
+        self.end_step(order, worker, parameters);
+        Some(self.tables.as_ref()?.pull(order, worker, parameters))
+    }
+
+    fn add_classes(&self, plan: &Plan, classes: &mut Vec<Class>) -> Result<(), ProgramError> {
+        require_one_order(classes)?;
         let order = self.order(&classes[0]);
         let first = classes.len() as u32;
         for (server, device) in (0..self.servers).zip(plan.server_devices()) {
@@ -158,8 +185,8 @@ impl Summing {
             }
             let kind = BodyKind::Synchronisation;
             let sums = Body { kind, part: Part::default(), instructions };
-            let class = servers::class(classes, server, device);
-            let own = match tables {
+            let class = server::class(classes, server, device);
+            let own = match &self.tables {
                 Some(tables) => tables.server(server as usize, class, (tensors, sums), classes),
                 None => Class {
                     tensors,
@@ -170,43 +197,33 @@ impl Summing {
             };
             classes.push(own);
         }
+        Ok(())
     }
+}
 
-    /// The buckets and pieces of the first worker in the order in which it sends them in a step.
-    fn order(&self, worker: &Class) -> Vec<(usize, usize)> {
-        let entries = worker.entries().map(|entry| worker.body_of(entry));
-        let sent = entries.flat_map(|body| &body.instructions).filter_map(|it| match it.action {
-            Action::Send { route } => Some(route),
-            _ => None,
-        });
-        let places = places(&self.pieces[0]);
-        sent.filter_map(|route| places.get(&route).copied()).collect()
-    }
-
-    /// Checks that all workers sum what servers leave in the same order, as each does once a bucket is whole.
-    ///
-    /// # Errors
-    /// If one has another order than the first.
-    pub fn require_one_order(workers: &[Class]) -> Result<(), ProgramError> {
-        let order = |worker: &Class| -> Vec<Option<BucketId>> {
-            let instructions = worker.entries().flat_map(|it| &worker.body_of(it).instructions);
-            let is_sum = |it: &&Instruction| {
-                matches!(&it.action, Action::Collective { group: Group::Classes(_), .. })
-            };
-            let subject = |it: &Instruction| worker.tensor(it.reads[0].tensor).bucket;
-            instructions.filter(is_sum).map(subject).collect()
+/// Checks that all workers sum what servers leave in the same order, as each does once a bucket is whole.
+///
+/// # Errors
+/// If one has another order than the first.
+fn require_one_order(workers: &[Class]) -> Result<(), ProgramError> {
+    let order = |worker: &Class| -> Vec<Option<BucketId>> {
+        let instructions = worker.entries().flat_map(|it| &worker.body_of(it).instructions);
+        let is_sum = |it: &&Instruction| {
+            matches!(&it.action, Action::Collective { group: Group::Classes(_), .. })
         };
-        let first = order(&workers[0]);
-        match workers.iter().find(|&worker| order(worker) != first) {
-            None => Ok(()),
-            Some(other) => Err(ScheduleError::Rule(format!(
-                "sync.summation.share: the workers sum what servers leave of a bucket once it is whole, and {} \
-                 comes to buckets in another order than the first; give all workers the same passes, or let \
-                 servers sum all (share = 1.0, and no group of parameters with servers = [])",
-                other.place()
-            ))
-            .into()),
-        }
+        let subject = |it: &Instruction| worker.tensor(it.reads[0].tensor).bucket;
+        instructions.filter(is_sum).map(subject).collect()
+    };
+    let first = order(&workers[0]);
+    match workers.iter().find(|&worker| order(worker) != first) {
+        None => Ok(()),
+        Some(other) => Err(ScheduleError::Rule(format!(
+            "sync.summation.share: the workers sum what servers leave of a bucket once it is whole, and {} \
+             comes to buckets in another order than the first; give all workers the same passes, or let \
+             servers sum all (share = 1.0, and no group of parameters with servers = [])",
+            other.place()
+        ))
+        .into()),
     }
 }
 
@@ -217,105 +234,6 @@ fn places(pieces: &[Vec<Piece>]) -> BTreeMap<RouteId, (usize, usize)> {
         places.map(|(index, piece)| (piece.gradients, (bucket, index))).collect()
     };
     pieces.iter().enumerate().flat_map(of_bucket).collect()
-}
-
-/// Deals the parts of buckets that servers sum to them, by bucket.
-///
-/// # Errors
-/// If a server gets none.
-fn dealt(
-    parameters: &Parameters<'_>,
-    summation: Summation,
-    workers: usize,
-) -> Result<Vec<Vec<ServedRange>>, ProgramError> {
-    let Summation { servers, ranges, share } = summation;
-    let part = share.part(workers, servers);
-    // The elements of a bucket that are dealt as the plan has it for all.
-    let summed = |index: usize| match parameters.servers(BucketId(index as u32)) {
-        Some(_) => 0,
-        None => {
-            let elements = parameters.buckets[index].elements;
-            ((elements as f64 * part).round() as usize).min(elements)
-        }
-    };
-    let buckets = 0..parameters.buckets.len();
-    let cut = |index: usize, count: usize| {
-        let pieces = (0..count).map(move |piece| chunk(summed(index), count, piece));
-        pieces.filter(|range| !range.is_empty())
-    };
-    let mut dealt: Vec<Vec<ServedRange>> = match ranges {
-        Ranges::Equal => {
-            let dealt = buckets.map(|index| {
-                let ranges = cut(index, servers as usize).zip((0..).map(ClassId));
-                ranges.map(|(range, server)| ServedRange::of(range, server)).collect()
-            });
-            dealt.collect()
-        }
-        Ranges::Hashed => {
-            let pieces = buckets.map(|index| {
-                let most = parameters.most_elements(BucketId(index as u32));
-                cut(index, summed(index).div_ceil(most)).collect()
-            });
-            let pieces: Vec<Vec<_>> = pieces.collect();
-            let sizes: Vec<usize> = pieces.iter().flatten().map(|range| range.len()).collect();
-            let mut owners = Ring::of(0..servers).owners(&sizes).into_iter().map(ClassId);
-            let of_bucket = |pieces: Vec<_>| {
-                let ranges = pieces.into_iter().zip(owners.by_ref());
-                ranges.map(|(range, server)| ServedRange::of(range, server)).collect()
-            };
-            pieces.into_iter().map(of_bucket).collect()
-        }
-    };
-    for (index, dealt) in dealt.iter_mut().enumerate() {
-        let id = BucketId(index as u32);
-        if let Some(servers) = parameters.servers(id).filter(|_| !parameters.is_asked(id)) {
-            *dealt = placed(parameters, BucketId(index as u32), servers);
-        }
-    }
-    let of_tables = (0..dealt.len() as u32).map(BucketId).filter(|&id| parameters.is_asked(id));
-    let of_tables: Vec<u32> =
-        of_tables.filter_map(|id| parameters.servers(id)).flatten().copied().collect();
-    let has_some = |server: u32| {
-        let sums = dealt.iter().flatten().any(|it| it.server == ClassId(server));
-        sums || of_tables.contains(&server)
-    };
-    if (0..servers).all(has_some) {
-        return Ok(dealt);
-    }
-    let said = |index: usize| parameters.servers(BucketId(index as u32)).is_some();
-    let (ranges, instead) = match ranges {
-        _ if (0..dealt.len()).any(said) => (
-            dealt.iter().map(Vec::len).sum::<usize>() + of_tables.len(),
-            "name each of them in the servers of some group of parameters",
-        ),
-        Ranges::Equal => (
-            dealt.iter().map(Vec::len).max().unwrap_or(0),
-            "a larger sync.summation.share or sync.bucket_bytes",
-        ),
-        Ranges::Hashed => (
-            dealt.iter().map(Vec::len).sum(),
-            "a larger sync.summation.share, or a smaller sync.bucket_bytes",
-        ),
-    };
-    let key = "sync.summation.servers";
-    Err(ProgramError::TooManyServers { key, servers, ranges, instead })
-}
-
-/// Cuts each parameter of a bucket along its first axis into a piece for each of these servers, if it has so many
-/// rows.
-fn placed(parameters: &Parameters<'_>, id: BucketId, servers: &[u32]) -> Vec<ServedRange> {
-    let params = parameters.buckets[id.0 as usize].params.iter();
-    let pieces = params.flat_map(|param| {
-        let param = &parameters.params[param.0 as usize];
-        let rows = param.shape.first().copied().unwrap_or(1).max(1);
-        let each = param.elements() / rows;
-        let at = move |row: usize| param.offset + each * row;
-        servers.iter().enumerate().map(move |(piece, &server)| {
-            let rows = chunk(rows, servers.len(), piece);
-            ServedRange::of(at(rows.start)..at(rows.end), ClassId(server))
-        })
-    });
-    pieces.filter(|piece| !piece.range.is_empty()).collect()
 }
 
 /// For each bucket of a worker what follows when its gradients are whole: it sends the pieces, and sums what is

@@ -11,8 +11,13 @@
 //! A server adds up a piece in the order of workers, as a direct all-reduce does, so that all workers have the
 //! same sum and it is the same in every run. It holds a piece only from when it comes until its sum is sent.
 
+mod pieces;
+mod roles;
+
 use shardloom_collectives::Algorithm;
 use shardloom_plan::Summation;
+
+pub(super) use roles::Sums;
 
 use super::{AllReduce, Replicated, Synchronisation, Unheld};
 use crate::Tensor;
