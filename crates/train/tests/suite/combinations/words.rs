@@ -6,9 +6,10 @@ use shardloom_collectives::Algorithm;
 use shardloom_data::{DataError, Field, Part, Source};
 use shardloom_graph::{Graph, Op, OpKind};
 use shardloom_plan::{
-    Arrangement, Averaging, Axis, AxisSet, Compression, Corrections, DeviceList, LossScale, Mesh,
-    Negotiation, Optimizer, ParameterGroup, Pipeline, Plan, Prediction, Ranges, Recompute,
-    ScheduleKind, Servers, Share, Staleness, Summation, Sync, Uniform, Updates, Weights,
+    Arrangement, Averaging, Axis, AxisSet, Communication, Compression, Corrections, DeviceList,
+    LossScale, Mesh, Negotiation, Number, Optimizer, ParameterGroup, Pipeline, Plan, Precision,
+    Prediction, Ranges, Recompute, ScheduleKind, Servers, Share, Staleness, Summation, Sync,
+    Uniform, Updates, Weights,
 };
 use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{Blueprint, OnNonFinite, Settings, Trainer};
@@ -27,7 +28,9 @@ struct Way {
     replicas: &'static [usize],
     weights: Weights,
     updates: Updates,
-    /// Servers of one worker, whose answers have one order.
+    /// Micro-batches of pipelines on devices of their own, if there are several of these.
+    shares: &'static [usize],
+    /// Servers of one worker, or synchronous ones of two: their answers have one order.
     servers: Option<Servers>,
     /// How replicas with weights of their own are averaged.
     averaging: Option<Averaging>,
@@ -52,6 +55,7 @@ fn ways() -> Vec<Way> {
         Way {
             schedule,
             replicas: &[],
+            shares: &[],
             weights,
             updates,
             servers: None,
@@ -97,6 +101,8 @@ fn ways() -> Vec<Way> {
     let weights = Weights::Newest { corrections: both };
     ways.push(Way { replicas: turns, ..way(ScheduleKind::PipeDream, weights) });
     ways.push(Way { servers: Some(Servers::of(2, Staleness::Within(1))), ..flush });
+    ways.push(Way { servers: Some(Servers::of(2, Staleness::SYNCHRONOUS)), ..flush });
+    ways.push(Way { shares: &[3, 1], ..flush });
     for (schedule, averaging) in [
         (ScheduleKind::OneForwardOneBackward, Averaging::local_sgd(2)),
         (ScheduleKind::ZeroBubbleH1, Averaging::local_sgd(1)),
@@ -212,6 +218,13 @@ fn groups() -> [Vec<ParameterGroup>; 3] {
     ]
 }
 
+/// In which formats is computed, and gradients are summed.
+const FORMATS: [Precision; 3] =
+    [Precision::FP32, Precision::MIXED, Precision { gradients: Number::Bf16, ..Precision::MIXED }];
+
+/// Who carries collectives out.
+const COMMUNICATION: [Communication; 2] = [Communication::InLine, Communication::Thread];
+
 /// How mesh axes are named and ordered: as usual; with names of their own, replicas on adjacent ranks.
 const AXES: usize = 2;
 
@@ -229,6 +242,8 @@ const ALGORITHM: usize = 7;
 const GROUPS: usize = 10;
 const COMPRESSION: usize = 12;
 const ZERO: usize = 13;
+const FORMAT: usize = 14;
+const COMMUNICATES: usize = 15;
 
 static WORDS: LazyLock<Words> = LazyLock::new(Words::new);
 static COVERING: LazyLock<(Vec<Combination<'static>>, Vec<Pair>)> =
@@ -252,7 +267,7 @@ impl Words {
         Words { ways: ways(), graphs: graphs.into() }
     }
 
-    fn choices(&self) -> [usize; 14] {
+    fn choices(&self) -> [usize; 16] {
         [
             self.ways.len(),
             layouts().len(),
@@ -269,6 +284,8 @@ impl Words {
             AXES,
             COMPRESSIONS.len(),
             ZERO_STAGES,
+            FORMATS.len(),
+            COMMUNICATION.len(),
         ]
     }
 
@@ -298,6 +315,8 @@ impl Words {
                     || corrections.prediction == Some(Prediction::Velocity);
                 let rounds = way.updates == Updates::Round;
                 let held = way.servers.is_some();
+                let one_by_one =
+                    way.servers.is_some_and(|it| it.staleness != Staleness::SYNCHRONOUS);
                 let served = held || way.summation.is_some();
                 let apart = way.averaging.is_some();
                 let negotiated = way.negotiation.is_some();
@@ -305,7 +324,7 @@ impl Words {
                     // Workers are one device, and the answers to several have no one order.
                     LAYOUT if served => layouts()[other].0 != Mesh::SINGLE,
                     // Updates are of a worker's part of the batch.
-                    OPTIMIZER if held || apart => matches!(
+                    OPTIMIZER if one_by_one || apart => matches!(
                         optimizers()[other].0,
                         Optimizer::Sgd { reference_batch: Some(_), .. }
                     ),
@@ -328,6 +347,9 @@ impl Words {
                     // Workers send servers what they have, and replicas apart no gradients.
                     COMPRESSION if COMPRESSIONS[other] == SPARSE => held,
                     COMPRESSION => (served || apart) && other > 0,
+                    // Servers hold weights in fp32 only, and corrections move such.
+                    FORMAT => (held || moves) && other > 0,
+                    COMMUNICATES => negotiated && COMMUNICATION[other] != Communication::Thread,
                     VALIDATION => other == 1 && way.weights != Weights::Flush,
                     // Both holders of a parameter are updated as often.
                     MODEL => {
@@ -357,6 +379,11 @@ impl Words {
                 let has_none = MODELS[one].contains("tied=true") || MODELS[one].starts_with("mlp");
                 has_none && COMPRESSIONS[other] == SPARSE
             }
+            // What is left out is added up in fp32.
+            (COMPRESSION, FORMAT) => {
+                let is_compressed = !matches!(COMPRESSIONS[one], "none" | SPARSE);
+                is_compressed && FORMATS[other].gradients != Number::Fp32
+            }
             (ALGORITHM, ZERO) => ALGORITHMS[one] == "binary-tree" && other > 0,
             _ => false,
         }
@@ -382,11 +409,15 @@ impl Words {
         if served && mesh != Mesh::SINGLE {
             return None;
         }
+        let corrections = way.weights.corrections();
+        let moves = corrections.discrepancy.is_some() || corrections.prediction.is_some();
+        if moves && row[FORMAT] > 0 {
+            return None;
+        }
         // Of which each worker has so many micro-batches.
-        let (mesh, microbatches) = match way.summation {
-            Some(_) => (Mesh::of(2, 1, 1), 2),
-            None => (mesh, 4),
-        };
+        let has_two_workers = way.summation.is_some()
+            || way.servers.is_some_and(|it| it.staleness == Staleness::SYNCHRONOUS);
+        let (mesh, microbatches) = if has_two_workers { (Mesh::of(2, 1, 1), 2) } else { (mesh, 4) };
         let uniform = Uniform {
             pp,
             mesh,
@@ -412,6 +443,7 @@ impl Words {
             },
             optimizer,
             clip_norm,
+            precision: FORMATS[row[FORMAT]],
             ..serial()
         };
         let mut plan = uniform.plan(graph, "model", "local");
@@ -423,6 +455,10 @@ impl Words {
         if !way.replicas.is_empty() {
             plan.pipeline = in_turn(&plan, way.replicas);
         }
+        if !way.shares.is_empty() {
+            plan.pipeline = apart(&plan.pipeline[0], way.shares);
+        }
+        plan.communication = COMMUNICATION[row[COMMUNICATES]];
         (plan.weights, plan.updates) = (way.weights, way.updates);
         plan.recompute_last = recompute_last;
         plan.keeps_gathered = row[3] % 2 == 1;
@@ -499,6 +535,20 @@ fn in_turn(plan: &Plan, replicas: &[usize]) -> Vec<Pipeline> {
     places.iter().map(pipeline).collect()
 }
 
+/// Pipelines on devices of their own, each with so many micro-batches.
+fn apart(pipeline: &Pipeline, shares: &[usize]) -> Vec<Pipeline> {
+    let size: usize = pipeline.stage.iter().map(|stage| stage.devices.0.len()).sum();
+    let copy = |(index, &share): (usize, &usize)| {
+        let mut copy = pipeline.clone();
+        copy.microbatches = Some(share);
+        for device in copy.stage.iter_mut().flat_map(|stage| &mut stage.devices.0) {
+            *device += (index * size) as u32;
+        }
+        copy
+    };
+    shares.iter().enumerate().map(copy).collect()
+}
+
 /// A model and a way of training it.
 pub struct Combination<'a> {
     row: Row,
@@ -511,6 +561,11 @@ impl Combination<'_> {
     /// The number of its model among [`MODELS`].
     pub fn model(&self) -> usize {
         self.row[MODEL]
+    }
+
+    /// The number of its formats among [`FORMATS`].
+    pub fn format(&self) -> usize {
+        self.row[FORMAT]
     }
 
     /// The same with the model and the optimizer of another, if a plan can say it.
