@@ -280,6 +280,10 @@ fn a_torus_offers_a_ring_both_directions_of_every_axis_it_spans() {
     }
     // A torus of 4 x 4 x 4.
     assert_eq!([2, 4, 16, 17, 64].map(links), [1.0, 2.0, 4.0, 6.0, 6.0]);
+    // One of 10 x 10 x 10, whose root is no whole number in floating point.
+    let large = Cluster::parse("tpu-v4:250x4").unwrap();
+    let links = |members| large.groups()[0].group_shape(members, 4.min(members), 1).intra_links;
+    assert_eq!([10, 11, 100, 101].map(links), [2.0, 4.0, 4.0, 6.0]);
     let far = cluster.link(DeviceId(0), DeviceId(63)).unwrap().unwrap();
     assert_eq!(far.shared_bytes_per_second, None);
 }

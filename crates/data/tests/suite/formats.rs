@@ -174,6 +174,27 @@ fn what_datatrove_has_encoded_is_as_wide_as_what_is_beside_it_says() {
 }
 
 #[test]
+fn without_files_beside_it_the_vocabulary_says_how_wide_tokens_are() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let data = folder.path().join("00000_unshuffled.ds");
+    fs::write(&data, [1, 0, 0, 0, 2, 0, 0, 0]).expect("tokens");
+    let path = folder.path().join("tokenizer.json");
+    for (size, tokens) in [(65_536, &[1, 0, 2, 0][..]), (65_537, &[1, 2])] {
+        let words: Vec<String> = (0..size).map(|at| format!("\"w{at}\": {at}")).collect();
+        let json = format!(
+            "{{\"version\": \"1.0\", \"truncation\": null, \"padding\": null, \"added_tokens\": [],
+            \"normalizer\": null, \"pre_tokenizer\": {{\"type\": \"WhitespaceSplit\"}},
+            \"post_processor\": null, \"decoder\": null, \"model\": {{\"type\": \"WordLevel\",
+            \"vocab\": {{{}}}, \"unk_token\": \"w0\"}}}}",
+            words.join(", ")
+        );
+        fs::write(&path, json).expect("a tokenizer");
+        let by = Tokenizer::open(&path).expect("a tokenizer");
+        assert_eq!(open(std::slice::from_ref(&data), &by).expect("tokens"), tokens);
+    }
+}
+
+#[test]
 fn a_folder_may_have_all_of_them() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let by = words(folder.path(), "</s>");

@@ -221,7 +221,7 @@ mod tests {
             ARGS=(
                 --tensor-model-parallel-size $TP
                 --pipeline-model-parallel-layout 'Et*2|(tt|)*2L'
-                --lr=1e-4
+                --lr=1e-4 --tokenizer-model tok#2 --num-layers 3
             )
             MORE="--seq-length 2048 \
                   --bf16"
@@ -234,6 +234,8 @@ mod tests {
         assert_eq!(text("pipeline-model-parallel-layout"), "Et*2|(tt|)*2L");
         assert_eq!(text("pipeline-model-parallel-size"), "2");
         assert_eq!(text("lr"), "1e-4");
+        // A comment begins with a word of its own.
+        assert_eq!(["tokenizer-model", "num-layers"].map(text), ["tok#2", "3"]);
         assert_eq!(text("seq-length"), "2048");
         assert_eq!(text("nproc-per-node"), "8");
         assert!(arguments.has("bf16"));

@@ -275,8 +275,9 @@ mod tests {
         let timeout = Duration::from_secs(30);
         let settings = Settings { timeout, arithmetic: Arc::new(Unused) };
         let mut endpoints: Vec<Box<dyn Endpoint<Contents>>> =
-            InProcess.connect(1, &settings).unwrap();
-        let group = endpoints[0].group_apart(&[0]).unwrap();
+            InProcess.connect(3, &settings).unwrap();
+        // The rank is the second of all, and the first of the group.
+        let group = endpoints[1].group_apart(&[1]).unwrap();
         let (requests, cycle) = (vec![], Duration::ZERO);
         let negotiation = Negotiation { requests, cycle, fused_bytes: 0, timeout };
         let mut cycles = Cycles::new(group, negotiation, Contents::zeroed(Format::U32, 1), vec![]);
@@ -287,7 +288,7 @@ mod tests {
         cycles.idle_since = long_ago;
         let refused = cycles.note_progress(&[4, 2], true).unwrap_err();
         assert!(
-            matches!(&refused, FabricError::Unanswered { rank: 0, requests, after }
+            matches!(&refused, FabricError::Unanswered { rank: 1, requests, after }
                 if requests[..] == [4, 2] && *after > timeout),
             "{refused:?}"
         );

@@ -37,6 +37,19 @@ fn recurrent_layers_of_equal_width_are_alike() {
 }
 
 #[test]
+fn an_embedding_is_as_wide_as_is_said_whatever_else_has_this_width() {
+    // As wide as the cells, as what they give, and as neither.
+    for embed in [8, 4, 5] {
+        let graph =
+            graph(&format!("lstm:layers=1,hidden=8,embed={embed},seq=5,vocab=7,projection=4"));
+        let extents = Extents::global(&graph, 2);
+        let token = graph.values().find(|(_, it)| it.name == "embedding.token");
+        let (_, token) = token.expect("it has an embedding");
+        assert_eq!(extents.shape(&token.axes), [7, embed]);
+    }
+}
+
+#[test]
 fn a_recurrence_takes_a_product_for_each_position_that_has_one_before_it() {
     let (batch, seq, hidden, units) = (3, 5, 6, 2);
     let graph = graph("lstm:layers=1,hidden=6,embed=4,seq=5,vocab=7,projection=2");

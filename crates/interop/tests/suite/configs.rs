@@ -119,6 +119,15 @@ fn mistral_is_a_llama_within_its_window() {
 fn what_would_compute_something_else_is_refused_by_key() {
     refused(GPT_2, "gelu_new", "gelu", &["activation_function = gelu ", "gelu_new"]);
     refused(GPT_2, "\"attn_pdrop\": 0.1", "\"attn_pdrop\": 0.0", &["attn_pdrop = 0 ", "0.1"]);
+    // What is absent is as transformers has it, whatever the others say.
+    for absent in ["attn_pdrop", "embd_pdrop"] {
+        let text = GPT_2.replacen(&format!("\"{absent}\": 0.1,"), "", 1);
+        read(&text);
+        let none = ("\"resid_pdrop\": 0.1", "\"resid_pdrop\": 0.0");
+        let other = if absent == "attn_pdrop" { "embd_pdrop" } else { "attn_pdrop" };
+        let text = text.replacen(&format!("\"{other}\": 0.1"), &format!("\"{other}\": 0.0"), 1);
+        refused(&text, none.0, none.1, &[&format!("{absent} = 0.1 "), "resid_pdrop = 0"]);
+    }
     refused(GPT_2, "\"n_ctx\": 1024", "\"scale_attn_weights\": false", &["scale_attn_weights"]);
     let key = "scale_attn_by_inverse_layer_idx";
     refused(GPT_2, "\"n_ctx\": 1024", &format!("\"{key}\": true"), &[key]);

@@ -2,8 +2,8 @@
 
 use crate::validation::{DEVICES, graph, plan};
 use shardloom_plan::{
-    Averaging, AveragingTime, Compression, LossScale, Number, Plan, Precision, ScheduleKind,
-    Weights,
+    Averaging, AveragingTime, Compression, LossScale, Number, ParameterGroup, Plan, Precision,
+    ScheduleKind, Weights,
 };
 
 fn of(loss_scale: LossScale) -> Plan {
@@ -74,6 +74,14 @@ fn what_compression_leaves_out_has_no_scale() {
         };
         assert_eq!(compressed(false).validate(&graph(), DEVICES), Ok(()));
         assert!(complaint(&compressed(true)).contains("no compression with a residual"));
+        // Also where only a group of parameters has it.
+        let of_group = |feedback| {
+            let compression = Some(Compression::Rounded { to: Number::Bf16, feedback });
+            let group = ParameterGroup { compression, ..ParameterGroup::named("*") };
+            Plan { parameters: vec![group], ..of(scale) }
+        };
+        assert_eq!(of_group(false).validate(&graph(), DEVICES), Ok(()));
+        assert!(complaint(&of_group(true)).contains("no compression with a residual"));
     }
 }
 

@@ -52,6 +52,8 @@ mod tests {
     fn many_ranks_are_given_by_the_ends_of_their_runs() {
         assert_eq!(text(0..16), "ranks 0 1 .. 15 (16 ranks)");
         assert_eq!(text((0..128).step_by(8)), "ranks 0 8 .. 120 (16 ranks)");
+        let threes = (0..18).filter(|rank| rank % 6 < 3);
+        assert_eq!(text(threes), "ranks 0 1 2 6 7 8 12 13 14 (9 ranks)");
         let without = (0..16).filter(|&rank| rank != 5);
         assert_eq!(text(without), "ranks 0 1 .. 4 6 7 .. 15 (15 ranks)");
     }

@@ -115,6 +115,13 @@ mod tests {
         }
     }
 
+    /// As torchgpipe's `blockpartition.solve`, which looks for the last of equally dear stages.
+    #[test]
+    fn of_equally_dear_stages_the_last_gives_a_layer_away_first() {
+        let cuts = block_partition(&[4.0, 4.0, 2.0, 1.0, 3.0, 5.0], 3, Unit::Largest);
+        assert_eq!(cuts.expect("enough layers"), [0, 2, 5, 6]);
+    }
+
     proptest! {
         #[test]
         fn stages_differ_by_at_most_the_dearest_layer(
