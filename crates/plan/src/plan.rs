@@ -385,6 +385,16 @@ fn partition_bytes(graph: &Graph) -> usize {
 }
 
 impl Plan {
+    /// The same without parameter servers of these numbers; none if it has no servers, or such numbers cannot be lost.
+    pub fn without_servers(&self, numbers: impl IntoIterator<Item = u32>) -> Option<Plan> {
+        let mut plan = self.clone();
+        let servers = plan.sync.servers.as_mut()?;
+        for number in numbers {
+            servers.lost = servers.lost.with(number)?;
+        }
+        Some(plan)
+    }
+
     /// Whether the last micro-batch of each pipeline keeps activations that others compute twice; without
     /// recomputation [`Plan::recompute_last`] means nothing.
     pub fn spares_last(&self) -> bool {

@@ -227,6 +227,19 @@ pub struct Tensor {
 }
 
 impl Tensor {
+    /// A Boolean, from the instruction that writes it to the end of the guard that goes by it.
+    pub(crate) fn flag(name: &str) -> Tensor {
+        Tensor {
+            name: name.into(),
+            shape: Shape::Local(vec![]),
+            format: Format::U8,
+            keep: Keep::Transient,
+            copies: Copies::One,
+            content: Content::Flag,
+            bucket: None,
+        }
+    }
+
     /// Whether it is a value of a micro-batch or the gradient of one.
     pub fn is_activation(&self) -> bool {
         matches!(self.content, Content::Activation)

@@ -26,8 +26,8 @@ use super::stage::StageModel;
 use crate::class::{Body, BodyId, BodyKind};
 use crate::sync::add;
 use crate::{
-    Action, ClassId, Content, Control, Copies, Entry, Format, Group, Guard, Instruction, Keep,
-    Mode, Route, RouteId, Shape, Tensor, TensorId, View,
+    Action, ClassId, Control, Copies, Entry, Group, Guard, Instruction, Mode, Route, RouteId,
+    Tensor, TensorId, View,
 };
 use shardloom_schedule::{self as schedule, Instance, Pass, PassKind, Schedule};
 
@@ -108,16 +108,7 @@ impl PostValidation {
 
     /// Adds the tensor that says whether an update was right.
     pub fn flag(&self, tensors: &mut Vec<Tensor>) -> TensorId {
-        let flag = Tensor {
-            name: "update was right".into(),
-            shape: Shape::Local(vec![]),
-            format: Format::U8,
-            keep: Keep::Transient,
-            copies: Copies::One,
-            content: Content::Flag,
-            bucket: None,
-        };
-        add(tensors, flag)
+        add(tensors, Tensor::flag("update was right"))
     }
 
     /// A class's control: its order with the test of the update before at the cut, and what follows from

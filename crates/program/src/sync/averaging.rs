@@ -15,8 +15,8 @@ use crate::class::{BodyKind, Class};
 use crate::lower::epilogue::{self, buckets};
 use crate::lower::{Order, Parameters};
 use crate::{
-    Action, BucketId, ClassId, Content, Control, Copies, Entry, Format, Group, Guard, Instruction,
-    Keep, Mode, ProgramError, Shape, Tensor, TensorId, View,
+    Action, BucketId, ClassId, Control, Entry, Group, Guard, Instruction, Mode, ProgramError,
+    Tensor, TensorId, View,
 };
 
 /// Replicas whose weights are averaged.
@@ -41,16 +41,7 @@ impl Role for Averages {
     /// Says whether a step averages.
     fn flag(&self, parameters: &Parameters<'_>, tensors: &mut Vec<Tensor>) -> Option<TensorId> {
         self.interval().filter(|_| Averages::has_any(parameters))?;
-        let flag = Tensor {
-            name: "step averages".into(),
-            shape: Shape::Local(vec![]),
-            format: Format::U8,
-            keep: Keep::Transient,
-            copies: Copies::One,
-            content: Content::Flag,
-            bucket: None,
-        };
-        Some(add(tensors, flag))
+        Some(add(tensors, Tensor::flag("step averages")))
     }
 
     /// The class's order, which ends with the update, and the average on the side of it that the plan says.

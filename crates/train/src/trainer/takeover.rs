@@ -11,7 +11,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use shardloom_checkpoint::Snapshot;
-use shardloom_plan::{Plan, Servers};
 use shardloom_program::{BucketId, Carried, ClassId, Program};
 
 use super::Trainer;
@@ -87,8 +86,8 @@ impl Trainer {
     /// If another rank fails meanwhile, or ranks cannot be started anew.
     pub(super) fn take_over(&self, row: (u64, u32), reason: &str) -> Result<Option<TakenOver>> {
         let program = &self.shared.program;
-        let (None, Some(servers)) = (&self.way, self.plan.sync.servers) else { return Ok(None) };
-        if servers.replicas == 0 || matches!(self.connected, Connected::Over(_)) {
+        let can_lose_some = self.way.is_none() && program.has_replicas();
+        if !can_lose_some || matches!(self.connected, Connected::Over(_)) {
             return Ok(None);
         }
         let Some(loss) = self.loss() else { return Ok(None) };
@@ -97,7 +96,7 @@ impl Trainer {
         let counts =
             loss.updates_before().map(|(name, it)| (name, it + u64::from(loss.steps))).collect();
         let updates = Updates { of: counts, others: step };
-        let mut next = self.without(servers, &loss.classes)?;
+        let mut next = self.without(&loss.classes)?;
         next.restore(SavedState::Memory(snapshot), updates, step)?;
         next.lost.clone_from(&self.lost);
         let number = |class: ClassId| program.class(class).replica;
@@ -216,13 +215,10 @@ impl Trainer {
     }
 
     /// Ranks for the plan without some servers, with fresh weights.
-    fn without(&self, servers: Servers, lost: &[ClassId]) -> Result<Trainer> {
+    fn without(&self, lost: &[ClassId]) -> Result<Trainer> {
         let numbers = lost.iter().filter_map(|&class| self.shared.program.class(class).replica);
-        let lost = numbers.fold(servers.lost, |lost, number| {
-            lost.with(number).expect("servers with replicas have small numbers")
-        });
-        let mut plan: Plan = self.plan.clone();
-        plan.sync.servers = Some(Servers { lost, ..servers });
+        let plan = self.plan.without_servers(numbers);
+        let plan = plan.expect("servers with replicas have small numbers");
         let (graph, settings) = (self.shared.graph.clone(), self.settings.clone());
         let mut blueprint = Blueprint::lowered(graph, &plan, self.devices, settings, None)?
             .on(Arc::clone(&self.shared.device));
