@@ -20,7 +20,7 @@ use tempfile::TempDir;
 pub type Target = fn(&[u8]);
 
 /// All targets, by the names of their folders in `corpus`.
-pub const TARGETS: [(&str, Target); 23] = [
+pub const TARGETS: [(&str, Target); 24] = [
     ("plan", plan),
     ("model_words", model_words),
     ("model_toml", model_toml),
@@ -34,6 +34,7 @@ pub const TARGETS: [(&str, Target); 23] = [
     ("megatron", megatron),
     ("deepspeed", deepspeed),
     ("torchtitan", torchtitan),
+    ("torchtitan_table", torchtitan_table),
     ("nanotron", nanotron),
     ("accelerate", accelerate),
     ("measurements", measurements),
@@ -280,6 +281,29 @@ pub fn deepspeed(data: &[u8]) {
 /// TOML and JSON of torchtitan.
 pub fn torchtitan(data: &[u8]) {
     imported(Project::Torchtitan, data);
+}
+
+/// A configuration of torchtitan with four stages, which names the table.
+const TORCHTITAN: &str =
+    include_str!("../../crates/exchange/tests/suite/torchtitan/uneven-stages.json");
+
+/// PyTorch's tables of actions.
+pub fn torchtitan_table(data: &[u8]) {
+    let Some(table) = text(data) else { return };
+    let none = "\"pipeline_parallel_schedule_csv\": \"\"";
+    let named = TORCHTITAN.replacen(none, "\"pipeline_parallel_schedule_csv\": \"a.csv\"", 1);
+    let given = Given {
+        model: None,
+        cluster: "h100-80g:4",
+        devices: 4,
+        global_batch: None,
+        microbatches: None,
+        table: Some(("a.csv", table)),
+    };
+    match import(Project::Torchtitan, &named, "plan.json", &given) {
+        Ok(imported) => reads_back(&imported.plan),
+        Err(error) => drop(error.to_string()),
+    }
 }
 
 /// YAML of nanotron.
