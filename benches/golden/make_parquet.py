@@ -1,4 +1,6 @@
-"""Writes Parquet files as PyArrow does, for the tests of crates/data: python make_parquet.py crates/data/tests/data
+"""Writes Parquet files as PyArrow does, for the tests of crates/data: python make_parquet.py crates/data/tests/parquet
+
+Their names do not end as those of Parquet files do, so that training on the text of this repository passes over them.
 
 Needs pyarrow (the files that are there were written with the version that their metadata names).
 """
@@ -15,7 +17,7 @@ TEXTS = ["one\ntwo", "", "three é ₤ 🦀"] + [f"text {n % 7} of many" for n i
 def write(name, texts, kind=pa.string(), **options):
     columns = {"id": pa.array(range(len(texts))), "text": pa.array(texts, kind)}
     columns["tags"] = pa.array([[str(n)] for n in range(len(texts))])
-    pq.write_table(pa.table(columns), folder / f"{name}.parquet", **options)
+    pq.write_table(pa.table(columns), folder / f"{name}.golden", **options)
 
 
 folder = Path(sys.argv[1])

@@ -171,6 +171,22 @@ fn checked_volume(shape: &[usize]) -> Option<usize> {
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_piece_goes_into_a_tensor_of_its_own_size_and_no_other() {
+        let data = [1.0, 2.0, 3.0, 4.0];
+        let piece = Piece::whole("w", &[2, 2], &data);
+        for elements in [3, 5] {
+            let mut whole = vec![0.0; elements];
+            let error = piece.place(&mut whole).expect_err("another size").to_string();
+            let part = format!("4 values of shape [2, 2] do not go into {elements} elements");
+            assert!(error.contains(&part), "{error}");
+            assert!(whole.iter().all(|&it| it == 0.0));
+        }
+        let mut whole = vec![0.0; 4];
+        piece.place(&mut whole).expect("its own size");
+        assert_eq!(whole, data);
+    }
+
     fn refusal(shape: &[usize], start: &[usize], extent: &[usize], range: Range<usize>) -> String {
         Region::new("w", shape, start, extent, range).expect_err("contradiction").to_string()
     }

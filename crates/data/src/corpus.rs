@@ -7,6 +7,7 @@ use crate::cache::{Digest, add};
 use crate::reading::{Progress, Reading, Stage};
 use crate::stretch::Stretch;
 use crate::text;
+use crate::token_files::Kind;
 use crate::tokenizer::Tokenizer;
 use crate::{DataError, Result};
 
@@ -67,9 +68,10 @@ impl Corpus {
         let corpus = Self::of(stretches, size, validation_fraction, reading);
         match corpus {
             Ok(corpus) => Ok(Self { skipped, ..corpus }),
-            Err(DataError::EmptyCorpus { .. }) => {
-                Err(DataError::EmptyCorpus { paths: paths.to_vec() })
-            }
+            Err(DataError::EmptyCorpus { .. }) => Err(match unread(&skipped) {
+                Some(path) => DataError::NoParquet { path: path.clone() },
+                None => DataError::EmptyCorpus { paths: paths.to_vec() },
+            }),
             Err(error) => Err(error),
         }
     }
@@ -200,6 +202,13 @@ impl Corpus {
         }
         Err(DataError::CorpusChanged { recorded: recorded.to_owned(), found: self.digest.clone() })
     }
+}
+
+/// A file among these that another build would have read.
+fn unread(skipped: &[PathBuf]) -> Option<&PathBuf> {
+    let is_unread =
+        |path: &&PathBuf| matches!(Kind::of(path), Kind::Documents(form) if !form.is_known());
+    skipped.iter().find(is_unread)
 }
 
 fn require_fraction(fraction: f64) -> Result<()> {

@@ -121,17 +121,24 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Records> {
+        read_with(text, &[3, 40_000_000])
+    }
+
+    /// Rows of two numbers, so many categories of each kind, and a label.
+    fn read_with(text: &str, categories: &[usize]) -> Result<Records> {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("records.csv");
         std::fs::write(&path, text).expect("a temporary file");
-        Records::open(&path, 2, &[3, 40_000_000], 0.25, 5)
+        Records::open(&path, 2, categories, 0.25, 5)
     }
 
     #[test]
     fn an_epoch_visits_every_training_row_once_and_its_columns_stay_together() {
-        let rows = (0..8)
-            .map(|row| format!("{row},{row}.5,{},{},{}\n", row % 3, row + 39_999_000, row % 2));
-        let records = read(&rows.collect::<String>()).expect("records");
+        let rows = (0..8).map(|row| {
+            format!("{row},{row}.5,{},{},{row},{}\n", row % 3, row + 39_999_000, row % 2)
+        });
+        // More categories than numbers.
+        let records = read_with(&rows.collect::<String>(), &[3, 40_000_000, 8]).expect("records");
         assert_eq!(records.validation_len(), 2);
         for epoch in 0..3 {
             let mut seen = vec![];
@@ -145,7 +152,8 @@ mod tests {
                 assert_eq!(field("category.0"), Some(Field::Indices(&[row % 3])));
                 assert_eq!(field("category.1"), Some(Field::Indices(&[row + 39_999_000])));
                 assert_eq!(field("targets"), Some(Field::Indices(&[row % 2])));
-                assert_eq!((field("category.2"), field("tokens")), (None, None));
+                assert_eq!(field("category.2"), Some(Field::Indices(&[row])));
+                assert_eq!((field("category.3"), field("tokens")), (None, None));
                 seen.push(row);
             }
             seen.sort();

@@ -71,6 +71,13 @@ impl Named<'_> {
         for path in paths {
             let bytes = fs::metadata(&path).map_err(DataError::io("read", &path))?.len();
             match Kind::of(&path) {
+                // No text, where nothing reads it.
+                Kind::Documents(form) if !form.is_known() && is_folder => {
+                    files.push(Item { path, kind: Kind::Text, bytes });
+                }
+                Kind::Documents(form) if !form.is_known() => {
+                    return Err(DataError::NoParquet { path });
+                }
                 Kind::Companion if is_folder => {}
                 Kind::Companion => files.push(Item { path, kind: Kind::Text, bytes }),
                 kind => files.push(Item { path, kind, bytes }),

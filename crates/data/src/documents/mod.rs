@@ -25,6 +25,11 @@ pub(crate) enum Form {
 }
 
 impl Form {
+    /// Whether this build can read it.
+    pub fn is_known(self) -> bool {
+        self != Form::Parquet || cfg!(feature = "parquet")
+    }
+
     /// Whether its bytes are characters.
     pub fn is_text(self) -> bool {
         self == Form::JsonLines

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use shardloom_data::{Corpus, DataError, Reading, Tokenizer};
 
-/// A file of `tests/data`, in a folder of its own, as tokens are kept beside it.
+/// A file of `tests/parquet`, in a folder of its own, as tokens are kept beside it.
 fn copied(folder: &Path, name: &str) -> PathBuf {
-    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name);
-    let to = folder.join(name);
-    fs::copy(from, &to).expect("a file of tests/data");
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parquet").join(name);
+    let to = folder.join(name).with_extension("parquet");
+    fs::copy(from.with_extension("golden"), &to).expect("a file of tests/parquet");
     to
 }
 
@@ -23,13 +23,20 @@ fn bytes(path: &Path, field: &str) -> Result<Vec<u8>, DataError> {
 
 #[cfg(not(feature = "parquet"))]
 #[test]
-fn without_the_feature_a_parquet_file_is_refused_also_in_a_folder() {
+fn without_the_feature_a_parquet_file_is_refused_and_in_a_folder_no_text() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = copied(folder.path(), "plain.parquet");
+    // Also in a folder that has nothing else.
     for path in [path.as_path(), folder.path()] {
         let error = bytes(path, "text").expect_err("no feature").to_string();
         assert!(error.contains("plain.parquet") && error.contains("--features parquet"), "{error}");
     }
+    fs::write(folder.path().join("a.txt"), "ab").expect("a file");
+    let paths = [folder.path().to_path_buf()];
+    let corpus = Corpus::open(&paths, &Tokenizer::bytes(), 0.0, &Reading::default());
+    let corpus = corpus.expect("a text");
+    assert_eq!((corpus.training_len(), corpus.skipped()), (2, &[path][..]));
+    assert!(!folder.path().join(".shardloom-cache").exists());
 }
 
 #[cfg(feature = "parquet")]
