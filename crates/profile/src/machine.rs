@@ -80,3 +80,27 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
         (key.trim() == name).then_some(value.trim())
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// What is measured with other kernels than the best is not taken for these. The choice is made once in a
+    /// process, so this test runs itself in one of its own.
+    #[test]
+    fn the_kernels_that_are_noted_are_those_that_were_chosen() {
+        const CHOSEN: (&str, &str) = (shardloom_kernels::tier::VARIABLE, "portable");
+        if std::env::var(CHOSEN.0).is_ok_and(|it| it == CHOSEN.1) {
+            assert_eq!(this_machine().expect("this machine").kernels, CHOSEN.1);
+            return;
+        }
+        let own = std::env::current_exe().expect("this program");
+        let name = "machine::tests::the_kernels_that_are_noted_are_those_that_were_chosen";
+        let run = Command::new(own).args([name, "--exact"]).env(CHOSEN.0, CHOSEN.1).output();
+        let run = run.expect("it can be run");
+        let said = String::from_utf8_lossy(&run.stdout).into_owned();
+        assert!(run.status.success() && said.contains("1 passed"), "{said}");
+    }
+}

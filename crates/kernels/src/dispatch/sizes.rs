@@ -141,3 +141,25 @@ pub(super) fn rotary_table(
     let table = RotaryTable::shared(*head_dim, theta, scaling, setting.first_position, *positions);
     (table, heads.iter().product())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ranks that share a sequence have some of its queries and all of its keys.
+    #[test]
+    fn queries_are_counted_apart_from_keys() {
+        let visibility = Visibility::Causal { first_query: 4 };
+        let found = fused_shape(&[2, 3, 4, 5, 6], &[2, 7, 4, 6], visibility);
+        let expected = Attention {
+            batch: 2,
+            queries: 3,
+            keys: 7,
+            kv_heads: 4,
+            group: 5,
+            head_dim: 6,
+            visibility,
+        };
+        assert_eq!(found, expected);
+    }
+}

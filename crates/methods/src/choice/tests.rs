@@ -49,6 +49,20 @@ fn held(microbatches: usize, recompute: Recompute) -> u64 {
     judgement.memory.iter().map(|it| it.peak_bytes).max().expect("two devices")
 }
 
+/// Some are not simulated where there are many, and also where there are few that take long.
+#[test]
+fn configurations_are_put_in_order_where_they_are_many_or_take_long() {
+    let (graph, cluster, request) = (graph(), h100(2, 1 << 40), Request::new(GPT, "cluster", 64));
+    let task = Task::new("a method", &graph, &cluster, &request);
+    let is_too_much =
+        |count, microbatches| task.is_too_much(&vec![configuration(microbatches); count]);
+    let many = EFFORT / graph.blocks().len() / 2;
+    assert!(!is_too_much(MOST_SIMULATED, 2) && is_too_much(MOST_SIMULATED + 1, 2));
+    let long = Configuration { microbatches: many, ..configuration(64) };
+    let long = |count| task.is_too_much(&vec![long.clone(); count]);
+    assert!(!long(2) && long(3));
+}
+
 /// However many are tried before.
 #[test]
 fn configurations_are_simulated_until_one_fits() {

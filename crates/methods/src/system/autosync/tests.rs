@@ -388,12 +388,37 @@ fn files_of_trials_are_read_as_they_were_written_and_others_refused() {
         let made = [trials(task, problem, 8, 6)];
         trials::write(&path, made.iter()).expect("written");
         assert_eq!(trials::read(&path).expect("read"), made);
-        for (what, of) in [("\"format\":1", "\"format\":2"), ("\"shape\":", "\"shape\":9")] {
+        let format = "\"format\":1";
+        let others = [(format, "\"format\":2"), (format, "\"format\":0")];
+        for (what, of) in others.into_iter().chain([("\"shape\":", "\"shape\":9")]) {
             let text = std::fs::read_to_string(&path).expect("a file");
             let wrong = folder.path().join("wrong.json");
             std::fs::write(&wrong, text.replace(what, of)).expect("written");
             let error = trials::read(&wrong).expect_err(of).to_string();
             assert!(error.contains("wrong.json"), "{error}");
+        }
+    });
+}
+
+/// What servers sum is in no group, and so in no group's part: as many groups as there are variables for them may be.
+#[test]
+fn groups_are_of_what_workers_sum_and_may_be_as_many_as_that() {
+    with(|_, problem| {
+        let one = problem.variables[0].clone();
+        let problem = Problem { variables: vec![one; 8], ..problem.clone() };
+        let (sampler, mut random) = (Sampler::new(&problem, false), Random::new(3));
+        let mut seen = BTreeSet::new();
+        for _ in 0..2000 {
+            let strategy = sampler.sample(&mut random);
+            let groups = strategy.synchronisers.iter().filter_map(|it| match it {
+                Synchroniser::AllReduce { group, .. } => Some(*group + 1),
+                Synchroniser::Servers(_) => None,
+            });
+            let groups: Vec<u32> = groups.collect();
+            seen.extend(groups.iter().max().map(|&most| (groups.len(), most)));
+        }
+        for summed in 1..=8 {
+            assert!(seen.contains(&(summed, summed as u32)), "{summed} by workers: {seen:?}");
         }
     });
 }
