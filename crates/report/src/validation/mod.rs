@@ -241,6 +241,19 @@ mod tests {
     }
 
     #[test]
+    fn rows_above_and_below_the_axis_are_counted() {
+        let near = (0..400).map(|it| row("a", 1.0, 1.0, f64::from(1 + it % 16)));
+        // One is predicted far too fast, the other far too slow.
+        let far = [row("a", 1.0, 0.1, 3.0), row("a", 1.0, 9.0, 4.0)];
+        let text = |far: &[ComparedRow]| page(near.clone().chain(far.to_vec()).collect()).html();
+        for (far, said) in [(&far[..1], "1 row "), (&far[1..], "1 row "), (&far, "2 rows ")] {
+            let sentence = format!("The errors of {said}are beyond the axis");
+            assert!(text(far).contains(&sentence), "{said}");
+        }
+        assert!(!text(&[]).contains("beyond the axis"));
+    }
+
+    #[test]
     fn the_worst_rows_come_first() {
         let rows = (1..=30).map(|it| row("a", 1.0, 1.0 + f64::from(it) / 100.0, f64::from(it)));
         let text = page(rows.collect()).html();
