@@ -40,7 +40,7 @@ impl Form {
 pub(crate) enum Documents<'a> {
     JsonLines(JsonLines<'a>),
     #[cfg(feature = "parquet")]
-    Parquet(ParquetRows<'a>),
+    Parquet(Box<ParquetRows<'a>>),
 }
 
 impl<'a> Documents<'a> {
@@ -52,7 +52,10 @@ impl<'a> Documents<'a> {
         match form {
             Form::JsonLines => JsonLines::open(path, field).map(Documents::JsonLines),
             #[cfg(feature = "parquet")]
-            Form::Parquet => ParquetRows::open(path, field).map(Documents::Parquet),
+            Form::Parquet => {
+                let rows = ParquetRows::open(path, field)?;
+                Ok(Documents::Parquet(Box::new(rows)))
+            }
             #[cfg(not(feature = "parquet"))]
             Form::Parquet => Err(crate::DataError::NoParquet { path: path.to_path_buf() }),
         }

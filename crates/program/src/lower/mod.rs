@@ -309,8 +309,9 @@ impl ClassLowering<'_> {
         let end = self.roles.iter().find_map(|role| role.end_of_step(self.id, &parameters));
         let end = end.unwrap_or_else(|| epilogue::body(&parameters, early, norm));
         let mut order = assembly.order(order, end)?;
-        let begin = |role: &Box<dyn Role + '_>| role.arrange(&mut order, self.id, &parameters);
-        let begin: Vec<Entry> = self.roles.iter().filter_map(begin).collect();
+        let begin = self.roles.iter();
+        let begin = begin.filter_map(|role| role.arrange(&mut order, self.id, &parameters));
+        let begin: Vec<Entry> = begin.collect();
         let versions = 1 + order.entries.iter().map(|(entry, _)| entry.age).max().unwrap_or(0);
         let control: Vec<Control> = match (self.post_validation, flag) {
             (Some(later), Some(flag)) => {

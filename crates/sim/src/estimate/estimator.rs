@@ -1,6 +1,7 @@
 //! Estimates of many candidates on one model and cluster.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use shardloom_cluster::Cluster;
 use shardloom_collectives::{Algorithm, Kind};
@@ -342,8 +343,8 @@ impl<'a> Estimator<'a> {
     pub fn cuts(&mut self, candidate: &Candidate) -> Result<Option<Vec<usize>>, SimError> {
         let Some(blocks) = self.table(candidate)? else { return Ok(None) };
         self.balance(candidate, blocks);
-        let starts = 0..=candidate.stages();
-        Ok(Some(starts.map(|stage| self.start(candidate, blocks, stage)).collect()))
+        let ends = self.stage_blocks(candidate, blocks).map(|range| range.end);
+        Ok(Some(std::iter::once(0).chain(ends).collect()))
     }
 
     /// Fills in the stages of `candidate` and where they live. Whether its layout is possible.
@@ -367,9 +368,9 @@ impl<'a> Estimator<'a> {
         let mut whole_terms = whole.map(|id| self.terms(candidate, &self.blocks[id]));
         let size = candidate.mesh().size() as u32;
         let mut before = 0..0;
-        let mut sent = vec![0.0];
-        for stage in 0..candidate.stages() {
-            let range = self.start(candidate, id, stage)..self.start(candidate, id, stage + 1);
+        let mut sent = Vec::with_capacity(candidate.stages() + 1);
+        sent.push(0.0);
+        for range in self.stage_blocks(candidate, id) {
             let alike = terms.split.parameters.shared.is_empty()
                 && terms.kinds[range.clone()] == terms.kinds[before.clone()];
             let made = |terms: &mut Terms<'_, 'a>| StageCost::of(range.start, range.end, terms);
@@ -483,15 +484,21 @@ impl<'a> Estimator<'a> {
         }
     }
 
-    /// The first block of a stage; a balanced cut is known.
-    fn start(&self, candidate: &Candidate, blocks: usize, stage: usize) -> usize {
-        let id = || self.cut_ids.get(&cut_id(candidate, blocks));
-        let balanced = || id().map(|&id| self.made_cuts[id][stage]);
-        let even = || even_cut(self.representative.stand_ins().len(), candidate.stages(), stage);
-        match candidate.cut {
-            Cut::Even => even(),
-            Cut::Balanced => balanced().unwrap_or_else(even),
-        }
+    /// The blocks of each stage; a balanced cut is known.
+    fn stage_blocks(
+        &self,
+        candidate: &Candidate,
+        blocks: usize,
+    ) -> impl Iterator<Item = Range<usize>> {
+        let (all, stages) = (self.representative.stand_ins().len(), candidate.stages());
+        let made = match candidate.cut {
+            Cut::Even => None,
+            Cut::Balanced => self.cut_ids.get(&cut_id(candidate, blocks)),
+        };
+        let made = made.map(|&made| &self.made_cuts[made]);
+        let start =
+            move |stage| made.map_or_else(|| even_cut(all, stages, stage), |cut| cut[stage]);
+        (0..stages).map(move |stage| start(stage)..start(stage + 1))
     }
 
     fn balance(&mut self, candidate: &Candidate, blocks: usize) {

@@ -279,7 +279,7 @@ pub(super) fn bound_seconds(
     overlapped: bool,
     ends: &Ends,
 ) -> f64 {
-    let mut meshes: Vec<Mesh> = vec![];
+    let mut meshes: Vec<Mesh> = Vec::with_capacity(pipelines.first().map_or(0, Vec::len));
     let mut longest = 0.0f64;
     for pipeline in pipelines {
         let (mut before, mut behind) = (0.0, 0.0);

@@ -211,9 +211,6 @@ pub(super) struct StageCost {
     pub early_seconds: f64,
     /// How long synchronisation goes on after the last backward pass.
     pub tail_seconds: f64,
-    /// How long sums over those that have the same shares do, or what they add to that where lanes do not
-    /// overlap.
-    across_tail_seconds: f64,
     /// What the last backward pass has to do besides.
     pub once_seconds: f64,
     /// Reductions over replicas, all added.
@@ -240,6 +237,15 @@ pub(super) struct StageCost {
     pub owned_elements: f64,
     /// The blocks, from the first to the one after the last.
     blocks: (usize, usize),
+}
+
+/// The costs of a stage as its blocks are added, the last first.
+#[derive(Clone, Copy, Debug, Default)]
+struct Addition {
+    cost: StageCost,
+    /// How long sums over those that have the same shares go on after the last backward pass, or what they add to
+    /// that where lanes do not overlap.
+    across_tail_seconds: f64,
     pending: Unit,
     front: Front,
 }
@@ -305,54 +311,53 @@ impl StageCost {
     /// The costs of blocks `first..end`.
     pub fn of(first: usize, end: usize, terms: &mut Terms<'_, '_>) -> StageCost {
         let norm_bytes = if terms.settings.norm { Format::F64.bytes() } else { 0 };
-        let mut stage = StageCost {
-            blocks: (end, end),
-            persistent_bytes: norm_bytes as f64,
-            ..StageCost::default()
-        };
+        let mut stage = Addition::default();
+        stage.cost.blocks = (end, end);
+        stage.cost.persistent_bytes = norm_bytes as f64;
         for block in (first..end).rev() {
             stage.push_front(block, terms);
         }
         stage.close_unit(terms);
-        stage.tail_seconds = match terms.place.overlaps() {
-            true => stage.tail_seconds.max(stage.across_tail_seconds),
-            false => stage.tail_seconds + stage.across_tail_seconds,
+        let Addition { mut cost, across_tail_seconds, front, .. } = stage;
+        cost.tail_seconds = match terms.place.overlaps() {
+            true => cost.tail_seconds.max(across_tail_seconds),
+            false => cost.tail_seconds + across_tail_seconds,
         };
-        let Front { backward_peak_bytes, later_peak_bytes, .. } = stage.front;
-        let peaks = &mut stage.peak_bytes;
-        peaks.input = peaks.input.max(backward_peak_bytes);
-        peaks.later_input = peaks.later_input.max(later_peak_bytes) + stage.begun_bytes;
+        let peaks = &mut cost.peak_bytes;
+        peaks.input = peaks.input.max(front.backward_peak_bytes);
+        peaks.later_input = peaks.later_input.max(front.later_peak_bytes) + cost.begun_bytes;
         peaks.backward = peaks.input;
         if terms.shards_weights() && terms.place.overlaps() {
             // A pass cannot begin before its first weights are there, which wait for what the pass before
             // had left to reduce.
-            let front = stage.front;
-            stage.forward_seconds += front.gather_seconds + front.reduce_seconds;
+            cost.forward_seconds += front.gather_seconds + front.reduce_seconds;
             match terms.blocks.halves {
                 true => {
-                    stage.backward_seconds += front.backward_seconds;
-                    stage.weight_seconds += front.weight_seconds.max(front.behind_reduce_seconds);
+                    cost.backward_seconds += front.backward_seconds;
+                    cost.weight_seconds += front.weight_seconds.max(front.behind_reduce_seconds);
                 }
                 false => {
                     let backward = front.backward_seconds.max(front.behind_reduce_seconds);
-                    stage.backward_seconds += backward;
+                    cost.backward_seconds += backward;
                 }
             }
         }
-        stage
+        cost
     }
 
     /// Whether one of these blocks is among the stage's.
     pub fn has_one_of(&self, blocks: &[usize]) -> bool {
         blocks.iter().any(|block| (self.blocks.0..self.blocks.1).contains(block))
     }
+}
 
+impl Addition {
     fn push_front(&mut self, block: usize, terms: &mut Terms<'_, '_>) {
         let kind = terms.kinds[block];
         let cost = &terms.blocks.blocks[kind];
         let mut parameters = terms.split.parameters.own[kind];
         for shared in &terms.split.parameters.shared {
-            let here = |&other: &usize| other > block && other < self.blocks.1;
+            let here = |&other: &usize| other > block && other < self.cost.blocks.1;
             if shared.blocks.contains(&block) && !shared.blocks.iter().any(here) {
                 parameters.add(&shared.parameters);
             }
@@ -367,15 +372,15 @@ impl StageCost {
             true => (&cost.gathered, &cost.gathered_weights),
             false => (&cost.whole, &cost.whole),
         };
-        if block + 1 == self.blocks.1 {
-            self.early_seconds = cost.early_seconds;
+        if block + 1 == self.cost.blocks.1 {
+            self.cost.early_seconds = cost.early_seconds;
         }
         let unit = &mut self.pending;
         unit.parameters.add(&parameters);
         unit.forward_seconds += cost.forward_seconds;
         unit.backward_seconds += cost.backward_seconds;
         unit.weight_seconds += cost.weight_seconds;
-        let exposed = self.exposed_seconds.iter_mut().zip(cost.exposed_seconds);
+        let exposed = self.cost.exposed_seconds.iter_mut().zip(cost.exposed_seconds);
         exposed.for_each(|(sum, seconds)| *sum += seconds);
         // Of the unit's last block, with which its backward pass begins, only the later part has the
         // unit's gradients around.
@@ -405,7 +410,7 @@ impl StageCost {
         if terms.shards_gradients() {
             unit.begun_bytes += cost.scattered.waiting_bytes - cost.whole.waiting_bytes;
         }
-        self.blocks.0 = block;
+        self.cost.blocks.0 = block;
     }
 
     fn close_unit(&mut self, terms: &mut Terms<'_, '_>) {
@@ -416,7 +421,7 @@ impl StageCost {
                 Some((parameters, known)) if parameters == unit.parameters => known,
                 _ => terms.synchronisation(&unit.parameters),
             };
-        self.owned_elements += owned;
+        self.cost.owned_elements += owned;
         let (mut forward, mut backward) = (unit.forward_seconds, unit.backward_seconds);
         let mut weight = unit.weight_seconds;
         let halves = terms.blocks.halves;
@@ -425,7 +430,7 @@ impl StageCost {
         // Whether gradients are reduced in every backward pass, not only in the last.
         match terms.shards_gradients() {
             true => *last += partial,
-            false => self.once_seconds += partial,
+            false => self.cost.once_seconds += partial,
         }
         match (terms.shards_weights(), overlaps) {
             (true, true) => {
@@ -435,15 +440,15 @@ impl StageCost {
                     self.front;
                 match halves {
                     true => {
-                        self.backward_seconds += backward_seconds.max(gather);
-                        self.weight_seconds += weight_seconds.max(behind_reduce_seconds);
+                        self.cost.backward_seconds += backward_seconds.max(gather);
+                        self.cost.weight_seconds += weight_seconds.max(behind_reduce_seconds);
                     }
                     false => {
                         let behind = gather + behind_reduce_seconds;
-                        self.backward_seconds += backward_seconds.max(behind);
+                        self.cost.backward_seconds += backward_seconds.max(behind);
                     }
                 }
-                self.tail_seconds = reduce;
+                self.cost.tail_seconds = reduce;
             }
             (true, false) => {
                 forward += gather;
@@ -451,31 +456,31 @@ impl StageCost {
                 backward += gather;
             }
             (false, true) => {
-                self.tail_seconds = reduce.max(self.tail_seconds + reduce - *last);
+                self.cost.tail_seconds = reduce.max(self.cost.tail_seconds + reduce - *last);
             }
             (false, false) if terms.shards_gradients() => *last += reduce,
-            (false, false) => self.tail_seconds += reduce,
+            (false, false) => self.cost.tail_seconds += reduce,
         }
         // Where lanes overlap, shares of one unit go across while the next is scattered.
         let across_seconds = match overlaps {
-            true => (self.across_tail_seconds - backward).max(self.tail_seconds) + across,
+            true => (self.across_tail_seconds - backward).max(self.cost.tail_seconds) + across,
             false => self.across_tail_seconds + across,
         };
         self.across_tail_seconds = if across > 0.0 { across_seconds } else { 0.0 };
         if terms.shards_state() && !terms.shards_weights() {
-            self.lead_seconds = match overlaps {
-                true => gather.max(self.lead_seconds + gather - forward),
-                false => self.lead_seconds + gather,
+            self.cost.lead_seconds = match overlaps {
+                true => gather.max(self.cost.lead_seconds + gather - forward),
+                false => self.cost.lead_seconds + gather,
             };
-            self.gather_seconds += gather;
+            self.cost.gather_seconds += gather;
         }
-        self.reduce_seconds += reduce;
-        self.update_seconds += update;
-        self.first_update_seconds = update;
-        self.forward_seconds += forward;
+        self.cost.reduce_seconds += reduce;
+        self.cost.update_seconds += update;
+        self.cost.first_update_seconds = update;
+        self.cost.forward_seconds += forward;
         let streams_weights = terms.shards_weights() && overlaps;
-        self.backward_seconds += if streams_weights { 0.0 } else { backward };
-        self.weight_seconds += if streams_weights { 0.0 } else { weight };
+        self.cost.backward_seconds += if streams_weights { 0.0 } else { backward };
+        self.cost.weight_seconds += if streams_weights { 0.0 } else { weight };
         let [backward_peak_bytes, weight_peak_bytes] = match terms.zero {
             2 if terms.shards_gradients() && unit.blocks == 1 => {
                 [unit.scattered_peak_bytes, unit.scattered_weight_peak_bytes]
@@ -492,8 +497,9 @@ impl StageCost {
             // With gathered weights a unit is one block with parameters, whose costs know its gradients.
             _ => [unit.backward_peak_bytes, unit.weight_peak_bytes],
         };
-        let backward_peak_bytes = backward_peak_bytes + self.waiting_bytes + self.begun_bytes;
-        let later_peak_bytes = unit.later_peak_bytes + self.waiting_bytes;
+        let backward_peak_bytes =
+            backward_peak_bytes + self.cost.waiting_bytes + self.cost.begun_bytes;
+        let later_peak_bytes = unit.later_peak_bytes + self.cost.waiting_bytes;
         let weight_bytes = match terms.shards_weights() {
             true => unit.parameters.total() * terms.settings.precision.compute.bytes() as f64,
             false => 0.0,
@@ -501,12 +507,12 @@ impl StageCost {
         let forward_peak_bytes = unit.forward_peak_bytes + self.front.weight_bytes;
         // Those behind run after this unit's forward pass and before its backward pass; of weight gradients
         // they run before it, and what it left is there meanwhile.
-        let behind = self.peak_bytes;
+        let behind = self.cost.peak_bytes;
         let front = self.front;
         let input = behind.input.max(front.backward_peak_bytes + weight_bytes);
         let later_input = behind.later_input.max(front.later_peak_bytes + weight_bytes);
         let waiting = unit.waiting_bytes;
-        self.peak_bytes = Peaks {
+        self.cost.peak_bytes = Peaks {
             forward: forward_peak_bytes.max(unit.kept_bytes + behind.forward),
             input: unit.kept_bytes + input,
             later_input: unit.kept_bytes + later_input,
@@ -524,10 +530,10 @@ impl StageCost {
             backward_peak_bytes,
             later_peak_bytes,
         };
-        self.kept_bytes += unit.kept_bytes;
-        self.waiting_bytes += unit.waiting_bytes;
-        self.begun_bytes += unit.begun_bytes;
-        self.persistent_bytes += terms.persistent_bytes(&unit.parameters);
+        self.cost.kept_bytes += unit.kept_bytes;
+        self.cost.waiting_bytes += unit.waiting_bytes;
+        self.cost.begun_bytes += unit.begun_bytes;
+        self.cost.persistent_bytes += terms.persistent_bytes(&unit.parameters);
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use shardloom_graph::Graph;
 use shardloom_plan::{Plan, Updates};
 use shardloom_train::Trainer;
 use shardloom_train::learning_rate::Curve;

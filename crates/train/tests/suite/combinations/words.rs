@@ -444,7 +444,6 @@ impl Words {
             optimizer,
             clip_norm,
             precision: FORMATS[row[FORMAT]],
-            ..serial()
         };
         let mut plan = uniform.plan(graph, "model", "local");
         if way.schedule == ScheduleKind::Table {
