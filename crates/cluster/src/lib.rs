@@ -23,7 +23,7 @@
 //! # Ok::<(), shardloom_cluster::ClusterError>(())
 //! ```
 //!
-//! What drives machines is a [`Stack`]: the software, whose kernels, host and plan_defaults decide how much of
+//! What drives machines is a [`Stack`]: the software, whose kernels, host and plan defaults decide how much of
 //! the machines' speed a step sees. A cluster is under Shardloom's own unless [`Cluster::under`] says
 //! another.
 //!

@@ -9,7 +9,7 @@ use shardloom_collectives::{Algorithm, Kind};
 use crate::profile::nearest;
 use crate::{ClusterError, DeviceKind, Residuals, StepKind, checked, residuals};
 
-/// A software stack: the framework, its kernels and its plan_defaults.
+/// A software stack: the framework, its kernels and the defaults of its plans.
 ///
 /// A step's time is that of a plan on machines *under a stack*. The same product takes the same time
 /// whoever asks for it; how many kernels an operator is cut into, how long the host needs to launch one and

@@ -12,7 +12,7 @@ use crate::hardware::plan;
 use crate::prediction::{Prediction, simulated};
 use crate::{Case, Refusal};
 
-/// A case, ready to be predicted under stacks that differ in constants only: plan_defaults, which decide what plans
+/// A case, ready to be predicted under stacks that differ in constants only: defaults of plans, which decide what plans
 /// have, are those of the stack that it was made under.
 pub(crate) struct Prepared {
     case: Case,
