@@ -37,9 +37,10 @@ impl Corpus {
     /// [`Tokenizer::bytes`].
     ///
     /// Files called `.jsonl` or `.ndjson` have a document in each line, the text in one of its fields, and `.parquet`
-    /// one in each row, the text in a column (with the feature `parquet`). Documents are strung together, behind each the tokenizer's end of text, if it has one. A `.bin` with its `.idx` as
-    /// Megatron-LM writes them (also by their name without an ending) and a `.ds` as datatrove does are tokens
-    /// of this tokenizer already; they are read as they lie.
+    /// one in each row, the text in a column (with the feature `parquet`). Documents are strung together, behind each
+    /// the tokenizer's end of text, if it has one. A `.bin` with its `.idx` as Megatron-LM writes them (also by their
+    /// name without an ending) and a `.ds` as datatrove does are tokens of this tokenizer already; they are read as
+    /// they lie.
     ///
     /// Text is encoded by all cores and its tokens are kept in a cache, a file for each path, unless it is 1 MiB
     /// or less. Bytes of more than 16 MiB in all are read where they lie: the files must stay as they are.
@@ -52,9 +53,9 @@ impl Corpus {
     /// [`DataError::Io`] for anything unreadable, [`DataError::NotText`] and
     /// [`DataError::NotAFile`] for a named path, [`DataError::Tokenize`] if the
     /// tokenizer fails, [`DataError::NoCut`] for text without lines, [`DataError::Cache`] if its tokens cannot be
-    /// kept, [`DataError::Document`] for a line that is no document,
-    /// [`DataError::Table`] for Parquet that has no such text or [`DataError::NoParquet`] without the feature, [`DataError::TokenFile`] for tokens that are none
-    /// of this tokenizer, [`DataError::EmptyCorpus`] if there is no token,
+    /// kept, [`DataError::Document`] for a line that is no document, [`DataError::Table`] for Parquet that has no
+    /// such text or [`DataError::NoParquet`] without the feature, [`DataError::TokenFile`] for tokens that are
+    /// none of this tokenizer, [`DataError::EmptyCorpus`] if there is no token,
     /// [`DataError::ValidationFraction`] for a fraction outside `0..1`.
     pub fn open(
         paths: &[PathBuf],

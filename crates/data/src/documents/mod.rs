@@ -47,7 +47,7 @@ impl<'a> Documents<'a> {
     /// Opens a file.
     ///
     /// # Errors
-    /// If it cannot be read, or is Parquet without such a column, or of which this build knows nothing.
+    /// If it cannot be read, is Parquet without such a column, or of a form that this build cannot read.
     pub fn open(form: Form, path: &Path, field: &'a str) -> Result<Documents<'a>> {
         match form {
             Form::JsonLines => JsonLines::open(path, field).map(Documents::JsonLines),

@@ -49,11 +49,10 @@ pub struct Train {
     #[arg(value_name = "PLAN|MODEL")]
     what: String,
 
-    /// Text to train on: a file, or a folder with all text below it; documents in JSON lines (.jsonl) or Parquet (.parquet; built
-    /// with --features parquet); tokens as
-    /// Megatron-LM (.bin with .idx) and datatrove (.ds) write them, of --tokenizer; of a classifier a table of
-    /// comma-separated values with the class last, of a DLRM one of numbers, categories and a label of 0 or
-    /// 1. May be given several times
+    /// Text to train on: a file, or a folder with all text below it; documents in JSON lines (.jsonl) or Parquet
+    /// (.parquet; built with --features parquet); tokens as Megatron-LM (.bin with .idx) and datatrove (.ds) write
+    /// them, of --tokenizer; of a classifier a table of comma-separated values with the class last, of a DLRM one
+    /// of numbers, categories and a label of 0 or 1. May be given several times
     #[arg(long, value_name = "PATH", required = true)]
     data: Vec<PathBuf>,
 

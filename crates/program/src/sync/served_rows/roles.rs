@@ -10,11 +10,10 @@ use shardloom_collectives::chunk;
 use shardloom_graph::ValueId;
 use shardloom_plan::Mesh;
 
+use super::taken;
 use crate::class::{Body, BodyId, BodyKind, BucketId, Class, ClassId, Part, ServedRange};
 use crate::lower::{Boundaries, Order, Parameters, epilogue};
 use crate::sync::{Holder, LookedUp, Lookups, Replicated};
-
-use super::taken;
 use crate::{
     Action, Carried, Control, Entry, Format, Group, Instruction, Route, RouteId, Tensor, View,
     Window,

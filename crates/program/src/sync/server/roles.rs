@@ -7,13 +7,12 @@
 use shardloom_cluster::DeviceId;
 use shardloom_plan::{Mesh, Plan, Servers, Staleness};
 
+use super::ranges::{deal, of_server, pieces};
 use crate::class::{
     Body, BodyId, BodyKind, Bucket, BucketId, Class, ClassId, Part, Rank, ServedRange,
 };
 use crate::lower::{Boundaries, Order, Parameters, epilogue};
 use crate::sync::{Role, add};
-
-use super::ranges::{deal, of_server, pieces};
 use crate::{
     Action, Carried, Client, Control, Entry, Extent, Handler, Instruction, Keep, Mode,
     ProgramError, Route, RouteId, Serve, TensorId, View, When,

@@ -11,12 +11,11 @@ use shardloom_collectives::Algorithm;
 use shardloom_plan::{Plan, Summation};
 use shardloom_schedule::ScheduleError;
 
+use super::pieces::dealt;
 use crate::class::{Body, BodyId, BodyKind, BucketId, Class, ClassId, Part, ServedRange};
 use crate::lower::{Boundaries, Order, Parameters, epilogue};
 use crate::sync::served_rows::Tables;
 use crate::sync::{Role, SUM, add, server};
-
-use super::pieces::dealt;
 use crate::{
     Action, Carried, Content, Control, Copies, Entry, Extent, Format, Group, Instruction, Keep,
     Mode, ProgramError, Route, RouteId, Shape, Tensor, View, Window,
