@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use crate::{
     Collective, Completed, Counters, FabricError, Handle, Lent, Message, Pool, PoolId, Settings,
+    Window,
 };
 
 /// One of the processes that the ranks of an engine live in.
@@ -181,6 +182,14 @@ pub trait Endpoint<B: Lent>: Send {
     fn group_apart(&mut self, members: &[u32]) -> Result<Box<dyn Group<B>>, FabricError> {
         self.group(members)
     }
+
+    /// The window of this rank, which it makes once, with a buffer for each part of what it publishes. Others may
+    /// wait for what it publishes before it does.
+    ///
+    /// # Panics
+    ///
+    /// If it has no parts, or there is a window.
+    fn window(&mut self, lent: Vec<B>) -> Box<dyn Window<B>>;
 
     /// Reports that this rank has failed and will do its part no more.
     ///

@@ -79,6 +79,16 @@ pub enum FabricError {
         /// For how long nothing was answered.
         after: Duration,
     },
+    /// What a rank publishes is not what another has room for.
+    #[error("rank {rank} cannot fetch what rank {from} publishes: {reason}")]
+    Unfit {
+        /// The rank that fetched.
+        rank: u32,
+        /// The rank that publishes.
+        from: u32,
+        /// What does not fit what.
+        reason: String,
+    },
     /// An engine that cannot be started.
     #[error("the engine cannot start: {reason}")]
     Start {

@@ -1,7 +1,8 @@
 //! Communication between ranks.
 //!
-//! An [`Engine`] connects ranks: it gives each an [`Endpoint`]. An endpoint sends and receives messages
-//! and builds [`Group`]s, whose members carry out collectives together. [`InProcess`] is the engine whose
+//! An [`Engine`] connects ranks: it gives each an [`Endpoint`]. An endpoint sends and receives messages,
+//! builds [`Group`]s, whose members carry out collectives together, and has a [`Window`] in which it publishes
+//! what others may read without its taking part. [`InProcess`] is the engine whose
 //! ranks are threads of one process; it works in shared memory
 //! ([`Algorithm::Direct`](shardloom_collectives::Algorithm::Direct)) or follows the step list of any other
 //! algorithm over real messages. [`MessagePassing`] is the engine whose ranks live in several processes, over
@@ -83,6 +84,7 @@ mod overlapped;
 mod reduce;
 mod settings;
 mod view;
+mod window;
 
 pub use apply::{apply, apply_fused};
 pub use collective::{Collective, Completed, Handle, Lent};
@@ -101,3 +103,4 @@ pub use overlapped::Overlapped;
 pub use reduce::Reduce;
 pub use settings::Settings;
 pub use view::{Format, View, ViewMut};
+pub use window::Window;

@@ -26,6 +26,16 @@ pub enum Operation {
         /// Ranks asked, each with the tag asked for.
         from: Vec<(u32, u64)>,
     },
+    /// Waiting until what the rank publishes has been read.
+    Fetched {
+        /// How often it is to be.
+        times: u64,
+    },
+    /// Reading what a rank publishes.
+    Fetch {
+        /// The rank.
+        from: u32,
+    },
     /// Taking part in a collective.
     Collective {
         /// What was called.
@@ -48,6 +58,10 @@ impl fmt::Display for Operation {
                 }
                 Ok(())
             }
+            Operation::Fetched { times } => {
+                write!(f, "wait for {times} fetches of what it publishes")
+            }
+            Operation::Fetch { from } => write!(f, "fetch of what rank {from} publishes"),
             Operation::Collective { call, members } => write!(f, "{call} in group {members:?}"),
         }
     }

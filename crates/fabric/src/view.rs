@@ -116,6 +116,42 @@ impl ViewMut<'_> {
     }
 }
 
+impl ViewMut<'_> {
+    /// Becomes a copy of `from`.
+    ///
+    /// # Errors
+    /// What the two are, if they are of different formats or sizes.
+    pub(crate) fn set(&mut self, from: View<'_>) -> Result<(), String> {
+        let (of, own) = ((from.format(), from.elements()), (self.format(), self.elements()));
+        match (self, from) {
+            _ if of != own => {
+                return Err(format!("{} {} for room for {} {}", of.1, of.0, own.1, own.0));
+            }
+            (ViewMut::F32(to), View::F32(from)) => to.copy_from_slice(from),
+            (ViewMut::F64(to), View::F64(from)) => to.copy_from_slice(from),
+            (ViewMut::Bf16(to), View::Bf16(from)) | (ViewMut::F16(to), View::F16(from)) => {
+                to.copy_from_slice(from);
+            }
+            (ViewMut::U32(to), View::U32(from)) => to.copy_from_slice(from),
+            (ViewMut::U8(to), View::U8(from)) => to.copy_from_slice(from),
+            _ => unreachable!("they are of the same format"),
+        }
+        Ok(())
+    }
+
+    /// The same elements, to be read.
+    pub(crate) fn as_view(&self) -> View<'_> {
+        match self {
+            ViewMut::F32(it) => View::F32(it),
+            ViewMut::F64(it) => View::F64(it),
+            ViewMut::Bf16(it) => View::Bf16(it),
+            ViewMut::F16(it) => View::F16(it),
+            ViewMut::U32(it) => View::U32(it),
+            ViewMut::U8(it) => View::U8(it),
+        }
+    }
+}
+
 /// A Rust type that elements are stored as.
 pub(crate) trait Element: Copy + Default + Send + 'static {
     /// Elements of one of the formats that are stored as this type.

@@ -11,6 +11,7 @@ pub fn all() -> &'static [Method] {
         system::parameter_server::METHOD,
         system::averaging::LOCAL_SGD,
         system::averaging::SYNCHRONOUS,
+        system::averaging::PAIRS,
         system::byteps::METHOD,
         system::parallax::METHOD,
         system::herring::METHOD,

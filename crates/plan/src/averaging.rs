@@ -6,12 +6,15 @@ use shardloom_graph::{DimId, Graph};
 use crate::{Axis, AxisSet, Optimizer, Plan, PlanError, Stage};
 
 /// Replicas with weights and optimizer state of their own. Each updates them with the mean gradient of its own
-/// samples, and every so many steps its weights become `(1 - rate) x + rate m`, m being the mean over replicas.
+/// samples, and every so many steps its weights become `(1 - rate) x + rate m`, m being the mean over replicas, or
+/// the weights of one of them.
 ///
 /// Local SGD (Stich 2019, ICLR, arXiv 1805.09767; McMahan et al. 2017, AISTATS, arXiv 1602.05629) averages after
 /// the update of every H-th step with a rate of 1. Synchronous model averaging (Koliousis et al. 2019, VLDB,
 /// arXiv 1901.02244; KungFu, Mai et al. 2020, OSDI, `SynchronousAveragingOptimizer`) does it in every step
-/// before the update, with gradients at the weights from before, and a rate of 0.1.
+/// before the update, with gradients at the weights from before, and a rate of 0.1. Pair averaging (KungFu,
+/// `PairAveragingOptimizer`, after Lian et al. 2018, ICML, arXiv 1710.06952) does it with the weights of one other
+/// replica and a rate of one half, and nobody waits for anybody.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Averaging {
@@ -24,6 +27,9 @@ pub struct Averaging {
     /// On which side of the step's update.
     #[serde(default)]
     pub when: AveragingTime,
+    /// With whom.
+    #[serde(default, skip_serializing_if = "Partners::are_all")]
+    pub partners: Partners,
     /// The mesh axes along which replicas have weights of their own; along others that split the batch they
     /// are kept equal. All that split nothing but the batch if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -39,6 +45,34 @@ pub enum AveragingTime {
     /// After it.
     #[default]
     AfterUpdate,
+}
+
+/// Whose weights a replica takes a share of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Partners {
+    /// Those of all replicas: their mean. All take part at the same time.
+    #[default]
+    All,
+    /// Those of one other, which is drawn anew for each replica and step. At the begin of each step a replica
+    /// publishes its weights and copies what the other has published last, which takes no part in that and may be
+    /// in another step: replicas never wait for each other, but for what each publishes at the begin of a row of
+    /// steps. Its own weights take the share in that step; those of the other stay what they are.
+    One,
+}
+
+impl Partners {
+    /// The name in plans.
+    pub fn name(self) -> &'static str {
+        match self {
+            Partners::All => "all",
+            Partners::One => "one",
+        }
+    }
+
+    fn are_all(&self) -> bool {
+        *self == Partners::All
+    }
 }
 
 impl AveragingTime {
@@ -65,12 +99,22 @@ impl Averaging {
 
     /// Local SGD: the mean after the update of every so-many-th step.
     pub fn local_sgd(every: u32) -> Averaging {
-        Averaging { every, rate: 1.0, when: AveragingTime::AfterUpdate, over: None }
+        let (when, partners) = (AveragingTime::AfterUpdate, Partners::All);
+        Averaging { every, rate: 1.0, when, partners, over: None }
     }
 
     /// Synchronous model averaging: in every step a tenth of the mean, before the update.
-    pub const SYNCHRONOUS: Averaging =
-        Averaging { every: 1, rate: 0.1, when: AveragingTime::BeforeUpdate, over: None };
+    pub const SYNCHRONOUS: Averaging = Averaging {
+        every: 1,
+        rate: 0.1,
+        when: AveragingTime::BeforeUpdate,
+        partners: Partners::All,
+        over: None,
+    };
+
+    /// Pair averaging: in every step half of another replica's weights, before the update.
+    pub const PAIRS: Averaging =
+        Averaging { rate: 0.5, partners: Partners::One, ..Averaging::SYNCHRONOUS };
 
     /// Checks that it goes with the rest of `plan`.
     pub(crate) fn validate(self, plan: &Plan, graph: &Graph) -> Result<(), PlanError> {
@@ -87,6 +131,9 @@ impl Averaging {
             return Err(PlanError::field("sync.averaging.rate", self.rate, rule));
         }
         self.validate_axes(plan, graph)?;
+        if self.partners == Partners::One {
+            self.validate_pairs(plan, graph)?;
+        }
         if plan.sync.server_count() > 0 {
             let held = plan.sync.servers.is_some();
             let key = if held { "sync.servers" } else { "sync.summation" };
@@ -145,6 +192,41 @@ impl Averaging {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Checks what pairs need: what a replica publishes is all of its weights at one time, so it is one rank.
+    fn validate_pairs(self, plan: &Plan, graph: &Graph) -> Result<(), PlanError> {
+        let refuse = |key: &str, value: String, rule: &str| {
+            let rule = format!("with sync.averaging.partners = one {rule}");
+            Err(PlanError::field(key, value, rule))
+        };
+        if self.every != 1 {
+            let rule = "every step takes in what another replica has published: 1";
+            return refuse("sync.averaging.every", self.every.to_string(), rule);
+        }
+        if self.when != AveragingTime::BeforeUpdate {
+            let rule = "weights are averaged before the update: before-update";
+            return refuse("sync.averaging.when", self.when.name().into(), rule);
+        }
+        let own = plan.averaged_axes(graph);
+        let one_rank =
+            "a replica is one rank, which publishes all of its weights at a time: one stage";
+        if plan.stages().count() > 1 {
+            let stages = plan.stages().count().to_string();
+            return refuse("pipeline", stages, one_rank);
+        }
+        for (_, stage) in plan.stages() {
+            let shared =
+                plan.axes.iter().find(|&axis| stage.mesh.width(*axis) > 1 && !own.contains(axis));
+            if let Some(axis) = shared {
+                let rule = format!(
+                    "a replica is one rank, which publishes all of its weights at a time: {axis} 1, or {axis} in \
+                     sync.averaging.over"
+                );
+                return refuse("pipeline[0].stage[0].mesh", stage.mesh.to_string(), &rule);
+            }
+        }
+        Ok(())
     }
 
     /// Checks that a replica has the same samples in all stages.

@@ -31,7 +31,7 @@ mod updates;
 mod validate;
 mod weights;
 
-pub use averaging::{Averaging, AveragingTime};
+pub use averaging::{Averaging, AveragingTime, Partners};
 pub use axis_set::AxisSet;
 pub use compression::{Compression, UnknownCompression};
 pub use device_list::DeviceList;

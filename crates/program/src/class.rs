@@ -442,6 +442,11 @@ impl Class {
         &self.params[id.0 as usize]
     }
 
+    /// Whether it fetches what others publish, for which nobody waits within a row of steps.
+    pub fn fetches(&self) -> bool {
+        self.instructions().any(|(_, _, it)| matches!(it.action, Action::Fetch { .. }))
+    }
+
     /// How many versions of its weights a rank holds.
     pub fn versions(&self) -> u32 {
         1 + self.entries().map(|entry| entry.age).max().unwrap_or(0)

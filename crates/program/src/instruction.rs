@@ -131,6 +131,19 @@ pub enum Action {
         /// Between whom, and which parts.
         route: RouteId,
     },
+    /// Publishes what it reads for the ranks of a group to [fetch](Action::Fetch) without its taking part: each
+    /// write becomes the read in the same place, all of them at once for who fetches.
+    Publish {
+        /// For whom.
+        group: Group,
+    },
+    /// Copies what another rank of a group has published last: each write becomes what that rank published in the
+    /// same place. Whose that is [is drawn](crate::Program::partner) for each rank and step. It waits until the
+    /// other has published something in the row of steps.
+    Fetch {
+        /// From one of whom.
+        group: Group,
+    },
     /// Reports its read as this micro-batch's part of the loss.
     Report,
     /// Moves a weight along its velocity: reads the weight and what its velocity follows from, writes the

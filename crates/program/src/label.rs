@@ -62,7 +62,9 @@ impl Instruction {
     /// The resource it occupies.
     pub fn lane(&self) -> Lane {
         match &self.action {
-            Action::Collective { .. } | Action::Receive { .. } => Lane::CommunicationIn,
+            Action::Collective { .. } | Action::Receive { .. } | Action::Fetch { .. } => {
+                Lane::CommunicationIn
+            }
             Action::Send { .. } => Lane::CommunicationOut,
             Action::Load { .. }
             | Action::LoadRows { .. }
@@ -72,6 +74,7 @@ impl Instruction {
             | Action::Slice { .. }
             | Action::Add
             | Action::Copy
+            | Action::Publish { .. }
             | Action::Report
             | Action::Extrapolate { .. }
             | Action::Norm
@@ -92,7 +95,7 @@ impl Instruction {
     pub fn activity(&self, kind: BodyKind) -> Activity {
         match &self.action {
             Action::Send { .. } => Activity::Send,
-            Action::Receive { .. } => Activity::Receive,
+            Action::Receive { .. } | Action::Fetch { .. } => Activity::Receive,
             Action::Collective { .. } => Activity::Collective,
             Action::Optimizer | Action::Cast => Activity::Update,
             _ => kind.activity(),
@@ -132,6 +135,7 @@ impl Instruction {
             }
             Action::Send { .. } => format!("send {}", subject(self.reads[0])),
             Action::Receive { .. } => format!("receive {}", subject(self.writes[0].to)),
+            Action::Fetch { .. } => "fetch published weights".into(),
             _ => body.label(microbatch),
         }
     }

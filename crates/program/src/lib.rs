@@ -26,6 +26,7 @@ mod matrix;
 mod measured_rows;
 mod memory;
 mod outstanding;
+mod partner;
 mod queue;
 mod redistribution;
 mod ring;

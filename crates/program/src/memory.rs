@@ -187,6 +187,7 @@ impl Class {
             };
             let held = match tensor.content {
                 Content::Weight
+                | Content::PublishedWeight
                 | Content::LookedUp
                 | Content::PreviousWeight
                 | Content::WeightVelocity

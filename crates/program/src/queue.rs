@@ -12,7 +12,7 @@ pub enum Queue {
     /// Whatever needs nobody else.
     #[default]
     Compute,
-    /// Messages in.
+    /// Messages in, and what is fetched.
     Receive,
     /// Messages out.
     Send,

@@ -106,7 +106,7 @@ fn place(range: usize) -> u64 {
 }
 
 /// A hash of a number (the finaliser of SplitMix64, Steele et al. 2014, OOPSLA).
-fn mixed(number: u64) -> u64 {
+pub(crate) fn mixed(number: u64) -> u64 {
     let mut hash = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

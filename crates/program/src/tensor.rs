@@ -149,8 +149,10 @@ pub enum Content {
     Compressed,
     /// What ranks that negotiate their reductions need: what they tell each other, and gradients side by side.
     Negotiation,
-    /// The sum over replicas of weights of which each has its own.
+    /// The sum over replicas of weights of which each has its own, or what one of them has published.
     SummedWeight,
+    /// Weights that a replica with its own publishes for others to fetch.
+    PublishedWeight,
     /// Sums of a round of the optimizer's statistics.
     Statistics,
     /// The squared norm of gradients.

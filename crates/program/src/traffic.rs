@@ -67,7 +67,8 @@ impl Program {
         bodies.map(|(body, times)| times * body.instructions.iter().map(bytes).sum::<u64>()).sum()
     }
 
-    /// Bytes that `position` of class `id` sends in one run of `instruction`.
+    /// Bytes that `position` of class `id` sends in one run of `instruction`. What it fetches counts for it, as the
+    /// other rank takes no part.
     pub fn instruction_sent_bytes(
         &self,
         id: ClassId,
@@ -79,6 +80,10 @@ impl Program {
             return route.sent_by(position).map(|it| route.message_bytes(it)).sum();
         }
         let class = self.class(id);
+        if let Action::Fetch { .. } = instruction.action {
+            let fetched = instruction.writes.iter().map(|it| class.view_bytes(it.to, position));
+            return fetched.sum();
+        }
         match self.exchange(class, position, instruction) {
             Some(exchange) => self.exchange_sent_bytes(id, position, &exchange),
             None => 0,

@@ -5,7 +5,7 @@ use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_graph::Graph;
 use shardloom_plan::Plan;
 use shardloom_program::timeline::{Clock, Picos};
-use shardloom_program::{Action, Class, ClassId, Guard, Instruction, Program};
+use shardloom_program::{Action, Class, ClassId, Guard, Instruction, Program, Rank};
 use shardloom_sim::{
     Actor, Call, Driver, ExtraBytes, Modelled, Options, SimError, Simulation, run,
 };
@@ -32,9 +32,8 @@ impl Traffic {
         match (&instruction.action, of_values) {
             (Action::Collective { .. }, true) => Some(Traffic::Tensor),
             (Action::Send { .. } | Action::Receive { .. }, true) => Some(Traffic::Stages),
-            (Action::Collective { .. } | Action::Send { .. } | Action::Receive { .. }, false) => {
-                Some(Traffic::Replicas)
-            }
+            (Action::Collective { .. } | Action::Send { .. } | Action::Receive { .. }, false)
+            | (Action::Fetch { .. }, _) => Some(Traffic::Replicas),
             _ => None,
         }
     }
@@ -108,6 +107,10 @@ impl Driver for Scaled<'_, '_> {
         let (factor, class) = self.scales.compute;
         let concerns = class.is_none_or(|class| class == call.actor.class);
         Ok(times(self.modelled.local(call)?, if concerns { factor } else { 1.0 }))
+    }
+
+    fn fetch(&mut self, call: &Call<'_>, from: Rank) -> Result<Picos, SimError> {
+        Ok(times(self.modelled.fetch(call, from)?, self.traffic(call)))
     }
 
     fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<(), SimError> {

@@ -294,11 +294,11 @@ impl Session {
         Ok(self.trainer.train_steps_recorded(steps)?)
     }
 
-    /// Whether steps run into each other, as they do without a flush, and where an update is validated in
-    /// the next step.
+    /// Whether steps run into each other, as they do without a flush, where an update is validated in the next
+    /// step, and where replicas do not wait for each other.
     pub fn runs_ahead(&self) -> bool {
         let program = self.trainer.program();
-        program.ahead > 0 || program.classes.iter().any(|class| class.late() > 0)
+        program.ahead > 0 || program.classes.iter().any(|class| class.late() > 0 || class.fetches())
     }
 
     /// Mean loss over the first samples that were kept for validation, at most `most` micro-batches of

@@ -238,6 +238,10 @@ impl<'a> CostModel<'a> {
             | Action::LoadRows { .. }
             | Action::FindRows
             | Action::Slice { .. } => moved("copy", written(), 2 * written_bytes()),
+            Action::Publish { .. } => {
+                let all = instruction.writes.iter().map(|it| elements(it.to)).sum();
+                moved("copy", all, 2 * written_bytes())
+            }
             Action::TakeRows => {
                 let filled = self.lookups.filled(class, instruction, &self.rows)?;
                 let part = |all: usize| (filled * all as f64) as usize;
@@ -289,6 +293,7 @@ impl<'a> CostModel<'a> {
             Action::Collective { .. }
             | Action::Send { .. }
             | Action::Receive { .. }
+            | Action::Fetch { .. }
             | Action::Report
             | Action::Due { .. }
             | Action::Test

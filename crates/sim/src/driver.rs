@@ -73,6 +73,27 @@ pub trait Driver {
     /// Whatever goes wrong in it.
     fn local(&mut self, call: &Call<'_>) -> Result<Picos, Self::Error>;
 
+    /// How many steps were run before the first of these: partners are drawn by the step of the whole run.
+    fn steps_before(&self) -> u64 {
+        0
+    }
+
+    /// Publishes what others fetch, which they find from the end of that on.
+    ///
+    /// # Errors
+    /// Whatever goes wrong in it.
+    fn publish(&mut self, call: &Call<'_>) -> Result<Picos, Self::Error> {
+        self.local(call)
+    }
+
+    /// Fetches what a rank published last, which takes no part; of a folded actor the slowest of all pairs.
+    ///
+    /// # Errors
+    /// Whatever goes wrong in it.
+    fn fetch(&mut self, call: &Call<'_>, _from: Rank) -> Result<Picos, Self::Error> {
+        self.local(call)
+    }
+
     /// Sends, and pushes onto `durations` (empty before) that of each message, in the order of
     /// [`Route::sent_by`](shardloom_program::Route::sent_by); they go one after another. A folded actor
     /// answers for its busiest position.

@@ -19,6 +19,8 @@
 //! held up by that. A
 //! collective starts when the last member can start it. An actor waits at a receive until the message
 //! has been sent, and at a collective until all members have come to it, as a blocking executor does.
+//! A fetch starts once whoever it is from has published something and is not about to publish, and then finds the
+//! last: the publisher is not held up.
 //! That changes no start: starts follow from when things are ready, not from when they are issued.
 
 use std::cmp::Reverse;
@@ -27,7 +29,7 @@ use std::collections::BinaryHeap;
 use shardloom_cluster::Cluster;
 use shardloom_plan::Communication;
 use shardloom_program::timeline::{Picos, Timeline};
-use shardloom_program::{Class, Program, Queue, Rank, RouteId};
+use shardloom_program::{Action, Class, Program, Queue, Rank, RouteId};
 
 use crate::actor::{ActorState, Lanes, Made, Moved};
 use crate::held::ExtraBytes;
@@ -111,6 +113,11 @@ struct Engine<'s, 'p> {
     calls: Vec<Call<'p>>,
     /// Until when the way into each actor's device is taken.
     inflows: Vec<Picos>,
+    /// By actor: when what it published last was there, and who waits for it to publish something.
+    published: Vec<Option<Picos>>,
+    awaiting: Vec<Vec<usize>>,
+    /// How many steps were run before.
+    steps_before: u64,
 }
 
 impl<'s, 'p> Engine<'s, 'p> {
@@ -148,6 +155,9 @@ impl<'s, 'p> Engine<'s, 'p> {
             pause: host.waits_for_steps.then(|| Picos::from_seconds(host.pause_seconds())),
             step_ends: vec![vec![]; actors.len()],
             inflows: vec![Picos::ZERO; actors.len()],
+            published: vec![None; actors.len()],
+            awaiting: vec![vec![]; actors.len()],
+            steps_before: 0,
             actors,
             tracks,
             first_actor,
@@ -165,6 +175,7 @@ impl<'s, 'p> Engine<'s, 'p> {
     /// Runs all actors to the end of the last step.
     fn follow<D: Driver>(&mut self, driver: &mut D) -> Result<(), D::Error> {
         self.launches = driver.launches();
+        self.steps_before = driver.steps_before();
         for index in 0..self.actors.len() {
             let moved = self.actors[index].next_entry();
             if self.come(index, moved, driver)? {
@@ -231,6 +242,14 @@ impl<'s, 'p> Engine<'s, 'p> {
                     self.receive(index, line, route, driver)?;
                     self.advance(index, driver)?
                 }
+                Doing::Publish => {
+                    self.publish(index, line, driver)?;
+                    self.advance(index, driver)?
+                }
+                Doing::Fetch => {
+                    self.fetch(index, line, driver)?;
+                    self.advance(index, driver)?
+                }
             };
             if !runs_on {
                 return Ok(());
@@ -287,27 +306,93 @@ impl<'s, 'p> Engine<'s, 'p> {
             }
             _ => None,
         };
+        if line.doing == Doing::Fetch {
+            let from = self.partner(index).1;
+            let Some(published) = self.published[from] else {
+                self.awaiting[from].push(index);
+                return None;
+            };
+            return Some(self.actors[index].earliest(line).max(published));
+        }
+        let actor = &self.actors[index];
         Some(match line.doing {
-            Doing::Local => actor.earliest(line),
+            Doing::Local | Doing::Publish => actor.earliest(line),
             _ if !actor.is_blocking() => actor.clock(),
             _ => delivery.map_or(actor.arrival(), |it| it.arrival.max(actor.arrival())),
         })
     }
 
+    /// Has the actor do its own work: when that is done.
     fn compute<D: Driver>(
+        &mut self,
+        index: usize,
+        line: &Line<'_>,
+        driver: &mut D,
+    ) -> Result<Picos, D::Error> {
+        self.arrive(index);
+        let actor = &mut self.actors[index];
+        let start = actor.earliest(line);
+        let call = actor.call(start);
+        self.tracks[index].remember(actor, start, driver.extra_bytes(&call));
+        let took = match line.doing {
+            Doing::Publish => driver.publish(&call)?,
+            _ => driver.local(&call)?,
+        };
+        let end = start + took;
+        actor.end(line, end);
+        self.tracks[index].compute(actor, start, end);
+        Ok(end)
+    }
+
+    /// Whom the actor's current instruction fetches from: the rank and the actor. A folded one fetches from itself.
+    fn partner(&self, index: usize) -> (Rank, usize) {
+        let actor = &self.actors[index];
+        let (Actor { class, position, .. }, run) = (actor.actor, actor.run());
+        let Action::Fetch { group } = &actor.line().instruction.action else {
+            unreachable!("it fetches")
+        };
+        let step = self.steps_before.saturating_add_signed(run.of_step());
+        let rank = self.program.partner(class, position, group, step);
+        if self.options.folded {
+            return (rank, index);
+        }
+        let (class, position) = self.program.locate(rank);
+        (rank, self.first_actor[class.0 as usize] as usize + position)
+    }
+
+    /// Has the actor publish, and those go on that wait for it to have done so.
+    fn publish<D: Driver>(
+        &mut self,
+        index: usize,
+        line: &Line<'_>,
+        driver: &mut D,
+    ) -> Result<(), D::Error> {
+        self.published[index] = Some(self.compute(index, line, driver)?);
+        for waiting in std::mem::take(&mut self.awaiting[index]) {
+            self.wake(waiting);
+        }
+        Ok(())
+    }
+
+    fn fetch<D: Driver>(
         &mut self,
         index: usize,
         line: &Line<'_>,
         driver: &mut D,
     ) -> Result<(), D::Error> {
         self.arrive(index);
+        let (rank, from) = self.partner(index);
+        let published = self.published[from].expect("a fetch is due only once there is something");
         let actor = &mut self.actors[index];
-        let start = actor.earliest(line);
+        let start = actor.earliest(line).max(published);
         let call = actor.call(start);
-        self.tracks[index].remember(actor, start, driver.extra_bytes(&call));
-        let end = start + driver.local(&call)?;
+        self.tracks[index].remember(actor, actor.clock(), ExtraBytes::default());
+        let end = start + driver.fetch(&call, rank)?;
         actor.end(line, end);
-        self.tracks[index].compute(actor, start, end);
+        if self.waits_for_messages {
+            actor.hold_host(end);
+        }
+        self.tracks[index].communicate(line, shown(actor), start, end);
         Ok(())
     }
 

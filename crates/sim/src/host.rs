@@ -27,7 +27,9 @@ impl CostModel<'_> {
             }
             Action::Kernel { .. } | Action::Report | Action::Due { .. } | Action::Free => 0.0,
             Action::Copy if instruction.is_move() => 0.0,
-            Action::Send { .. } | Action::Receive { .. } => host.communication_seconds,
+            Action::Send { .. } | Action::Receive { .. } | Action::Fetch { .. } => {
+                host.communication_seconds
+            }
             Action::Optimizer => {
                 host.kernel_seconds + host.share_seconds * self.shares(class, instruction) as f64
             }
@@ -35,6 +37,7 @@ impl CostModel<'_> {
             | Action::Add
             | Action::Average { .. }
             | Action::Copy
+            | Action::Publish { .. }
             | Action::Load { .. }
             | Action::LoadRows { .. }
             | Action::FindRows

@@ -1,13 +1,15 @@
 //! The driver that answers from the cost model.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use shardloom_cluster::{Cluster, DeviceId, DeviceKind};
+use shardloom_cluster::{Cluster, DeviceId, DeviceKind, NodeId};
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::Graph;
 use shardloom_program::timeline::{Clock, Picos};
 use shardloom_program::{
-    Action, Body, BodyId, ClassId, Exchange, Group, Guard, Instruction, Program, Queue, RouteId,
+    Action, Body, BodyId, ClassId, Exchange, Group, Guard, Instruction, Program, Queue, Rank,
+    RouteId,
 };
 
 use crate::contention::{Siblings, concurrent_messages};
@@ -245,6 +247,53 @@ impl<'a> Modelled<'a> {
         Ok(slowest)
     }
 
+    /// How long a fetch takes that one position of a class does from another, while all others of the class fetch
+    /// likewise: those on its node share the way into that.
+    fn fetch_between(
+        &self,
+        call: &Call<'_>,
+        (to, from): (usize, usize),
+    ) -> Result<Picos, SimError> {
+        let (program, cluster) = (self.costs.program(), self.costs.cluster());
+        let class = program.class(call.actor.class);
+        let [device, other] = [to, from].map(|position| class.devices[position]);
+        let node = cluster.node_of(device)?;
+        let mut concurrent = 1;
+        if cluster.node_of(other)? != node {
+            let nodes = class.devices.iter().map(|&it| cluster.node_of(it));
+            let nodes = nodes.collect::<Result<Vec<_>, _>>()?;
+            concurrent = nodes.iter().filter(|&&it| it == node).count() as u32;
+        }
+        let bytes = program.instruction_sent_bytes(call.actor.class, to, call.instruction);
+        let seconds = self.costs.message_seconds(other, device, bytes, concurrent)?;
+        Ok(Picos::from_seconds(seconds))
+    }
+
+    /// Pairs of positions of a class, of any two nodes one, and one within each node that has two.
+    fn unlike_pairs(&self, class: ClassId) -> Result<Vec<(usize, usize)>, SimError> {
+        let devices = &self.costs.program().class(class).devices;
+        let mut firsts: BTreeMap<NodeId, usize> = BTreeMap::new();
+        let mut pairs = vec![];
+        let mut paired = BTreeSet::new();
+        for (position, &device) in devices.iter().enumerate() {
+            let node = self.costs.cluster().node_of(device)?;
+            match firsts.entry(node) {
+                Entry::Vacant(first) => {
+                    first.insert(position);
+                }
+                Entry::Occupied(first) => {
+                    if paired.insert(node) {
+                        pairs.push((*first.get(), position));
+                    }
+                }
+            }
+        }
+        let firsts: Vec<usize> = firsts.into_values().collect();
+        let others = |&one: &usize| firsts.iter().map(move |&other| (one, other));
+        pairs.extend(firsts.iter().flat_map(others).filter(|(one, other)| one != other));
+        Ok(pairs)
+    }
+
     /// Durations of a route's messages, per sender.
     fn route(&mut self, id: RouteId) -> Result<&[Vec<Picos>], SimError> {
         let program = self.costs.program();
@@ -330,6 +379,22 @@ impl Driver for Modelled<'_> {
                 self.local_at(call, first)
             }
         }
+    }
+
+    fn fetch(&mut self, call: &Call<'_>, from: Rank) -> Result<Picos, SimError> {
+        let Actor { class, position, multiplicity, .. } = call.actor;
+        if multiplicity == 1 {
+            return self.fetch_between(call, (position, self.costs.program().locate(from).1));
+        }
+        if let Some(picos) = self.known(class, call.run.entry.body, call.index).slowest {
+            return Ok(picos);
+        }
+        let mut slowest = Picos::ZERO;
+        for pair in self.unlike_pairs(class)? {
+            slowest = slowest.max(self.fetch_between(call, pair)?);
+        }
+        self.known(class, call.run.entry.body, call.index).slowest = Some(slowest);
+        Ok(slowest)
     }
 
     fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<(), SimError> {

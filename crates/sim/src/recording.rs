@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use shardloom_program::Guard;
 use shardloom_program::timeline::{Clock, Picos};
+use shardloom_program::{Guard, Rank};
 
 use crate::held::ExtraBytes;
 use crate::{Actor, Call, Driver, SimError};
@@ -13,6 +13,9 @@ use crate::{Actor, Call, Driver, SimError};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recording {
     clock: Clock,
+    /// How many steps were run before.
+    #[serde(default)]
+    steps_before: u64,
     actors: Vec<Durations>,
 }
 
@@ -44,7 +47,8 @@ pub struct Recorder<D> {
 impl<D: Driver> Recorder<D> {
     /// Records `driver`.
     pub fn new(driver: D) -> Recorder<D> {
-        let recording = Recording { clock: driver.clock(), actors: vec![] };
+        let (clock, steps_before) = (driver.clock(), driver.steps_before());
+        let recording = Recording { clock, steps_before, actors: vec![] };
         Recorder { driver, recording }
     }
 
@@ -91,6 +95,22 @@ impl<D: Driver> Driver for Recorder<D> {
 
     fn local(&mut self, call: &Call<'_>) -> Result<Picos, D::Error> {
         let span = self.driver.local(call)?;
+        self.of(call.actor).spans.push(span);
+        Ok(span)
+    }
+
+    fn steps_before(&self) -> u64 {
+        self.driver.steps_before()
+    }
+
+    fn publish(&mut self, call: &Call<'_>) -> Result<Picos, D::Error> {
+        let span = self.driver.publish(call)?;
+        self.of(call.actor).spans.push(span);
+        Ok(span)
+    }
+
+    fn fetch(&mut self, call: &Call<'_>, from: Rank) -> Result<Picos, D::Error> {
+        let span = self.driver.fetch(call, from)?;
         self.of(call.actor).spans.push(span);
         Ok(span)
     }
@@ -200,6 +220,10 @@ impl Driver for Recorded<'_> {
 
     fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
         self.span(call.actor)
+    }
+
+    fn steps_before(&self) -> u64 {
+        self.recording.steps_before
     }
 
     fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<(), SimError> {

@@ -37,6 +37,10 @@ pub(crate) enum Doing {
     Send(RouteId),
     /// Messages in.
     Receive(RouteId),
+    /// Only the actor's own work, after which others may fetch from it.
+    Publish,
+    /// What another has published.
+    Fetch,
 }
 
 /// One instruction.
@@ -123,6 +127,8 @@ fn line<'p>(class: &Class, body: &Body, instruction: &'p Instruction) -> Line<'p
     let doing = match (&instruction.action, instruction.queue) {
         (&Action::Send { route }, _) => Doing::Send(route),
         (&Action::Receive { route }, _) => Doing::Receive(route),
+        (Action::Publish { .. }, _) => Doing::Publish,
+        (Action::Fetch { .. }, _) => Doing::Fetch,
         (Action::Collective { .. }, Queue::Communicator(group)) => {
             Doing::Collective { group: usize::from(group) }
         }
@@ -135,7 +141,7 @@ fn line<'p>(class: &Class, body: &Body, instruction: &'p Instruction) -> Line<'p
         _ => Doing::Local,
     };
     let label = match doing {
-        Doing::Local => String::new(),
+        Doing::Local | Doing::Publish => String::new(),
         _ => instruction.label(class, body, None),
     };
     Line { instruction, doing, waits: vec![], ends: vec![], label }

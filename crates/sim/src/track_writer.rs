@@ -114,8 +114,8 @@ impl<'p> TrackWriter<'p> {
         }
         let (lane, activity) = match line.doing {
             Doing::Send(_) => (Lane::CommunicationOut, Activity::Send),
-            Doing::Receive(_) => (Lane::CommunicationIn, Activity::Receive),
-            Doing::Local | Doing::Collective { .. } | Doing::Request { .. } => {
+            Doing::Receive(_) | Doing::Fetch => (Lane::CommunicationIn, Activity::Receive),
+            Doing::Local | Doing::Publish | Doing::Collective { .. } | Doing::Request { .. } => {
                 (Lane::CommunicationIn, Activity::Collective)
             }
         };

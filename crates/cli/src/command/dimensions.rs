@@ -6,8 +6,8 @@ use shardloom::collectives::Algorithm;
 use shardloom::methods::Rules;
 use shardloom::plan::{
     AttentionKind, Averaging, AveragingTime, Communication, Compression, LossScale, Mesh,
-    Negotiation, Number, Optimizer, Plan, Precision, Ranges, Recompute, ScheduleKind, Servers,
-    Share, Staleness, Summation, Sync, Uniform, Updates, Weights, usual_attention,
+    Negotiation, Number, Optimizer, Partners, Plan, Precision, Ranges, Recompute, ScheduleKind,
+    Servers, Share, Staleness, Summation, Sync, Uniform, Updates, Weights, usual_attention,
 };
 use shardloom::search::Request;
 use shardloom::{Model, parse_optimizer, uniform_plan_in_chunks};
@@ -135,6 +135,11 @@ struct Split {
     #[arg(long, requires = "average_every")]
     average_before_update: bool,
 
+    /// Give data-parallel replicas weights of their own, which take in half of those of one other in each step,
+    /// before the update, without either waiting
+    #[arg(long, conflicts_with = "average_every")]
+    average_pairs: bool,
+
     /// Servers that sum gradients, on further devices: replicas are workers that send them their gradients, get
     /// the sums back and update
     #[arg(long, value_name = "N", conflicts_with = "servers", value_parser = whole::<u32>)]
@@ -206,6 +211,7 @@ impl Split {
             average_every,
             average_rate,
             average_before_update,
+            average_pairs,
             summation_servers,
             summation_ranges,
             summation_share,
@@ -233,6 +239,7 @@ impl Split {
             ("--average-every", average_every.is_some()),
             ("--average-rate", average_rate.is_some()),
             ("--average-before-update", *average_before_update),
+            ("--average-pairs", *average_pairs),
             ("--summation-servers", summation_servers.is_some()),
             ("--summation-ranges", summation_ranges.is_some()),
             ("--summation-share", summation_share.is_some()),
@@ -514,15 +521,17 @@ impl Dimensions {
             let staleness = self.split.staleness.unwrap_or(Staleness::SYNCHRONOUS);
             Servers::of(count, staleness)
         });
-        let averaging = self.split.average_every.map(|every| Averaging {
+        let every = self.split.average_every.map(|every| Averaging {
             every,
             rate: self.split.average_rate.unwrap_or(1.0),
             when: match self.split.average_before_update {
                 true => AveragingTime::BeforeUpdate,
                 false => AveragingTime::AfterUpdate,
             },
+            partners: Partners::All,
             over: None,
         });
+        let averaging = every.or(self.split.average_pairs.then_some(Averaging::PAIRS));
         let summation = self.split.summation_servers.map(|servers| Summation {
             ranges: self.split.summation_ranges.unwrap_or_default(),
             share: self.split.summation_share.unwrap_or_default(),

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use shardloom::plan::{
-    Arrangement, AttentionKind, Averaging, Axis, ParameterGroup, Plan, Share, Updates,
+    Arrangement, AttentionKind, Averaging, Axis, ParameterGroup, Partners, Plan, Share, Updates,
 };
 use shardloom::program::quantity::counted;
 
@@ -113,6 +113,7 @@ pub fn plan_line(plan: &Plan) -> String {
     }
     let kept = match plan.sync.averaging {
         None => format!("ZeRO {zero}"),
+        Some(Averaging { partners: Partners::One, .. }) => "averaged in pairs every step".into(),
         Some(Averaging { every: 1, .. }) => "averaged every step".into(),
         Some(Averaging { every, .. }) => format!("averaged every {every} steps"),
     };

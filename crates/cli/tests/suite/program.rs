@@ -294,9 +294,23 @@ fn replicas_with_weights_of_their_own_train_by_options_and_by_name() {
         place.run(&format!("{train} {averaged} {options}")).refuses("plan", hint);
     }
     place.run(&format!("{train} --average-rate 0.5")).refuses("usage", "--average-every");
-    for (method, words) in
-        [("local-sgd", "every = 8"), ("synchronous-averaging", "when = \"before-update\"")]
-    {
+    place
+        .run(&format!("{train} --average-pairs --average-every 2"))
+        .refuses("usage", "cannot be used");
+    let pairs = "--dp 2 --average-pairs";
+    let trained = place.run(&format!("{train} {pairs}")).succeeds();
+    trained.check(trained.summary()["steps"] == 4, "not all steps");
+    for (options, hint) in [
+        ("--tp 2", "with sync.averaging.partners = one a replica is one rank"),
+        ("--pp 2", "with sync.averaging.partners = one a replica is one rank"),
+    ] {
+        place.run(&format!("{train} {pairs} {options}")).refuses("plan", hint);
+    }
+    for (method, words) in [
+        ("local-sgd", "every = 8"),
+        ("synchronous-averaging", "when = \"before-update\""),
+        ("pair-averaging", "partners = \"one\""),
+    ] {
         let plan = format!("plan {MODEL} --cluster h100-80g:2 --method {method} --global-batch 4");
         let planned = place.run(&format!("{plan} -o {method}.toml")).succeeds();
         let plan = std::fs::read_to_string(place.path(&format!("{method}.toml"))).expect("written");

@@ -1,9 +1,15 @@
 use std::{sync::Arc, thread};
 
-use super::{communicator::Communicator, pool::SendPool, registry::Registry, roster::Roster};
+use super::{
+    communicator::Communicator,
+    pool::SendPool,
+    registry::Registry,
+    roster::Roster,
+    window::{InProcessWindow, Published},
+};
 use crate::{
     Counters, Endpoint, Engine, FabricError, Group, Lent, Message, Operation, Pool, PoolId, Reduce,
-    Settings,
+    Settings, Window,
     channel::{Channels, Looked},
     counters::LiveCounters,
     in_line::InLine,
@@ -25,6 +31,7 @@ impl<B: Lent> Engine<B> for InProcess {
             channels: Channels::new(ranks as usize),
             roster: Arc::new(Roster::new(ranks, settings.timeout)),
             registry: Registry::default(),
+            windows: (0..ranks).map(|_| Published::default()).collect(),
             arithmetic: Arc::clone(&settings.arithmetic),
         });
         let endpoint = |rank| -> Box<dyn Endpoint<B>> {
@@ -41,16 +48,18 @@ impl<B: Lent> Engine<B> for InProcess {
     }
 }
 
-struct Shared {
+pub(super) struct Shared<B> {
     channels: Channels<Message>,
-    roster: Arc<Roster>,
+    pub(super) roster: Arc<Roster>,
     registry: Registry,
+    /// By rank.
+    pub(super) windows: Box<[Published<B>]>,
     arithmetic: Arc<dyn Reduce>,
 }
 
-struct InProcessEndpoint {
+struct InProcessEndpoint<B> {
     rank: u32,
-    shared: Arc<Shared>,
+    shared: Arc<Shared<B>>,
     counters: Arc<LiveCounters>,
     pools: Vec<SendPool>,
     /// Kept from one receive from any rank to the next, for its room.
@@ -59,7 +68,7 @@ struct InProcessEndpoint {
     served: u32,
 }
 
-impl<B: Lent> Endpoint<B> for InProcessEndpoint {
+impl<B: Lent> Endpoint<B> for InProcessEndpoint<B> {
     fn rank(&self) -> u32 {
         self.rank
     }
@@ -169,12 +178,18 @@ impl<B: Lent> Endpoint<B> for InProcessEndpoint {
         Ok(Box::new(InLine::new(Communicator::new(membership, counters, arithmetic))))
     }
 
+    fn window(&mut self, lent: Vec<B>) -> Box<dyn Window<B>> {
+        self.shared.windows[self.rank as usize].lend(lent);
+        let (shared, counters) = (Arc::clone(&self.shared), Arc::clone(&self.counters));
+        Box::new(InProcessWindow { rank: self.rank, shared, counters })
+    }
+
     fn fail(&self, reason: &str) {
         self.shared.roster.leave(self.rank, reason.to_owned());
     }
 }
 
-impl InProcessEndpoint {
+impl<B> InProcessEndpoint<B> {
     /// A message of this tag from a rank, if there is one; why there will be none, if the rank is gone.
     fn look(&self, from: u32, tag: u64, looked: &mut Looked) -> Result<Option<Message>, &str> {
         // Asked before the channel: what a rank sent before it left is then in there.
@@ -214,7 +229,7 @@ impl InProcessEndpoint {
     }
 }
 
-impl Drop for InProcessEndpoint {
+impl<B> Drop for InProcessEndpoint<B> {
     fn drop(&mut self) {
         let reason =
             if thread::panicking() { "its thread panicked" } else { "its endpoint was dropped" };
@@ -241,9 +256,10 @@ mod tests {
             channels: Channels::new(2),
             roster: Arc::new(Roster::new(2, Duration::from_secs(1))),
             registry: Registry::default(),
+            windows: [(), ()].map(|()| Published::default()).into(),
             arithmetic: Arc::new(Nothing),
         });
-        let mut endpoint = InProcessEndpoint {
+        let mut endpoint: InProcessEndpoint<Contents> = InProcessEndpoint {
             rank: 0,
             shared: Arc::clone(&shared),
             counters: Arc::default(),
@@ -253,7 +269,7 @@ mod tests {
         };
         let pool = |ready, most| Pool { to: 1, format: Format::F32, elements: 1, ready, most };
         for pool in [pool(40, 100), pool(100, 50)] {
-            let made: Result<PoolId, FabricError> = Endpoint::<Contents>::pool(&mut endpoint, pool);
+            let made = endpoint.pool(pool);
             made.expect("there is a rank 1");
         }
         // More than a list would have room for if it grew by itself to what either of the two needs.

@@ -15,6 +15,7 @@ mod rendezvous;
 mod roster;
 mod shared_memory;
 mod wakeup;
+mod window;
 
 /// The most ranks that one process can be asked for: between every two is a channel.
 pub const MOST_RANKS: u32 = 4096;

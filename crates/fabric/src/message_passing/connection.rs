@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use super::frame::MemberId;
+use super::{frame::MemberId, window::WindowState};
 use crate::{
     Call, Contents, FabricError, Message, Reduce, Settings, channel::Channel,
     message_passing::pool::Credits,
@@ -39,6 +39,7 @@ struct Received {
     messages: Box<[Channel<Message>]>,
     /// By pool of the rank.
     pools: Mutex<Vec<Arc<Credits>>>,
+    window: WindowState,
 }
 
 /// What one member of a group has been sent.
@@ -68,6 +69,7 @@ impl Connection {
         let state = |_| Received {
             messages: (0..ranks).map(|_| Channel::new()).collect(),
             pools: Mutex::default(),
+            window: WindowState::default(),
         };
         Self {
             number,
@@ -110,6 +112,11 @@ impl Connection {
     /// The pools of a rank that lives here.
     pub fn pools(&self, rank: u32) -> MutexGuard<'_, Vec<Arc<Credits>>> {
         lock(&self.state(rank).pools)
+    }
+
+    /// What a rank that lives here publishes, and what it has been sent of what others do.
+    pub fn window(&self, rank: u32) -> &WindowState {
+        &self.state(rank).window
     }
 
     /// What a member that lives here has been sent, before it builds the group or after.

@@ -11,9 +11,10 @@ use super::{
     group::Member,
     pool::SendPool,
     router::Router,
+    window::MessagePassingWindow,
 };
 use crate::{
-    Counters, Endpoint, FabricError, Group, Lent, Message, Operation, Pool, PoolId,
+    Counters, Endpoint, FabricError, Group, Lent, Message, Operation, Pool, PoolId, Window,
     by_messages::Scripts,
     channel::Looked,
     counters::LiveCounters,
@@ -170,6 +171,12 @@ impl<B: Lent> Endpoint<B> for MessagePassingEndpoint {
             scripts: Scripts::default(),
             parts: Arc::default(),
         })))
+    }
+
+    fn window(&mut self, lent: Vec<B>) -> Box<dyn Window<B>> {
+        let (router, connection) = (Arc::clone(&self.router), Arc::clone(&self.connection));
+        let counters = Arc::clone(&self.counters);
+        Box::new(MessagePassingWindow::new(self.rank, router, connection, counters, lent))
     }
 
     fn fail(&self, reason: &str) {

@@ -24,6 +24,11 @@ pub(super) enum What {
     Called { from: u32, at: MemberId, call: Call },
     /// Elements of a collective, in the body.
     Part { from: u32, at: MemberId },
+    /// A rank asks for what another publishes, once that has a number of at least `least`.
+    Fetch { from: u32, of: u32, ask: u64, least: u64 },
+    /// One of so many parts of what a rank published under a number, for the ask of another; its elements are in the
+    /// body.
+    Published { of: u32, to: u32, ask: u64, number: u64, parts: u32 },
     /// A member gives a group up, and asks for one reason for all.
     Complaint { at: MemberId, members: Vec<u32>, error: FabricError },
     /// A group is broken, and why.
@@ -51,6 +56,8 @@ impl What {
             What::Called { from, at, .. } | What::Part { from, at } => {
                 is_rank(from) && own.contains(&at.rank)
             }
+            What::Fetch { from, of, .. } => is_rank(from) && own.contains(of),
+            What::Published { of, to, .. } => is_rank(of) && own.contains(to),
             What::Complaint { at, members, .. } => {
                 own.contains(&at.rank) && members.iter().all(is_rank)
             }
@@ -101,6 +108,8 @@ mod tests {
             What::Called { from: 1, at, call },
             What::Called { from: 1, at, call: Call::AllToAllV { format: Format::U8 } },
             What::Part { from: 1, at },
+            What::Fetch { from: 1, of: 2, ask: 7, least: u64::MAX },
+            What::Published { of: 1, to: 2, ask: 7, number: u64::MAX, parts: 3 },
             What::Complaint { at, members: vec![3, 1], error: late },
             What::Broken { at, error: gone },
             What::Broken { at, error: counts },

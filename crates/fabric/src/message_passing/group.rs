@@ -37,9 +37,16 @@ pub(super) struct Member {
     pub parts: Arc<Parts>,
 }
 
-/// What parts of collectives are sent in, while nobody uses it.
+/// What parts of collectives, or of what is published, are sent in, while nobody uses it.
 #[derive(Debug, Default)]
 pub(super) struct Parts(Mutex<Vec<Contents>>);
+
+impl Parts {
+    /// What nobody uses, or something new.
+    pub fn unused(&self) -> Storage {
+        lock(&self.0).pop().unwrap_or_default().into_storage()
+    }
+}
 
 impl Returns for Parts {
     fn take_back(&self, contents: Contents) {
@@ -217,7 +224,7 @@ impl Exchange for Messaging<'_> {
 
     fn send<T: Element>(&self, to: usize, values: &[T]) {
         let Member { parts, members, position, .. } = self.member;
-        let mut storage = lock(&parts.0).pop().unwrap_or_default().into_storage();
+        let mut storage = parts.unused();
         storage.set(values);
         let what = What::Part { from: members[*position], at: self.member.at(to) };
         let origin: Arc<dyn Returns> = Arc::<Parts>::clone(parts);

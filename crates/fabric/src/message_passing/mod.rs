@@ -5,6 +5,7 @@
 //! - `router`: hands packets out to the `connection` that they are for, and breaks groups with one error.
 //! - `endpoint`: point-to-point messages, in buffers of a `pool`.
 //! - `group`: collectives.
+//! - `window`: what ranks publish, and how it is asked for.
 
 mod connection;
 mod endpoint;
@@ -14,6 +15,7 @@ mod pool;
 mod queues;
 mod router;
 mod transport;
+mod window;
 
 use std::{
     sync::{

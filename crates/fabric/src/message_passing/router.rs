@@ -12,6 +12,7 @@ use super::{
     connection::{Connection, lock},
     frame::{Frame, MemberId, What},
     transport::{Arrived, Packet, Transport},
+    window::{self, Arrival, Ask},
 };
 use crate::{Contents, FabricError, Message, Process, Returns, Settings, message::Nobody};
 
@@ -258,6 +259,12 @@ impl Router {
             What::Part { from, at } => {
                 let group = connection.group(at);
                 lock(&group).parts.entry(from).or_default().push_back(body);
+            }
+            What::Fetch { from, of, ask, least } => {
+                window::asked(self, connection, of, Ask { from, number: ask, least });
+            }
+            What::Published { to, ask, number, parts, .. } => {
+                connection.window(to).arrive(Arrival { ask, number, parts, body });
             }
             What::Complaint { at, members, error } => {
                 // Whoever complains hears of it.

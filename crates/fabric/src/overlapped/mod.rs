@@ -14,7 +14,7 @@ use shardloom_collectives::{Algorithm, Kind, Reduction};
 
 use crate::{
     Collective, Completed, Counters, Endpoint, Engine, FabricError, Group, Handle, Lent, Message,
-    Pool, PoolId, Process, Settings,
+    Pool, PoolId, Process, Settings, Window,
 };
 
 /// Collectives for which there is room from the start: as many may be waiting without the heap being asked
@@ -26,7 +26,8 @@ const ROOM: usize = 64;
 ///
 /// What a rank starts goes to the end of one queue for all its groups, and the thread carries it out in
 /// that order. What a rank starts and waits for at once ([`Group::run`]), and barriers, it carries out
-/// itself, behind what is in the queue. Messages it sends and receives itself, too. What nobody has waited
+/// itself, behind what is in the queue. Messages it sends and receives itself, too, and what
+/// others publish it fetches itself. What nobody has waited
 /// for when an endpoint is dropped is broken off.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Overlapped<E>(pub E);
@@ -225,6 +226,10 @@ impl<B: Lent> Endpoint<B> for OverlappedEndpoint<B> {
 
     fn group_apart(&mut self, members: &[u32]) -> Result<Box<dyn Group<B>>, FabricError> {
         self.inner_mut().group_apart(members)
+    }
+
+    fn window(&mut self, lent: Vec<B>) -> Box<dyn Window<B>> {
+        self.inner_mut().window(lent)
     }
 
     fn fail(&self, reason: &str) {

@@ -14,6 +14,7 @@ mod messages;
 mod negotiated;
 mod ranks;
 mod separate;
+mod windows;
 
 /// One test for each fact and engine.
 macro_rules! facts {
@@ -146,6 +147,14 @@ facts! {
         no_sender_is_kept_waiting_by_another
         a_receive_from_any_names_all_it_waited_for_and_who_is_gone
         each_rank_is_asked_for_the_tag_that_stands_beside_it
+    }
+    windows {
+        who_fetches_finds_one_publication_whole_and_none_older_than_asked_for
+        ranks_that_fetch_from_each_other_hold_nobody_up
+        what_is_fetched_counts_for_who_fetches
+        a_fetch_hears_that_the_other_is_gone_or_late_and_can_be_tried_again
+        what_does_not_fit_is_refused_by_who_fetches
+        who_publishes_waits_until_it_was_fetched_as_often_as_it_says
     }
 }
 

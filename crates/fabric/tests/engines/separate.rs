@@ -38,7 +38,7 @@ impl Engine<Contents> for Separate {
 
 mod resident {
     use shardloom_fabric::{
-        Contents, Counters, Endpoint, FabricError, Group, Message, Pool, PoolId,
+        Contents, Counters, Endpoint, FabricError, Group, Message, Pool, PoolId, Window,
     };
 
     use super::Resident;
@@ -86,6 +86,10 @@ mod resident {
 
         fn group(&mut self, members: &[u32]) -> Result<Box<dyn Group<Contents>>, FabricError> {
             self.endpoint.group(members)
+        }
+
+        fn window(&mut self, lent: Vec<Contents>) -> Box<dyn Window<Contents>> {
+            self.endpoint.window(lent)
         }
 
         fn fail(&self, reason: &str) {

@@ -1,7 +1,8 @@
 //! Replicas with weights of their own that are averaged: local SGD (Stich 2019, "Local SGD Converges Fast and
 //! Communicates Little", ICLR, arXiv 1805.09767; McMahan et al. 2017, AISTATS, arXiv 1602.05629) and synchronous
 //! model averaging (Mai et al. 2020, "KungFu: Making Training in Distributed Machine Learning Adaptive", OSDI,
-//! `SynchronousAveragingOptimizer`; Koliousis et al. 2019, "CROSSBOW", VLDB, arXiv 1901.02244).
+//! `SynchronousAveragingOptimizer`; Koliousis et al. 2019, "CROSSBOW", VLDB, arXiv 1901.02244), and pair averaging
+//! (KungFu's `PairAveragingOptimizer`, after AD-PSGD, Lian et al. 2018).
 
 use shardloom_plan::{Averaging, Sync, Uniform};
 
@@ -37,6 +38,18 @@ pub(crate) const SYNCHRONOUS: Method = Method {
             the gradient of its share of the batch.",
     rules: |_| Rules::FLUSH,
     chooser: |task| replicated(task, Averaging::SYNCHRONOUS),
+};
+
+/// Pair averaging.
+pub(crate) const PAIRS: Method = Method {
+    name: "pair-averaging",
+    family: Family::DataParallel,
+    paper: "Mai et al. 2020, KungFu: Making Training in Distributed Machine Learning Adaptive, OSDI; after Lian et \
+            al. 2018, Asynchronous Decentralized Parallel SGD, ICML, arXiv 1710.06952",
+    about: "In every step each replica takes in half of the weights that one other, drawn at random, has published \
+            last, and goes along the gradient of its share of the batch; nobody waits for anybody.",
+    rules: |_| Rules::FLUSH,
+    chooser: |task| replicated(task, Averaging::PAIRS),
 };
 
 /// Steps from one average to the next, where nobody says it.

@@ -152,7 +152,7 @@ fn without_flush_nothing_is_validated_afterwards() {
             Family::AsynchronousPipeline => {
                 refuses(found, &[method.name, "post_validation = true", "flush"]);
             }
-            _ if ["parameter-server", "local-sgd", "synchronous-averaging"]
+            _ if ["parameter-server", "local-sgd", "synchronous-averaging", "pair-averaging"]
                 .contains(&method.name) =>
             {
                 refuses(found, &[method.name, "post_validation = true", "norm"]);

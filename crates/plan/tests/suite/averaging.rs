@@ -137,3 +137,51 @@ fn what_needs_equal_replicas_is_refused() {
         assert!(error.starts_with(expected), "{error}");
     }
 }
+
+#[test]
+fn pairs_are_of_replicas_of_one_rank_in_every_step_before_the_update() {
+    let pairs = |mesh| {
+        let mut plan = plan(mesh);
+        plan.sync.averaging = Some(Averaging::PAIRS);
+        plan
+    };
+    let alone = pairs(Mesh::of(4, 1, 1));
+    assert_eq!(alone.validate(&graph(), 8), Ok(()));
+    let text = alone.to_toml();
+    assert!(text.contains("partners = \"one\"\n"), "{text}");
+    assert_eq!(Plan::from_toml(&text, "plan.toml").expect("a plan"), alone);
+    // Plans that say nothing of partners are of all.
+    assert!(!plan(Mesh::of(4, 1, 1)).to_toml().contains("partners"));
+    let refusal = |plan: Plan| plan.validate(&graph(), 8).expect_err("no such plan").to_string();
+    let one = "with sync.averaging.partners = one";
+    let one_rank =
+        format!("{one} a replica is one rank, which publishes all of its weights at a time");
+    assert_eq!(
+        refusal(pairs(Mesh::of(2, 1, 2))),
+        format!(
+            "pipeline[0].stage[0].mesh = dp 2 x tp 2: {one_rank}: tp 1, or tp in sync.averaging.over"
+        )
+    );
+    let within = Mesh::of(4, 1, 1).sharing_within(2).expect("two by two");
+    let mut within = pairs(within);
+    within.sync.averaging =
+        Some(Averaging { over: AxisSet::of(&[Axis::REPLICA]), ..Averaging::PAIRS });
+    assert!(refusal(within).contains(": dp 1, or dp in sync.averaging.over"));
+    let stages = Uniform {
+        mesh: Mesh::of(2, 1, 1),
+        pp: 2,
+        global_batch: 24,
+        sync: alone.sync,
+        ..Uniform::default()
+    };
+    let stages = refusal(stages.plan(&graph(), "model", "local"));
+    assert_eq!(stages, format!("pipeline = 2: {one_rank}: one stage"));
+    let mut seldom = alone.clone();
+    seldom.sync.averaging = Some(Averaging { every: 2, ..Averaging::PAIRS });
+    assert!(refusal(seldom).starts_with(&format!("sync.averaging.every = 2: {one} every step")));
+    let mut late = alone;
+    let when = shardloom_plan::AveragingTime::AfterUpdate;
+    late.sync.averaging = Some(Averaging { when, ..Averaging::PAIRS });
+    let expected = format!("sync.averaging.when = after-update: {one} weights are averaged before");
+    assert!(refusal(late).starts_with(&expected));
+}

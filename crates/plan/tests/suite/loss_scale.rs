@@ -2,8 +2,8 @@
 
 use crate::validation::{DEVICES, graph, plan};
 use shardloom_plan::{
-    Averaging, AveragingTime, Compression, LossScale, Number, ParameterGroup, Plan, Precision,
-    ScheduleKind, Weights,
+    Averaging, Compression, LossScale, Number, ParameterGroup, Plan, Precision, ScheduleKind,
+    Weights,
 };
 
 fn of(loss_scale: LossScale) -> Plan {
@@ -97,8 +97,7 @@ fn in_fp16_the_usual_one_is_dynamic_where_that_goes_with_the_rest() {
     compressed.sync.compression = Compression::Rounded { to: Number::Bf16, feedback: true };
     assert_eq!(LossScale::usual(&compressed), None);
     let mut averaged = half;
-    averaged.sync.averaging =
-        Some(Averaging { every: 2, rate: 1.0, when: AveragingTime::AfterUpdate, over: None });
+    averaged.sync.averaging = Some(Averaging::local_sgd(2));
     assert_eq!(LossScale::usual(&averaged), None);
 }
 

@@ -10,9 +10,9 @@ use shardloom_graph::ModelSpec;
 use shardloom_plan::{
     AttentionKind, Averaging, AveragingTime, Axis, AxisSet, Communication, Compression,
     Corrections, DeviceList, FORMAT, LayoutRule, LayoutRules, LossScale, Mesh, Negotiation, Number,
-    Optimizer, ParameterGroup, PassTimes, Pipeline, Plan, PlanError, Precision, Prediction, Ranges,
-    Recompute, ScheduleKind, Servers, Share, Stage, Staleness, Summation, Sync, Updates, Weights,
-    usual_attention,
+    Optimizer, ParameterGroup, Partners, PassTimes, Pipeline, Plan, PlanError, Precision,
+    Prediction, Ranges, Recompute, ScheduleKind, Servers, Share, Stage, Staleness, Summation, Sync,
+    Updates, Weights, usual_attention,
 };
 
 fn optimizer() -> impl Strategy<Value = Optimizer> {
@@ -81,6 +81,7 @@ fn sync() -> impl Strategy<Value = Sync> {
                 0 => AveragingTime::BeforeUpdate,
                 _ => AveragingTime::AfterUpdate,
             },
+            partners: if bucket_bytes % 3 == 0 { Partners::One } else { Partners::All },
             over: shard_over,
         }),
         servers: (zero == 0).then_some(Servers::of(2, staleness(bucket_bytes))),

@@ -2,7 +2,7 @@
 //! plan's optimizer, corrections and validation on the rest.
 
 use shardloom_graph::Graph;
-use shardloom_plan::{Axis, Kept, Prediction};
+use shardloom_plan::{Axis, Kept, Partners, Prediction};
 
 use super::buckets::Parameters;
 use crate::class::{Bucket, BucketId, ClassId, ParamId, WeightParam};
@@ -77,7 +77,8 @@ impl<'a> Parameters<'a> {
         let replicated = self.ways.of(group, replicas, lookups).tensors(&bucket, &mut self.tensors);
         if !keeps.updates {
             let (state, statistics, backups) = (vec![], vec![], vec![]);
-            return Held { replicated, state, statistics, summed: None, backups };
+            let (summed, published) = (None, None);
+            return Held { replicated, state, statistics, summed, published, backups };
         }
         // What an update changes has as many elements as the weights that it updates.
         let extent = self.updated_extent(&replicated);
@@ -116,13 +117,25 @@ impl<'a> Parameters<'a> {
             let sums = fp32("statistics", extent, Keep::Transient, content);
             statistics.push(add(&mut self.tensors, sums));
         }
-        let mut held = Held { replicated, state, statistics, summed: None, backups: vec![] };
+        let (summed, published, backups) = (None, None, vec![]);
+        let mut held = Held { replicated, state, statistics, summed, published, backups };
         if keeps.averages {
             let master = self.master(&held).map(View::whole);
             let format = self.tensor(master.unwrap_or(held.replicated.updated)).format;
-            let (keep, content) = (Keep::Transient, Content::SummedWeight);
-            let sum = bucket.flat("summed weights", extent, format, keep, content);
-            held.summed = Some(add(&mut self.tensors, sum));
+            let mut others = |name: &str, keep, content| {
+                Some(add(&mut self.tensors, bucket.flat(name, extent, format, keep, content)))
+            };
+            let summed = Content::SummedWeight;
+            match plan.sync.averaging.map(|it| it.partners) {
+                Some(Partners::One) => {
+                    held.published =
+                        others("published weights", Keep::Resident, Content::PublishedWeight);
+                    held.summed = others("fetched weights", Keep::Transient, summed);
+                }
+                Some(Partners::All) | None => {
+                    held.summed = others("summed weights", Keep::Transient, summed);
+                }
+            }
         }
         if keeps.backs_up {
             for view in self.undone(&held) {

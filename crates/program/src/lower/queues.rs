@@ -4,7 +4,7 @@
 //! write for the last write and the reads since, and so does who frees it. Within a body that is a place in it. Across bodies it is
 //! the last run of each body that touches the tensor: for a tensor of a micro-batch the last for the same
 //! micro-batch, otherwise the last of all. Collectives of what lasts (gathers of weights, reductions of
-//! gradients) also wait until computation has come to where they stand: where that is was decided when
+//! gradients) and fetches of published weights also wait until computation has come to where they stand: where that is was decided when
 //! they were put there.
 
 use std::cmp::Reverse;
@@ -107,7 +107,7 @@ fn is_of_replicas(instruction: &Instruction, tensors: &[Tensor], buckets: &[Buck
 fn queue(action: &Action, used: Use, communicators: &mut Vec<(Group, Use)>) -> Queue {
     match action {
         Action::Send { .. } => Queue::Send,
-        Action::Receive { .. } => Queue::Receive,
+        Action::Receive { .. } | Action::Fetch { .. } => Queue::Receive,
         Action::Collective { group, .. } => {
             let same = |known: &(Group, Use)| known.0 == *group && known.1 == used;
             let number = communicators.iter().position(same).unwrap_or_else(|| {
@@ -248,8 +248,14 @@ impl Progress {
             _ => self.last[queue.index()].clone(),
         };
         let mut points = vec![];
-        let follows_computation = matches!(instruction.action, Action::Collective { .. })
-            && instruction.reads.first().is_some_and(|read| is_shared(tensors, read.tensor));
+        let follows_computation = match instruction.action {
+            Action::Collective { .. } => {
+                instruction.reads.first().is_some_and(|read| is_shared(tensors, read.tensor))
+            }
+            // Whom it fetches from waits for what was published before it.
+            Action::Fetch { .. } => true,
+            _ => false,
+        };
         if follows_computation {
             points.push(Point::Queue(Queue::Compute));
             join(&mut clocks, &self.last[Queue::Compute.index()]);

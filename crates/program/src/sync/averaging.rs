@@ -1,13 +1,16 @@
 //! The average of weights that each replica has its own of, at the end of a step: after the update (Stich 2019,
 //! local SGD), or between the gradients and the update (Mai et al. 2020, synchronous model averaging).
 //!
-//! For each bucket there is an all-reduce of the weights that the optimizer updates into a tensor of its own,
+//! With all replicas, for each bucket there is an all-reduce of the weights that the optimizer updates into a tensor of its own,
 //! and what makes weights of that sum. The sum of the next bucket is formed meanwhile, so that two are there at
 //! a time. Where a step does not always average, a flag that follows from its number says whether it does.
+//!
+//! With one other (KungFu's pair averaging), each step begins by publishing all of the weights and fetching what the
+//! other has published, which passes run beside; before the update weights are made of the two.
 
 use std::num::NonZeroU32;
 
-use shardloom_plan::{Averaging, AveragingTime, Axis};
+use shardloom_plan::{Averaging, AveragingTime, Axis, Partners};
 use shardloom_schedule::ScheduleError;
 
 use super::{Role, SUM, add};
@@ -15,8 +18,8 @@ use crate::class::{BodyKind, Class};
 use crate::lower::epilogue::{self, buckets};
 use crate::lower::{Order, Parameters};
 use crate::{
-    Action, BucketId, ClassId, Control, Entry, Group, Guard, Instruction, Mode, ProgramError,
-    Tensor, TensorId, View,
+    Action, Bucket, BucketId, ClassId, Control, Entry, Group, Guard, Instruction, Mode,
+    ProgramError, Tensor, TensorId, View,
 };
 
 /// Replicas whose weights are averaged.
@@ -42,6 +45,12 @@ impl Role for Averages {
     fn flag(&self, parameters: &Parameters<'_>, tensors: &mut Vec<Tensor>) -> Option<TensorId> {
         self.interval().filter(|_| Averages::has_any(parameters))?;
         Some(add(tensors, Tensor::flag("step averages")))
+    }
+
+    /// Where weights are averaged with one other replica's, each step publishes and fetches first.
+    fn arrange(&self, order: &mut Order, _: ClassId, parameters: &Parameters<'_>) -> Option<Entry> {
+        let body = order.add(BodyKind::Averaging, exchange(parameters)?);
+        Some(Entry::new(body, None))
     }
 
     /// The class's order, which ends with the update, and the average on the side of it that the plan says.
@@ -114,18 +123,40 @@ impl Role for Averages {
     }
 }
 
+/// What a step begins with where weights are averaged with one other replica's: all buckets are published at once, and
+/// all of the other's fetched.
+fn exchange(parameters: &Parameters<'_>) -> Option<Vec<Instruction>> {
+    let (mut weights, mut published, mut fetched, mut group) = (vec![], vec![], vec![], None);
+    for (_, bucket) in buckets(parameters) {
+        let Some(window) = bucket.held.published else { continue };
+        weights.extend(epilogue::changed(parameters, bucket).next());
+        published.push(View::whole(window));
+        fetched.extend(bucket.held.summed.map(View::whole));
+        group = Some(Group::Mesh(bucket.own.clone()));
+    }
+    let group = group?;
+    let publish = Instruction::new(Action::Publish { group: group.clone() }, weights, published);
+    let fetch = Instruction::new(Action::Fetch { group }, [], fetched);
+    Some(vec![publish, fetch])
+}
+
 /// The average of all buckets.
 fn average(parameters: &Parameters<'_>, averaging: Averaging) -> Vec<Instruction> {
-    let averaged = |(id, bucket): (BucketId, &crate::Bucket)| {
+    let averaged = |(id, bucket): (BucketId, &Bucket)| {
         let sum = View::whole(bucket.held.summed?);
         let weights = epilogue::changed(parameters, bucket).next()?;
-        let action = Action::Collective {
-            kind: SUM,
-            group: Group::Mesh(bucket.own.clone()),
-            algorithm: parameters.algorithm(id),
+        let reduction = (averaging.partners == Partners::All).then(|| {
+            let action = Action::Collective {
+                kind: SUM,
+                group: Group::Mesh(bucket.own.clone()),
+                algorithm: parameters.algorithm(id),
+            };
+            Instruction::new(action, [weights], [sum])
+        });
+        let replicas = match averaging.partners {
+            Partners::All => parameters.mesh.span(&bucket.own) as u32,
+            Partners::One => 1,
         };
-        let reduction = Instruction::new(action, [weights], [sum]);
-        let replicas = parameters.mesh.span(&bucket.own) as u32;
         let action = Action::Average { rate: averaging.rate, replicas };
         let average = Instruction::new(action, [sum], [weights]);
         let mut after = vec![average.with_mode(Mode::Add).freeing([sum.tensor])];
@@ -137,7 +168,7 @@ fn average(parameters: &Parameters<'_>, averaging: Averaging) -> Vec<Instruction
     let mut instructions = vec![];
     let mut before: Vec<Instruction> = vec![];
     for (reduction, after) in buckets(parameters).filter_map(averaged) {
-        instructions.push(reduction);
+        instructions.extend(reduction);
         instructions.append(&mut before);
         before = after;
     }

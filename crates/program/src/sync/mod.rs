@@ -141,8 +141,10 @@ pub struct Held {
     pub state: Vec<TensorId>,
     /// The optimizer's statistics, one tensor for each round.
     pub statistics: Vec<TensorId>,
-    /// Where the weights of replicas that have their own are summed up, for their mean.
+    /// Where the weights of replicas that have their own are summed up, for their mean, or those of one of them are.
     pub summed: Option<TensorId>,
+    /// Where such a replica's weights are for others to fetch.
+    pub published: Option<TensorId>,
     /// Copies of what an update changes, where updates are validated later: of the updated weights, and of
     /// each of `state`.
     pub backups: Vec<TensorId>,

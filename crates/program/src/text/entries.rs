@@ -218,6 +218,7 @@ fn names_for<'p>(
 /// What a body does, and on which micro-batch.
 fn name(body: &Body, microbatch: Option<u32>) -> String {
     let all = |is: &dyn Fn(&Action) -> bool| body.instructions.iter().all(|it| is(&it.action));
+    let any = |is: &dyn Fn(&Action) -> bool| body.instructions.iter().any(|it| is(&it.action));
     let kind = match body.kind {
         BodyKind::Forward => "forward",
         BodyKind::Backward => "backward",
@@ -234,6 +235,9 @@ fn name(body: &Body, microbatch: Option<u32>) -> String {
         BodyKind::Evaluation => "evaluation",
         BodyKind::Averaging if all(&|it| matches!(it, Action::Due { .. })) => {
             "question whether to average"
+        }
+        BodyKind::Averaging if any(&|it| matches!(it, Action::Publish { .. })) => {
+            "publication and fetch"
         }
         BodyKind::Averaging if all(&|it| *it == Action::Free) => "no averaging",
         BodyKind::Averaging => "averaging",

@@ -109,7 +109,7 @@ impl Lines<'_> {
 
     /// What it does.
     fn what(&self, instruction: &Instruction) -> String {
-        let Reader { program, graph, class, position, .. } = *self.0;
+        let Reader { program, graph, id, class, position, .. } = *self.0;
         match &instruction.action {
             Action::Load { value, .. } => {
                 format!("load {} from the data", graph.value(*value).name)
@@ -178,6 +178,17 @@ impl Lines<'_> {
             Action::Decompress { how } => format!("the sum of what was exchanged, {how}"),
             Action::SumRows => "sum equal rows of gradients".into(),
             Action::Cast => "round the updated master weights".into(),
+            Action::Publish { group } => {
+                format!("publish for {}", ranks(&self.others(group)))
+            }
+            Action::Fetch { group } => {
+                let size = bytes(program.instruction_sent_bytes(id, position, instruction));
+                let others = ranks(&self.others(group));
+                format!("fetch what one of {others} has published, drawn for each step ({size})")
+            }
+            Action::Average { rate, replicas: 1 } => {
+                format!("weights: {rate} of the other's, the rest as they are")
+            }
             Action::Average { rate, replicas } => {
                 format!("weights: {rate} of the mean over {replicas}, the rest as they are")
             }
@@ -185,6 +196,15 @@ impl Lines<'_> {
             Action::Test => "test whether the update of the step before was right".into(),
             Action::Free => "drop what is not needed".into(),
         }
+    }
+
+    /// The other members of a group.
+    fn others(&self, group: &Group) -> Vec<Rank> {
+        let Reader { program, id, position, class, .. } = *self.0;
+        let own = Rank(class.first_rank.0 + position as u32);
+        let mut others = program.members(id, position, group);
+        others.retain(|&member| member != own);
+        others
     }
 
     /// The kind of a collective, between whom, how, and what this rank sends in it.

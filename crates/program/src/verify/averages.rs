@@ -1,5 +1,7 @@
 //! Replicas with weights of their own have nothing from each other but averages: the weights that the optimizer
-//! updates are summed up over all of them once a step that averages, and become what follows from that sum.
+//! updates are summed up over all of them once a step that averages, and become what follows from that sum. Or
+//! each publishes all of them once a step, before anything changes them, and they become what follows from those
+//! that another has published.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +16,11 @@ use shardloom_graph::Reduction;
 /// What has become of a bucket's weights in a step.
 #[derive(Default)]
 struct Averaged {
-    /// Whether their sum over replicas is there.
+    /// Whether their sum over replicas is there, or another's weights are.
     is_summed: bool,
+    /// How often they were published before anything changed them.
+    published: u32,
+    is_changed: bool,
     /// How often they were averaged.
     times: u32,
     /// Whether the weights that operators read are those from before the average.
@@ -69,6 +74,11 @@ impl Averages<'_> {
                     let (place, bucket) = (self.class.place(), bucket.name.clone());
                     found.push(Violation::Averages { place, bucket, times });
                 }
+                let times = averaged.map_or(0, |it| it.published);
+                if times != u32::from(bucket.held.published.is_some()) {
+                    let (place, bucket) = (self.class.place(), bucket.name.clone());
+                    found.push(Violation::Publications { place, bucket, times });
+                }
             }
         }
     }
@@ -81,9 +91,10 @@ impl Averages<'_> {
                 let [read, write] = [instruction.reads[0].tensor, instruction.writes[0].to.tensor];
                 if content(write) == Content::SummedWeight {
                     let sums = *kind == Collective::AllReduce(Reduction::Sum);
-                    let over_all = |bucket: &Bucket| *group == Group::Mesh(bucket.own.clone());
                     let fits = self.bucket(read).is_some_and(|(_, bucket)| {
-                        sums && over_all(bucket) && updated(self.class, bucket) == Some(read)
+                        sums && is_over_all(group, bucket)
+                            && bucket.held.published.is_none()
+                            && updated(self.class, bucket) == Some(read)
                     });
                     match self.averaged(read).filter(|it| fits && !it.is_summed) {
                         Some(averaged) => averaged.is_summed = true,
@@ -96,18 +107,61 @@ impl Averages<'_> {
                         .push(Violation::Apart { at: step.site(), tensor: step.tensor_name(read) });
                 }
             }
+            Action::Publish { group } => {
+                for (read, write) in instruction.reads.iter().zip(&instruction.writes) {
+                    let write = write.to.tensor;
+                    let fits = self.bucket(write).is_some_and(|(_, bucket)| {
+                        is_over_all(group, bucket)
+                            && bucket.held.published == Some(write)
+                            && updated(self.class, bucket) == Some(read.tensor)
+                    });
+                    match self.averaged(write).filter(|it| fits && !it.is_changed) {
+                        Some(averaged) => averaged.published += 1,
+                        None => found.push(wrong(step, write)),
+                    }
+                }
+            }
+            Action::Fetch { group } => {
+                let tensors = instruction.writes.iter().map(|write| write.to.tensor);
+                // All that the other has published is of one time.
+                let all = self.class.buckets.iter().filter_map(|bucket| bucket.held.published);
+                let is_all = all.count() == instruction.writes.len();
+                for write in tensors {
+                    let fits = self.bucket(write).is_some_and(|(_, bucket)| {
+                        is_over_all(group, bucket)
+                            && bucket.held.published.is_some()
+                            && bucket.held.summed == Some(write)
+                    });
+                    match self.averaged(write).filter(|it| fits && is_all && !it.is_summed) {
+                        Some(averaged) => averaged.is_summed = true,
+                        None => found.push(wrong(step, write)),
+                    }
+                }
+            }
+            Action::Optimizer => {
+                for write in &instruction.writes {
+                    if let Some(averaged) = self.averaged(write.to.tensor) {
+                        averaged.is_changed = true;
+                    }
+                }
+            }
             Action::Average { replicas, .. } => {
                 let [sum, weights] = [instruction.reads[0].tensor, instruction.writes[0].to.tensor];
                 let fits = self.bucket(weights).is_some_and(|(_, bucket)| {
                     bucket.held.summed == Some(sum)
                         && updated(self.class, bucket) == Some(weights)
-                        && self.class.mesh.span(&bucket.own) == *replicas as usize
+                        && *replicas as usize
+                            == match bucket.held.published {
+                                Some(_) => 1,
+                                None => self.class.mesh.span(&bucket.own),
+                            }
                 });
                 let has_master = content(weights) == Content::MasterWeight;
                 match self.averaged(weights).filter(|it| fits && it.is_summed) {
                     Some(averaged) => {
                         averaged.is_summed = false;
                         averaged.times += 1;
+                        averaged.is_changed = true;
                         averaged.is_stale |= has_master;
                     }
                     None => found.push(wrong(step, weights)),
@@ -140,6 +194,11 @@ impl Averages<'_> {
         let id = self.class.tensor(tensor).bucket?;
         Some(self.buckets.entry(id).or_default())
     }
+}
+
+/// Whether a group is of all replicas that have weights of their own of a bucket.
+fn is_over_all(group: &Group, bucket: &Bucket) -> bool {
+    *group == Group::Mesh(bucket.own.clone())
 }
 
 /// The weights of a bucket that the optimizer updates.

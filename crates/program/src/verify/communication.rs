@@ -1,7 +1,7 @@
 //! Ranks that block at every receive and every collective come through, all members of a group run the same
 //! collectives in the same order, and what is sent is received.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::row::{Row, Step, entries, instructions};
 use super::violation::Violation;
@@ -51,7 +51,10 @@ pub fn run_blocking(program: &Program, row: Row) -> Result<(), Violation> {
         .classes()
         .map(|(id, class)| {
             let all = instructions(class, id, &entries(program, class, row))
-                .filter(|step| step.instruction.involves_others())
+                .filter(|step| {
+                    let publishes = matches!(step.instruction.action, Action::Publish { .. });
+                    publishes || step.instruction.involves_others()
+                })
                 .collect();
             Stream { steps: all }
         })
@@ -64,6 +67,7 @@ pub fn run_blocking(program: &Program, row: Row) -> Result<(), Violation> {
         })
         .collect();
     let mut groups = Groups::default();
+    let mut published: BTreeSet<Rank> = BTreeSet::new();
     let mut arrived: BTreeMap<(RouteId, usize, Option<u32>), usize> = BTreeMap::new();
     loop {
         let mut moved = false;
@@ -111,6 +115,17 @@ pub fn run_blocking(program: &Program, row: Row) -> Result<(), Violation> {
                         // The others of the group leave with this rank, which does below.
                         for member in members.iter().filter(|it| it.0 as usize != rank) {
                             cursors[member.0 as usize].next += 1;
+                        }
+                    }
+                    Action::Publish { .. } => {
+                        published.insert(Rank(rank as u32));
+                    }
+                    // It may be from any other.
+                    Action::Fetch { group } => {
+                        let members = program.members(step.id, position, group);
+                        let mut others = members.iter().filter(|it| it.0 as usize != rank);
+                        if !others.all(|other| published.contains(other)) {
+                            break;
                         }
                     }
                     _ => {}

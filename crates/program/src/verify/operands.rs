@@ -29,10 +29,18 @@ pub(super) fn check(program: &Program, step: &Step<'_>, found: &mut Vec<Violatio
     }
     modes(step, found);
     match &step.instruction.action {
-        Action::Copy | Action::Add => {
+        Action::Copy | Action::Add | Action::Publish { .. } => {
             let writes = step.instruction.writes.iter().map(|write| write.to);
             let pairs: Vec<_> = step.instruction.reads.iter().copied().zip(writes).collect();
             pairs.into_iter().for_each(|(read, write)| same(step, read, write, found));
+        }
+        Action::Fetch { .. } => {
+            for write in &step.instruction.writes {
+                // The other has published as much.
+                let bucket = step.class.tensor(write.to.tensor).bucket;
+                let window = bucket.and_then(|it| step.class.bucket(it).held.published);
+                window.into_iter().for_each(|it| same(step, View::whole(it), write.to, found));
+            }
         }
         Action::Extrapolate { .. } => {
             let (reads, write) = (&step.instruction.reads, step.instruction.writes[0].to);
@@ -134,6 +142,8 @@ fn fault(program: &Program, step: &Step<'_>) -> Option<String> {
         Action::Compress { .. } => counts == (2, 2),
         Action::Decompress { how: Compression::PowerSgd { .. } } => counts == (3, 3),
         Action::Decompress { .. } => counts == (1, 1),
+        Action::Publish { .. } => counts.0 == counts.1 && counts.0 > 0,
+        Action::Fetch { .. } => counts.0 == 0 && counts.1 > 0,
         Action::Average { .. } => counts == (1, 1) && reads().all(|it| it == Content::SummedWeight),
         Action::Due { .. } => counts == (0, 1),
         Action::Test => counts == (1, 1) && reads().all(|it| it == Content::Norm),
@@ -303,6 +313,17 @@ fn kinds(program: &Program, step: &Step<'_>) -> bool {
             };
             let is_norm = |it: &View| content(it) == Content::Norm;
             instruction.operands().all(|it| is_value(&it) || is_norm(&it) || is_of_bucket(&it))
+        }
+        Action::Publish { .. } => {
+            let writes = instruction.writes.iter().map(|write| write.to);
+            instruction.reads.iter().zip(writes).all(|(read, write)| {
+                matches!(content(read), Content::Weight | Content::MasterWeight)
+                    && content(&write) == Content::PublishedWeight
+                    && class.tensor(read.tensor).bucket == class.tensor(write.tensor).bucket
+            })
+        }
+        Action::Fetch { .. } => {
+            instruction.writes.iter().all(|write| content(&write.to) == Content::SummedWeight)
         }
         Action::Average { .. } => {
             let [read, write] = [instruction.reads[0], instruction.writes[0].to];

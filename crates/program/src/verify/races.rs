@@ -23,7 +23,7 @@ pub(super) fn check_queue(step: &Step<'_>, found: &mut Vec<Violation>) {
     let class = step.class;
     let fits = match (&step.instruction.action, step.instruction.queue) {
         (Action::Send { .. }, queue) => queue == Queue::Send,
-        (Action::Receive { .. }, queue) => queue == Queue::Receive,
+        (Action::Receive { .. } | Action::Fetch { .. }, queue) => queue == Queue::Receive,
         (
             Action::Collective { group, .. },
             Queue::Communicator(number) | Queue::Negotiated(number),

@@ -406,10 +406,21 @@ pub enum Violation {
         /// How often.
         times: u32,
     },
-    /// What is summed up, or made of a sum, is not the weights that a replica has its own of, or not over all
+    /// Weights that a replica publishes are not published once in a step, before anything changes them.
+    #[error("{place}: a step publishes the weights of {bucket} {times} times")]
+    Publications {
+        /// The class.
+        place: String,
+        /// The bucket.
+        bucket: String,
+        /// How often.
+        times: u32,
+    },
+    /// What is summed up, published or fetched, or made of such, is not the weights that a replica has its own of, or not over all
     /// replicas.
     #[error(
-        "{place}: {tensor} is no sum over all replicas that have weights of their own, or not made of one"
+        "{place}: {tensor} is no sum over all replicas that have weights of their own, nor what one of them has \
+         published, or not made of such"
     )]
     NoAverage {
         /// The class and the body.

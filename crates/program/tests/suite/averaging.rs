@@ -8,8 +8,8 @@ use shardloom_plan::{Averaging, Axis, Mesh, Plan, Precision, ScheduleKind, Sync,
 use shardloom_program::sync::{AllReduce, Replicated, Synchronisation, Unheld};
 use shardloom_program::verify::verify;
 use shardloom_program::{
-    Action, BodyKind, Class, Collective, Content, Control, Group, Instruction, Program, Tensor,
-    View, lower, lower_with,
+    Action, BodyKind, Class, Collective, Content, Control, Group, Instruction, Point, Program,
+    Queue, Tensor, View, lower, lower_with,
 };
 
 fn graph() -> Graph {
@@ -102,13 +102,61 @@ fn averages_stand_on_their_side_of_the_update_and_under_a_guard_if_not_in_every_
 }
 
 #[test]
+fn pairs_publish_and_fetch_first_and_average_before_the_update_without_waiting_for_anybody() {
+    let graph = graph();
+    for precision in [Precision::FP32, Precision::MIXED] {
+        let plan = Uniform { precision, ..uniform(Averaging::PAIRS, Mesh::of(4, 1, 1)) };
+        let program = program(&graph, &plan.plan(&graph, "model", "local"));
+        assert_eq!(program.period(), 1);
+        let class = &program.classes[0];
+        let instructions = || class.bodies.iter().flat_map(|body| &body.instructions);
+        // Not even a norm is found with others.
+        assert!(instructions().all(|it| !matches!(it.action, Action::Collective { .. })));
+        let entries: Vec<_> = class.entries().map(|it| class.body_of(it)).collect();
+        let [Action::Publish { group }, Action::Fetch { group: from }] =
+            entries[0].instructions.iter().map(|it| &it.action).collect::<Vec<_>>()[..]
+        else {
+            panic!("{:?}", entries[0])
+        };
+        assert_eq!([group, from], [&Group::Mesh(vec![Axis::DP]); 2]);
+        let [.., before, last] = &entries[..] else { panic!("{entries:?}") };
+        assert_eq!((before.kind, last.kind), (BodyKind::Averaging, BodyKind::Epilogue));
+        let fetch = &entries[0].instructions[1];
+        assert_eq!(fetch.queue, Queue::Receive);
+        let published: Vec<_> = fetch.writes.iter().map(|it| it.to.tensor).collect();
+        for (average, fetched) in before.instructions.iter().zip(published) {
+            assert_eq!(average.action, Action::Average { rate: 0.5, replicas: 1 });
+            assert_eq!((average.reads[0].tensor, &average.frees), (fetched, &vec![fetched]));
+        }
+        // Passes go on beside it: the first that waits for it is the average.
+        let (body, _, _) =
+            class.instructions().find(|(_, _, it)| *it == fetch).expect("it is there");
+        let waits = |it: &&Instruction| it.after.contains(&Point::Latest(body, 1));
+        let waiting: Vec<_> = instructions().filter(waits).collect();
+        assert_eq!(waiting.len(), 1);
+        assert!(matches!(waiting[0].action, Action::Average { .. }), "{waiting:?}");
+        let wanted = match precision.master {
+            true => Content::MasterWeight,
+            false => Content::Weight,
+        };
+        let contents = entries[0].instructions[0].reads.iter();
+        assert!(contents.map(|it| class.tensor(it.tensor).content).all(|it| it == wanted));
+    }
+}
+
+#[test]
 fn a_single_replica_averages_nothing() {
     let graph = graph();
     for mesh in [Mesh::SINGLE, Mesh::of(1, 1, 2)] {
-        let averaged = plan(&graph, Averaging::local_sgd(2), mesh);
-        let mut plain = averaged.clone();
-        plain.sync.averaging = None;
-        assert_eq!(program(&graph, &averaged), program(&graph, &plain));
+        let alone = mesh == Mesh::SINGLE;
+        for averaging in
+            [Some(Averaging::local_sgd(2)), alone.then_some(Averaging::PAIRS)].into_iter().flatten()
+        {
+            let averaged = plan(&graph, averaging, mesh);
+            let mut plain = averaged.clone();
+            plain.sync.averaging = None;
+            assert_eq!(program(&graph, &averaged), program(&graph, &plain));
+        }
     }
 }
 

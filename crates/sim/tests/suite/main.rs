@@ -13,6 +13,7 @@ mod failures;
 mod folding;
 mod negotiation;
 mod overlap;
+mod pair_averaging;
 mod post_validation;
 mod published;
 mod reference;

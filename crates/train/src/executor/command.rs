@@ -108,7 +108,7 @@ impl Updates {
 }
 
 /// By rank: the clients that a server has answered in a row of steps, in order, by their number among its
-/// clients.
+/// clients; of a rank that fetches in which step of the row the other had published that.
 pub(crate) type Answers = Vec<Vec<u32>>;
 
 /// What a command came to on one rank.

@@ -6,21 +6,26 @@ use std::time::Duration;
 use shardloom_collectives::Reduction;
 use shardloom_fabric::{
     Collective as Meeting, Endpoint, Group as Communicator, Handle, Negotiated, Negotiation,
-    Request,
+    Request, Window,
 };
 use shardloom_graph::Reduction as Partial;
 use shardloom_program::{
     Action, Collective as Kind, Exchange, Group, Instruction, Queue, TensorId,
 };
 
+use super::fetches::RepeatedFetches;
 use crate::Result;
-use crate::rank::{Brought, Collective, Contribution, Rank, stored};
+use crate::rank::{
+    At, Brought, Collective, Contribution, Fetch, MOST_RESERVED, Publish, Rank, stored,
+};
 
 /// A rank's communicators, and which of its instructions meet in which of them.
 pub(crate) struct Communicators {
     made: Vec<Box<dyn Communicator<Contribution>>>,
     /// Those whose members agree while running on the order of requests.
     negotiated: Vec<Negotiating>,
+    /// Where the rank publishes and fetches, if it does.
+    window: Option<Published>,
     /// By the number of a collective; none where there is nothing to exchange or nobody to exchange it with.
     meetings: Vec<Option<Met>>,
 }
@@ -33,6 +38,22 @@ enum Met {
     /// In which of those that are negotiated, and the number of the request.
     AsAgreed(usize, usize),
 }
+
+/// A rank's window, and how far it is.
+struct Published {
+    window: Box<dyn Window<Contribution>>,
+    /// The number of the first publication of the row of steps, which goes on from those of earlier rows.
+    first: u64,
+    /// Rooms for what is fetched, between two fetches.
+    rooms: Vec<Contribution>,
+    /// In which steps of the row that was published what was fetched.
+    fetched: Vec<u32>,
+    /// What is repeated in the row, if anything, and how often the rank had been fetched from before it.
+    repeated: Option<(RepeatedFetches, u64)>,
+}
+
+/// Publications of a row, at most.
+const MOST_PUBLISHED: u64 = 1 << 32;
 
 /// A communicator whose members agree on the order of requests.
 struct Negotiating {
@@ -65,6 +86,19 @@ impl Communicators {
         timeout: Duration,
     ) -> Result<Communicators> {
         let negotiated = negotiated(endpoint, rank, timeout)?;
+        let published = rank.published_tensors();
+        let lent: Vec<Contribution> =
+            published.into_iter().map(|tensor| rank.lend_lasting(tensor)).collect();
+        let window = (!lent.is_empty()).then(|| {
+            let rooms = Vec::with_capacity(lent.len());
+            Published {
+                window: endpoint.window(lent),
+                first: 0,
+                rooms,
+                fetched: vec![],
+                repeated: None,
+            }
+        });
         let (program, class, position) = (rank.program(), rank.class(), rank.position());
         let met = rank.collectives().map(|instruction| {
             let exchange = program.exchange(class, position, instruction)?;
@@ -97,7 +131,55 @@ impl Communicators {
             Some(Met::InOrder(made, Meeting::Equal { kind, algorithm, reduction }))
         };
         let meetings = rank.collectives().zip(&met).map(meeting).collect();
-        Ok(Communicators { made, negotiated, meetings })
+        Ok(Communicators { made, negotiated, window, meetings })
+    }
+
+    /// Whether the rank publishes and fetches.
+    pub fn fetches(&self) -> bool {
+        self.window.is_some()
+    }
+
+    /// Prepares for a row of so many steps, which all ranks run. What was published in earlier ones is not fetched
+    /// any more. The row fetches what another did, if that is repeated.
+    pub fn begin_row(&mut self, steps: u32, repeated: Option<RepeatedFetches>) {
+        if let Some(published) = &mut self.window {
+            published.first += MOST_PUBLISHED;
+            published.fetched.clear();
+            published.fetched.reserve(steps.min(MOST_RESERVED) as usize);
+            let before = published.window.fetched();
+            published.repeated = repeated.map(|repeated| (repeated, before));
+        }
+    }
+
+    /// Publishes what a rank holds.
+    ///
+    /// # Errors
+    /// If communication fails.
+    pub fn publish(&mut self, publish: &Publish, rank: &Rank, at: At) -> Result<()> {
+        let Published { window, first, repeated, .. } =
+            self.window.as_mut().expect("the rank has a window");
+        let step = rank.step_of_row();
+        if let Some((repeated, before_row)) = repeated {
+            window.wait_until_fetched(*before_row + repeated.before[step as usize])?;
+        }
+        let number = *first + step;
+        Ok(window.publish(number, &mut |parts| rank.publish_to(publish, at, parts))?)
+    }
+
+    /// Fetches for a rank what another has published.
+    ///
+    /// # Errors
+    /// If communication fails.
+    pub fn fetch(&mut self, fetch: &Fetch, rank: &mut Rank, at: At) -> Result<()> {
+        let Published { window, first, rooms, fetched, repeated } =
+            self.window.as_mut().expect("the rank has a window");
+        rank.room_for(fetch, at, rooms);
+        let then = repeated.as_ref().map_or(0, |(it, _)| it.fetched[fetched.len()]);
+        let least = *first + u64::from(then);
+        let number = window.fetch(rank.partner(fetch).0, least, rooms)?;
+        rank.take_fetched(fetch, at, rooms);
+        fetched.push((number - *first) as u32);
+        Ok(())
     }
 
     /// Has the members that the rank answers answer as they did in a row that wrote these
@@ -128,8 +210,12 @@ impl Communicators {
     }
 
     /// What members were answered whom the rank answers, since this was asked last: of each list the number of
-    /// the communicator, its length and the numbers of the requests that were carried out as one.
+    /// the communicator, its length and the numbers of the requests that were carried out as one. Of a rank that
+    /// fetches in which step of the row the other had published that, fetch by fetch.
     pub fn take_lists(&mut self) -> Vec<u32> {
+        if let Some(Published { fetched, .. }) = &mut self.window {
+            return std::mem::take(fetched);
+        }
         let mut all = vec![];
         for Negotiating { number, answers, members } in &mut self.negotiated {
             for list in members.take_lists().into_iter().filter(|_| *answers) {

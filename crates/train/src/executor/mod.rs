@@ -3,6 +3,7 @@
 
 mod command;
 mod communicators;
+mod fetches;
 mod messages;
 mod recorder;
 mod state;

@@ -14,6 +14,7 @@ use shardloom_program::{Cursor, Entry, Next, Outstanding, Rank as RankId, Run};
 
 use super::command::{Order, RankFailure, Report};
 use super::communicators::{Communicators, Started};
+use super::fetches::RepeatedFetches;
 use super::messages::{Messages, tag};
 use super::recorder::Recorder;
 use super::{Command, Done, FULL_POOL, RunningRanks, state};
@@ -341,7 +342,14 @@ impl Worker {
                 let own = self.endpoint.rank() as usize;
                 let repeats = answers.as_ref().map(|answers| &answers[own][..]);
                 let mut repeated = repeats.filter(|_| class.serves().is_some()).map(<[u32]>::iter);
-                if class.serves().is_none() {
+                if self.communicators.fetches() {
+                    let row = (*first_step, *count);
+                    let own = RankId(self.endpoint.rank());
+                    let repeated = answers
+                        .as_ref()
+                        .map(|answers| RepeatedFetches::of(&shared.program, own, row, answers));
+                    self.communicators.begin_row(*count, repeated.transpose()?);
+                } else if class.serves().is_none() {
                     self.communicators.repeat(repeats)?;
                 }
                 let mut cursor = shared.program.cursor(class, *count);
@@ -526,6 +534,8 @@ impl Worker {
                     self.rank.unpack(receives, received, at, payload.view());
                 }
             }
+            Work::Publish(publish) => self.communicators.publish(publish, &self.rank, at)?,
+            Work::Fetch(fetch) => self.communicators.fetch(fetch, &mut self.rank, at)?,
             Work::Collective(collective) => {
                 let (contribution, begun) = self.rank.contribute(collective, at);
                 let started = self.communicators.start(collective, contribution);

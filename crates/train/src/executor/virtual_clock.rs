@@ -27,6 +27,7 @@ use super::messages::{Messages, tag};
 use super::{Answers, Command, Done, FULL_POOL, RunningRanks, state};
 use crate::rank::{
     At, Begun, Brought, Contribution, Linked, Rank, RowExchange, Shared, StepOutcome, Work,
+    copy_published,
 };
 use crate::{Error, Result};
 
@@ -221,6 +222,7 @@ impl VirtualRanks {
             shared: &self.shared,
             at: vec![0; self.ranks.len()],
             answers: vec![vec![]; self.ranks.len()],
+            published: vec![0; self.ranks.len()],
             ranks: &mut self.ranks,
             links: &mut self.links,
             started: &mut self.started,
@@ -264,8 +266,10 @@ struct Executing<'a> {
     ranks: &'a mut [Rank],
     /// The step that each rank is at.
     at: Vec<u32>,
-    /// Whom servers have answered.
+    /// Whom servers have answered; what ranks have fetched, by the step of the row in which it was published.
     answers: Answers,
+    /// The step of the row in which each rank published last.
+    published: Vec<u32>,
     sent_bytes: &'a mut [u64],
     sends: &'a [Vec<Box<[u64]>>],
     links: &'a mut [Link],
@@ -369,6 +373,45 @@ impl Driver for Executing<'_> {
             rank.add_new_row_counts(instruction, at.microbatch(), measured);
         }
         Ok(span)
+    }
+
+    fn steps_before(&self) -> u64 {
+        self.ranks[0].first_step()
+    }
+
+    fn publish(&mut self, call: &Call<'_>) -> Result<Picos> {
+        let linked = self.linked(call);
+        let instruction = linked.instruction(at(call));
+        let Work::Publish(publish) = &instruction.work else {
+            unreachable!("the engine publishes what is to be published")
+        };
+        let start = ThreadTime::now();
+        let at = self.come(call);
+        let index = call.actor.rank.0 as usize;
+        let rank = &mut self.ranks[index];
+        rank.publish(publish, at);
+        rank.free(instruction, at);
+        self.published[index] = rank.step_of_row() as u32;
+        Ok(picos(start.elapsed()))
+    }
+
+    fn fetch(&mut self, call: &Call<'_>, from: RankId) -> Result<Picos> {
+        let linked = self.linked(call);
+        let instruction = linked.instruction(at(call));
+        let Work::Fetch(fetch) = &instruction.work else {
+            unreachable!("the engine fetches what is to be fetched")
+        };
+        let at = self.come(call);
+        let own = call.actor.rank.0 as usize;
+        let mut fetched = vec![];
+        self.ranks[own].room_for(fetch, at, &mut fetched);
+        copy_published(&self.ranks[from.0 as usize], &mut fetched);
+        let rank = &mut self.ranks[own];
+        rank.take_fetched(fetch, at, &mut fetched);
+        rank.free(instruction, at);
+        self.answers[own].push(self.published[from.0 as usize]);
+        self.count(call);
+        Ok(self.model.fetch(call, from)?)
     }
 
     fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<()> {

@@ -32,6 +32,7 @@ use super::rows::CountedRows;
 use super::store::{Slot, Store};
 use super::table_rows::SumRows;
 use super::update::{Cast, Statistics, Update};
+use super::window::{Fetch, Publish};
 
 /// A run of an instruction, with what the places of its operands depend on.
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +98,10 @@ pub(crate) enum Work {
     Receive(Receives),
     /// Takes part in a collective.
     Collective(Collective),
+    /// Publishes for others.
+    Publish(Publish),
+    /// Fetches what another has published.
+    Fetch(Fetch),
 }
 
 /// What needs nobody else.
@@ -192,6 +197,8 @@ impl Linker<'_> {
             Action::Send { route } => Work::Send(Sends::link(self, *route, instruction)),
             Action::Receive { route } => Work::Receive(Receives::link(self, *route, instruction)),
             Action::Collective { .. } => Work::Collective(Collective::link(self, instruction)),
+            Action::Publish { .. } => Work::Publish(Publish::link(self, instruction)),
+            Action::Fetch { group } => Work::Fetch(Fetch::link(self, group, instruction)),
             _ => Work::Local(self.local(instruction)),
         };
         let frees = instruction.frees.iter().map(|&freed| self.store.slot(freed)).collect();
@@ -240,7 +247,11 @@ impl Linker<'_> {
             }
             &Action::Due { every } => Local::Due(Due::link(self, every, instruction)),
             Action::Test => Local::Test(Test::link(self, instruction)),
-            Action::Send { .. } | Action::Receive { .. } | Action::Collective { .. } => {
+            Action::Send { .. }
+            | Action::Receive { .. }
+            | Action::Collective { .. }
+            | Action::Publish { .. }
+            | Action::Fetch { .. } => {
                 unreachable!("{:?} involves other ranks", instruction.action)
             }
         }

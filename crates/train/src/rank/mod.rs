@@ -28,6 +28,7 @@ mod store;
 mod table_rows;
 mod takeover;
 mod update;
+mod window;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -58,6 +59,8 @@ use store::Store;
 pub(crate) use store::stored;
 pub(crate) use takeover::{Gradients, RowEnd};
 pub(crate) use update::StepOutcome;
+pub(crate) use window::copy as copy_published;
+pub(crate) use window::{Fetch, Publish};
 
 /// What all ranks of a run have in common.
 pub(crate) struct Shared {

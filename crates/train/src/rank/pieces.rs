@@ -414,6 +414,7 @@ fn saved_name(content: Content, parameter: &str) -> String {
         | Content::Staging
         | Content::ExtrapolatedWeight
         | Content::SummedWeight
+        | Content::PublishedWeight
         | Content::Statistics
         | Content::OfRank(_)
         | Content::Compressed

@@ -109,6 +109,7 @@ impl Rank {
                     // A server is alone in its groups.
                     Work::Collective(_) => self.free(linked, at),
                     Work::Send(_) => unreachable!("what is sent writes nothing"),
+                    Work::Publish(_) | Work::Fetch(_) => unreachable!("servers publish nothing"),
                 }
             }
         }

@@ -413,15 +413,16 @@ impl Trainer {
     /// By rank, what it has decided in the last row of steps: of a server the clients that it has answered, in
     /// order, by their number among its clients, first with an update by their gradients and then with the
     /// weights; of the first replica of a group that negotiates what was reduced as one, group by group and in
-    /// order, each as the number of the class's communicator, how many requests, and their numbers in it. Empty
-    /// for other ranks.
+    /// order, each as the number of the class's communicator, how many requests, and their numbers in it; of a
+    /// replica that takes in what one other has published, step by step, in which step of the row it had published
+    /// that. Empty for other ranks.
     pub fn answers(&self) -> &[Vec<u32>] {
         &self.answers
     }
 
-    /// Has servers answer, and replicas reduce, in the next row of steps as they did in the one that wrote
-    /// `answers`, so that it comes to the same, bit for bit. That row fails if it has another number of steps, or if the order
-    /// breaks the bound on staleness.
+    /// Has servers answer, and replicas reduce and fetch, in the next row of steps as they did in the one that wrote
+    /// `answers`, so that it comes to the same, bit for bit. That row fails if it has another number of steps, or if
+    /// the order breaks the bound on staleness or cannot have been.
     ///
     /// # Errors
     /// If ranks are not threads: under the virtual clock, the order of answers is that of modelled time. If

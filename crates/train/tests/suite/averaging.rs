@@ -4,14 +4,15 @@
 
 use std::collections::BTreeMap;
 
+use crate::support::formulas;
 use crate::support::trained::Trained;
 use crate::support::{Samples, graph, losses, mesh, serial, settings, trainer_with};
 use shardloom_checkpoint::{Checkpoint, Meta, Store};
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Averaging, AveragingTime, Axis, AxisSet, Communication, Optimizer, Plan, Precision, Sync,
-    Uniform,
+    Averaging, AveragingTime, Axis, AxisSet, Communication, Optimizer, Partners, Plan, Precision,
+    Sync, Uniform,
 };
 use shardloom_program::{Content, Format, Rank};
 use shardloom_train::learning_rate::{Curve, LearningRate};
@@ -90,25 +91,8 @@ impl Replica {
             let mut weights = of(&mut self.weights);
             let [mut m, mut v] = self.moments.each_mut().map(of);
             for (at, &g) in gradient[&value.name].iter().enumerate() {
-                let (w, m, v) = (&mut weights[at], &mut m[at], &mut v[at]);
-                match optimizer {
-                    Optimizer::Sgd { momentum: 0.0, .. } => *w -= rate * g,
-                    Optimizer::Sgd { momentum, .. } => {
-                        *m = (momentum as f32).mul_add(*m, g);
-                        *w -= rate * *m;
-                    }
-                    Optimizer::Adamw { beta1, beta2, epsilon, weight_decay } => {
-                        let decay = if decays { weight_decay as f32 } else { 0.0 };
-                        let [beta1, beta2, epsilon] = [beta1, beta2, epsilon].map(|it| it as f32);
-                        let number = step as f64 + 1.0;
-                        let filled = |beta: f32| (1.0 - f64::from(beta).powf(number)) as f32;
-                        *m = beta1.mul_add(*m, (1.0 - beta1) * g);
-                        *v = beta2.mul_add(*v, (1.0 - beta2) * g * g);
-                        let root = v.sqrt().mul_add(1.0 / filled(beta2).sqrt(), epsilon);
-                        *w = (1.0 - rate * decay) * *w - rate / filled(beta1) * *m / root;
-                    }
-                    _ => unreachable!("these are tested"),
-                }
+                let moved = [&mut weights[at], &mut m[at], &mut v[at]];
+                formulas::update(optimizer, (rate, decays, step as f64 + 1.0), moved, g);
             }
             self.weights.insert(value.name.clone(), weights);
             for (moments, values) in self.moments.iter_mut().zip([m, v]) {
@@ -186,10 +170,15 @@ fn assert_near(found: &[Tensors], expected: &[Tensors], most: f32, of: &str) {
 const ADAMW: Optimizer =
     Optimizer::Adamw { beta1: 0.9, beta2: 0.95, epsilon: 1e-2, weight_decay: 0.1 };
 
-const LOCAL: [Averaging; 2] = [
-    Averaging { every: 1, rate: 1.0, when: AveragingTime::AfterUpdate, over: None },
-    Averaging { every: 3, rate: 1.0, when: AveragingTime::AfterUpdate, over: None },
-];
+const EACH_STEP: Averaging = Averaging {
+    every: 1,
+    rate: 1.0,
+    when: AveragingTime::AfterUpdate,
+    partners: Partners::All,
+    over: None,
+};
+
+const LOCAL: [Averaging; 2] = [EACH_STEP, Averaging { every: 3, ..EACH_STEP }];
 
 #[test]
 fn replicas_come_to_what_serial_runs_that_are_averaged_come_to() {

@@ -25,6 +25,7 @@ mod overflow;
 mod overlap;
 mod own_engine;
 mod own_synchronisation;
+mod pair_averaging;
 mod pipelines;
 mod post_validation;
 mod recomputation;

@@ -1,16 +1,13 @@
 //! Training with reductions whose order replicas agree on while running: what it is equal to, bytes, memory,
 //! checkpoints, answers that are repeated, processes.
 
-use std::sync::Arc;
-use std::thread;
-
+use crate::support::processes::led;
 use crate::support::two_nodes::{
     CLUSTER, assert_close, clocks, cluster, data, gpt, started, train, weights,
 };
 use crate::support::{mesh, serial, settings};
 use shardloom_checkpoint::{Meta, Store};
 use shardloom_collectives::Algorithm;
-use shardloom_fabric::{MessagePassing, Queues};
 use shardloom_graph::Graph;
 use shardloom_plan::{
     Compression, Negotiation, Number, Optimizer, Plan, ScheduleKind, Sync, Uniform,
@@ -18,7 +15,7 @@ use shardloom_plan::{
 use shardloom_program::{ClassId, Content, Queue, Rank};
 use shardloom_sim::{Options, Recorded, run};
 use shardloom_train::learning_rate::Curve;
-use shardloom_train::{Blueprint, Processes, RunClock, Settings, Trainer};
+use shardloom_train::{Blueprint, RunClock, Settings, Trainer};
 
 const STEPS: u32 = 6;
 
@@ -315,24 +312,10 @@ fn ranks_in_processes_come_to_what_threads_come_to() {
         let settings = Settings { ..settings(Curve::Constant { peak: 0.05 }) };
         Blueprint::new(graph.clone(), &plan, plan.device_count(), settings).expect("a plan")
     };
-    thread::scope(|scope| {
-        let mut transports = Queues::between(4).into_iter();
-        let join = |transport| {
-            let engine = MessagePassing::over(Box::new(transport)).expect("a thread");
-            Arc::new(Processes::join(Arc::new(engine)).unwrap_or_else(|error| panic!("{error}")))
-        };
-        let first = transports.next().expect("a rank");
-        for transport in transports {
-            let blueprint = &blueprint;
-            scope.spawn(move || {
-                let followed = Trainer::follow(blueprint().over(join(transport)), Box::new(data()));
-                followed.unwrap_or_else(|error| panic!("{error}"));
-            });
-        }
-        let leader = Trainer::start(blueprint().over(join(first)), Box::new(data()));
+    led(&blueprint, &data, |blueprint| {
+        let leader = Trainer::start(blueprint, Box::new(data()));
         let mut leader = leader.unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(train(&mut leader, STEPS), losses);
         assert!(weights(&mut leader) == expected);
-        drop(leader);
     });
 }

@@ -10,7 +10,7 @@ use crate::support::{Samples, gpt, mesh, serial, settings};
 use shardloom_collectives::{Algorithm, Kind, Member, Reduction};
 use shardloom_fabric::{
     Collective, Completed, Contents, Counters, Endpoint, Engine, FabricError, Group, Handle,
-    InProcess, Lent, Message, Overlapped, Pool, PoolId, Returns, Settings, View, ViewMut,
+    InProcess, Lent, Message, Overlapped, Pool, PoolId, Returns, Settings, View, ViewMut, Window,
 };
 use shardloom_graph::Graph;
 use shardloom_plan::{Plan, ScheduleKind, Sync, Uniform};
@@ -148,6 +148,10 @@ impl<B: Lent> Endpoint<B> for OwnEndpoint<B> {
         let (rank, log) = (self.inner.rank(), Arc::clone(&self.log));
         let (waiting, done) = (VecDeque::new(), vec![]);
         Ok(Box::new(OwnGroup { inner, rank, log, started: 0, waiting, done }))
+    }
+
+    fn window(&mut self, lent: Vec<B>) -> Box<dyn Window<B>> {
+        self.inner.window(lent)
     }
 
     fn fail(&self, reason: &str) {

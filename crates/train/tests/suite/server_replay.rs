@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use crate::support::formulas;
 use crate::support::replica::{Replica, Tensors};
 use crate::support::{Samples, graph, mesh, serial, settings, trainer_with};
 use shardloom_graph::Graph;
@@ -65,23 +66,11 @@ impl Held {
     ) {
         let rate = self.rates.at(step as u64) as f32;
         for at in range {
-            let (w, g) = (&mut self.weights.get_mut(name).expect("a parameter")[at], gradient[at]);
-            match self.optimizer {
-                Optimizer::Sgd { .. } => *w -= rate * g,
-                Optimizer::Adamw { beta1, beta2, epsilon, weight_decay } => {
-                    let decay = if self.decays[name] { weight_decay as f32 } else { 0.0 };
-                    let [beta1, beta2, epsilon] = [beta1, beta2, epsilon].map(|it| it as f32);
-                    let filled = |beta: f32| (1.0 - f64::from(beta).powf(f64::from(number))) as f32;
-                    let [m, v] = &mut self.moments;
-                    let m = &mut m.get_mut(name).expect("a parameter")[at];
-                    let v = &mut v.get_mut(name).expect("a parameter")[at];
-                    *m = beta1.mul_add(*m, (1.0 - beta1) * g);
-                    *v = beta2.mul_add(*v, (1.0 - beta2) * g * g);
-                    let root = v.sqrt().mul_add(1.0 / filled(beta2).sqrt(), epsilon);
-                    *w = (1.0 - rate * decay) * *w - rate / filled(beta1) * *m / root;
-                }
-                _ => unreachable!("these two are tested"),
-            }
+            let [m, v] = self.moments.each_mut();
+            let moved = [&mut self.weights, m, v];
+            let moved = moved.map(|it| &mut it.get_mut(name).expect("a parameter")[at]);
+            let applied = (rate, self.decays[name], f64::from(number));
+            formulas::update(self.optimizer, applied, moved, gradient[at]);
         }
     }
 }

@@ -113,8 +113,8 @@ pub struct Train {
     #[arg(long, value_name = "N", value_parser = whole::<NonZeroU64>)]
     validation_microbatches: Option<NonZeroU64>,
 
-    /// Drain a pipeline without flush, or with post-validation, after every so many steps, besides where
-    /// it is validated and saved
+    /// Drain a pipeline without flush, or with post-validation, and have replicas wait for each other that
+    /// otherwise do not, after every so many steps, besides where it is validated and saved
     #[arg(long, value_name = "STEPS", value_parser = whole::<NonZeroU64>, default_value_t = DRAIN_EVERY)]
     drain_every: NonZeroU64,
 

@@ -169,6 +169,8 @@ impl Reader<'_> {
                 let messages = messages.map(|it| (from, it.from, it));
                 format!("receive {}", self.messages(messages, *route))
             }
+            Action::Publish { .. } => "publish".into(),
+            Action::Fetch { .. } => "fetch".into(),
             Action::Average { .. } => "average".into(),
             Action::Due { every } => format!("due every {every} steps"),
             Action::Test => "test".into(),

@@ -7,7 +7,7 @@ use shardloom_program::{
 };
 
 use super::programs::{
-    averaged, both_ways, gpt, local_sgd, lowered, mesh, pipeline, program, replicas, routed,
+    averaged, both_ways, gpt, local_sgd, lowered, mesh, pairs, pipeline, program, replicas, routed,
     served, stashed, uniform, validated,
 };
 
@@ -27,6 +27,7 @@ fn several() -> Vec<Program> {
         averaged(Averaging::SYNCHRONOUS, 1, 2, Precision::MIXED),
         averaged(Averaging::local_sgd(1), 2, 1, Precision::FP32),
         local_sgd(),
+        pairs(),
     ];
     replicas.chain(others).chain(averaged).chain([routed(1)]).collect()
 }

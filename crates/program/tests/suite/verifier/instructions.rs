@@ -134,6 +134,14 @@ pub fn averages(it: &Instruction, _: &Body) -> bool {
     matches!(it.action, Action::Average { .. })
 }
 
+pub fn publishes(it: &Instruction, _: &Body) -> bool {
+    matches!(it.action, Action::Publish { .. })
+}
+
+pub fn fetches(it: &Instruction, _: &Body) -> bool {
+    matches!(it.action, Action::Fetch { .. })
+}
+
 pub fn asks(it: &Instruction, _: &Body) -> bool {
     matches!(it.action, Action::Due { .. })
 }

@@ -8,8 +8,8 @@ use shardloom_program::{
 };
 
 use super::instructions::{
-    casts, change, differentiates, find, frees, gathers, instruction, is_kernel, optimizes,
-    over_classes, requeued, sends, without,
+    averages, casts, change, differentiates, fetches, find, frees, gathers, instruction, is_kernel,
+    optimizes, over_classes, publishes, requeued, sends, without,
 };
 use super::programs::{mesh, validated_on};
 
@@ -119,6 +119,24 @@ pub fn swapped(mut program: Program) -> Program {
     let at = meetings(body);
     body.instructions.swap(at[0], at[1]);
     program
+}
+
+/// Has weights published after the averages of their step.
+pub fn published_late(mut program: Program) -> Program {
+    let (body, index) = find(&program, 0, publishes);
+    let bodies = &mut program.classes[0].bodies;
+    let publish = bodies[body].instructions.remove(index);
+    let average = |it: &Body| it.instructions.iter().any(|it| averages(it, &bodies[body]));
+    let last = bodies.iter().position(average).expect("it averages");
+    bodies[last].instructions.push(publish);
+    requeued(program)
+}
+
+/// Has a fetch stand before what it waits for of others.
+pub fn fetched_first(mut program: Program) -> Program {
+    let (body, index) = find(&program, 0, fetches);
+    program.classes[0].bodies[body].instructions.swap(index - 1, index);
+    requeued(program)
 }
 
 /// Moves the collective over a content into another group.

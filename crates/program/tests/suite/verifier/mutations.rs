@@ -11,20 +11,21 @@ use shardloom_program::{
 };
 
 use super::instructions::{
-    asks, averages, casts, change, differentiates, find, frees, gathers, is_kernel, optimizes,
-    over_axes, over_classes, receives, reduces, requeued, sends, sums_weights, twice, waits,
-    without, without_all,
+    asks, averages, casts, change, differentiates, fetches, find, frees, gathers, is_kernel,
+    optimizes, over_axes, over_classes, publishes, receives, reduces, requeued, sends,
+    sums_weights, twice, waits, without, without_all,
 };
 use super::mutants::{
-    aged, agreed_within, cast_before_update, cast_of_moments, fewer_versions, foreign_gradients,
-    freed_at_once, freed_early, guard_first, guarded, late_copies, message, moved_along_another,
-    no_messages, on_another_route, other_bucket, other_format, other_kind, other_parameter,
-    outside, reads_another, reads_later, regrouped, restored_elsewhere, rolled_back, route_format,
-    short_bucket, short_tensor, shorter_messages, swapped, uneven, without_entry,
+    aged, agreed_within, cast_before_update, cast_of_moments, fetched_first, fewer_versions,
+    foreign_gradients, freed_at_once, freed_early, guard_first, guarded, late_copies, message,
+    moved_along_another, no_messages, on_another_route, other_bucket, other_format, other_kind,
+    other_parameter, outside, published_late, reads_another, reads_later, regrouped,
+    restored_elsewhere, rolled_back, route_format, short_bucket, short_tensor, shorter_messages,
+    swapped, uneven, without_entry,
 };
 use super::programs::{
-    averaged, both_ways, local_sgd, mesh, mixed, pipeline, predicted, program, replicas, served,
-    stashed, validated,
+    averaged, both_ways, local_sgd, mesh, mixed, pairs, pipeline, predicted, program, replicas,
+    served, stashed, validated,
 };
 
 /// The first parameter of a bucket.
@@ -288,6 +289,38 @@ rejected! {
         requeued(change(program, 0, reduces, |it| over_axes(it, &[Axis::DP, Axis::TP])))
     } => Violation::Unreduced { .. } | Violation::Apart { .. },
     a_question_that_is_not_asked_is_rejected: without(local_sgd(), 0, asks) => Violation::Flag { .. },
+    a_fetch_that_waits_for_what_others_publish_only_after_theirs_is_rejected:
+        fetched_first(pairs()) => Violation::Deadlock { .. },
+    weights_published_after_they_were_averaged_are_rejected:
+        published_late(pairs()) => Violation::NoAverage { .. },
+    weights_that_are_not_all_published_are_rejected:
+        change(pairs(), 0, publishes, |it| {
+            it.reads.pop();
+            it.writes.pop();
+        }) => Violation::Publications { .. },
+    a_fetch_of_some_of_what_is_published_is_rejected:
+        change(pairs(), 0, fetches, |it| it.writes.truncate(1)) => Violation::NoAverage { .. },
+    a_fetch_from_others_than_replicas_is_rejected:
+        change(pairs(), 0, fetches, |it| {
+            it.action = Action::Fetch { group: Group::World };
+        }) => Violation::NoAverage { .. },
+    a_publication_for_others_than_replicas_is_rejected:
+        change(pairs(), 0, publishes, |it| {
+            it.action = Action::Publish { group: Group::World };
+        }) => Violation::NoAverage { .. },
+    weights_that_operators_read_published_for_their_masters_are_rejected: {
+        let program = pairs();
+        let weights = program.classes[0].buckets[0].held.replicated.used;
+        change(program, 0, publishes, |it| it.reads[0] = View::whole(weights))
+    } => Violation::Formats { .. },
+    another_s_weights_taken_in_as_a_sum_are_rejected:
+        change(pairs(), 0, averages, |it| {
+            it.action = Action::Average { rate: 0.5, replicas: 2 };
+        }) => Violation::NoAverage { .. },
+    an_average_that_does_not_wait_for_what_is_fetched_is_rejected:
+        change(pairs(), 0, averages, |it| it.after.clear()) => Violation::Race { .. },
+    a_fetch_in_another_queue_is_rejected:
+        change(pairs(), 0, fetches, |it| it.queue = Queue::Send) => Violation::Operands { .. },
     an_evaluation_that_leaves_something_is_rejected:
         change(
             pipeline(),

@@ -107,6 +107,11 @@ pub fn local_sgd() -> Program {
     averaged(Averaging::local_sgd(2), 2, 1, Precision::MIXED)
 }
 
+/// Two replicas that take in half of what one other has published.
+pub fn pairs() -> Program {
+    averaged(Averaging::PAIRS, 1, 1, Precision::MIXED)
+}
+
 /// Two workers, and a server that holds their weights.
 pub fn served() -> Program {
     let graph = gpt(false);

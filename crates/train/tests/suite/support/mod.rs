@@ -1,6 +1,8 @@
 //! What tests of training share: small models, data, and runs.
 
+pub mod formulas;
 pub mod golden;
+pub mod processes;
 pub mod replica;
 pub mod trained;
 pub mod two_nodes;

@@ -1,6 +1,8 @@
 //! Endpoints of an engine with something done at their calls.
 
-use shardloom_fabric::{Counters, Endpoint, FabricError, Group, Lent, Message, Pool, PoolId};
+use shardloom_fabric::{
+    Counters, Endpoint, FabricError, Group, Lent, Message, Pool, PoolId, Window,
+};
 
 /// What is done at the calls of a rank's endpoint.
 pub trait Watcher<B: Lent>: Send {
@@ -66,6 +68,10 @@ impl<B: Lent, W: Watcher<B>> Endpoint<B> for Watched<B, W> {
     fn group(&mut self, members: &[u32]) -> Result<Box<dyn Group<B>>, FabricError> {
         let inner = self.inner.group(members)?;
         Ok(self.watcher.group(inner))
+    }
+
+    fn window(&mut self, lent: Vec<B>) -> Box<dyn Window<B>> {
+        self.inner.window(lent)
     }
 
     fn fail(&self, reason: &str) {
