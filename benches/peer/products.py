@@ -35,11 +35,11 @@ def ours(command):
     return peak, products
 
 
-def theirs(python, products):
+def theirs(python, products, options):
     """PyTorch's operations a second for the same products, in their order."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     done = subprocess.run(
-        [python, __file__, "--measure-torch"],
+        [python, __file__, "--measure-torch", *(["--bf16"] if options.bf16 else [])],
         input=json.dumps(products),
         env=environment,
         capture_output=True,
@@ -51,11 +51,12 @@ def theirs(python, products):
     return json.loads(done.stdout)
 
 
-def measure_torch():
+def measure_torch(bf16):
     """Reads products from standard input and prints PyTorch's operations a second for each."""
     import torch  # Only here, as the rest needs nothing but Python.
 
     torch.set_num_threads(1)
+    torch.set_default_dtype(torch.bfloat16 if bf16 else torch.float32)
     results = []
     for product in json.load(sys.stdin):
         batch, rows, inputs, outputs = (
@@ -96,18 +97,19 @@ def main():
     environment = pathlib.Path.home() / ".cache/shardloom-peer/bin/python"
     parser.add_argument("--torch-python", default=str(environment), help="a Python with PyTorch")
     parser.add_argument("--bench", default=BENCH, help="our command")
+    parser.add_argument("--bf16", action="store_true", help="operands in bfloat16, PyTorch's results too")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each side")
     parser.add_argument("--measure-torch", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure_torch:
-        measure_torch()
+        measure_torch(options.bf16)
         return
     if options.repeats < 1:
         parser.error("--repeats must be at least 1")
     runs = []
     for _ in range(options.repeats):
-        peak, products = ours(options.bench)
-        runs.append((peak, products, theirs(options.torch_python, products)))
+        peak, products = ours(options.bench + (" --bf16" if options.bf16 else ""))
+        runs.append((peak, products, theirs(options.torch_python, products, options)))
     median = statistics.median
     tier, products = runs[0][0]["tier"], runs[0][1]
     has_peak = runs[0][0]["peak_flops"] is not None

@@ -24,7 +24,8 @@ pub trait Window<B: Lent>: Send {
     ///
     /// # Errors
     ///
-    /// See [`Window`]; [`FabricError::Unfit`] if what the rank publishes has other parts.
+    /// See [`Window`]; [`FabricError::PeerGone`] also if the rank had published it before it left;
+    /// [`FabricError::Unfit`] if what the rank publishes has other parts.
     fn fetch(&mut self, from: u32, least: u64, into: &mut [B]) -> Result<u64, FabricError>;
 
     /// How often what this rank publishes has been fetched so far, or sent to who fetches it.

@@ -1,15 +1,17 @@
 //! The matrix products of training steps, each against what the processor can do at most: multiply-adds from
 //! registers to registers.
 //!
-//! Run with `cargo bench -p shardloom-kernels --bench products`; with `-- --json` it prints a JSON object for
+//! Run with `cargo bench -p shardloom-kernels --bench products`; with `-- --bf16` operands are in bfloat16 (where the tier multiplies that), with
+//! `-- --json` it prints a JSON object for
 //! the peak and one for each product, which `benches/peer/products.py` holds against PyTorch's.
 
 use std::env;
 use std::hint::black_box;
 use std::time::Instant;
 
+use half::bf16;
 use shardloom_kernels::matmul::{
-    Linear, WeightLayout, linear, linear_input_grad, linear_weight_grad,
+    Factor, Linear, WeightLayout, linear, linear_input_grad, linear_weight_grad,
 };
 use shardloom_kernels::random::{Key, normal_fill};
 use shardloom_kernels::tier::Tier;
@@ -77,23 +79,29 @@ impl Pass {
 }
 
 impl Product {
-    /// Operations a second of a pass; gradients of weights are added onto what is there.
-    fn flops(&self, pass: Pass) -> f64 {
+    /// Operations a second of a pass whose operands are made by `of` of fp32 numbers; gradients of weights are added
+    /// onto what is there. Results are in fp32.
+    fn flops<T: Factor>(&self, pass: Pass, of: impl Fn(f32) -> T) -> f64 {
         let shape = self.shape;
         let sizes =
             [shape.rows * shape.inputs, shape.inputs * shape.outputs, shape.rows * shape.outputs];
-        let [mut x, mut w, mut y] = sizes.map(|elements| normal(self.batch * elements));
+        let mut results = sizes.map(|elements| normal(self.batch * elements));
+        let operands = results.each_ref().map(|it| it.iter().map(|&it| of(it)).collect::<Vec<T>>());
         let operations = 2 * self.batch * shape.rows * shape.inputs * shape.outputs;
         let seconds = median_seconds(|| {
-            let parts = x.chunks_exact_mut(sizes[0]).zip(w.chunks_exact_mut(sizes[1]));
-            for ((x, w), y) in parts.zip(y.chunks_exact_mut(sizes[2])) {
+            for number in 0..self.batch {
+                let part = |index: usize| &operands[index][number * sizes[index]..][..sizes[index]];
+                let [x, w, y] = [part(0), part(1), part(2)];
+                let mut result = |index: usize, run: &dyn Fn(&mut [f32])| {
+                    run(&mut results[index][number * sizes[index]..][..sizes[index]]);
+                };
                 match pass {
-                    Pass::Forward => linear(shape, &*x, &*w, None, y),
-                    Pass::Input => linear_input_grad(shape, &*y, &*w, x, false),
-                    Pass::Weight => linear_weight_grad(shape, &*x, &*y, w, true),
+                    Pass::Forward => result(2, &|y| linear(shape, x, w, None, y)),
+                    Pass::Input => result(0, &|dx| linear_input_grad(shape, y, w, dx, false)),
+                    Pass::Weight => result(1, &|dw| linear_weight_grad(shape, x, y, dw, true)),
                 }
             }
-            black_box((&mut x, &mut w, &mut y));
+            black_box(&mut results);
         });
         operations as f64 / seconds
     }
@@ -120,16 +128,19 @@ fn median_seconds(mut call: impl FnMut()) -> f64 {
     seconds[REPEATS / 2]
 }
 
-/// Operations a second of multiply-adds whose operands and results stay in registers; none where no tier of
-/// this machine has instructions for them.
-fn peak_flops(tier: Tier) -> Option<f64> {
+/// Operations a second of multiply-adds, of fp32 or of bfloat16, whose operands and results stay in registers; none
+/// where the tier has no instructions for them.
+fn peak_flops(tier: Tier, in_bf16: bool) -> Option<f64> {
     #[cfg(target_arch = "x86_64")]
     {
         const STEPS: usize = 100_000;
-        let (operations, run): (usize, unsafe fn(usize)) = match tier {
-            Tier::Avx512 => (registers::OPERATIONS_512, registers::run_512),
-            Tier::Avx2 => (registers::OPERATIONS_256, registers::run_256),
-            Tier::Portable => return None,
+        let (operations, run): (usize, unsafe fn(usize)) = match (tier, in_bf16) {
+            (Tier::Avx512Bf16, true) => (registers::OPERATIONS_BF16, registers::run_bf16),
+            (Tier::Portable, false) | (_, true) => return None,
+            (Tier::Avx512 | Tier::Avx512Bf16, false) => {
+                (registers::OPERATIONS_512, registers::run_512)
+            }
+            (Tier::Avx2, false) => (registers::OPERATIONS_256, registers::run_256),
         };
         // SAFETY: a tier is selected only if the processor has its instructions.
         let seconds = median_seconds(|| unsafe { run(STEPS) });
@@ -149,6 +160,21 @@ mod registers {
     /// Operations of a step.
     pub const OPERATIONS_512: usize = 2 * 16 * CHAINS;
     pub const OPERATIONS_256: usize = 2 * 8 * CHAINS;
+    pub const OPERATIONS_BF16: usize = 2 * 32 * CHAINS;
+
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    pub fn run_bf16(steps: usize) {
+        let factor = _mm512_set1_ps(black_box(0.5));
+        // SAFETY: any bits are pairs of bfloat16.
+        let factor: __m512bh = unsafe { std::mem::transmute(factor) };
+        let mut sums: [__m512; CHAINS] = [_mm512_setzero_ps(); CHAINS];
+        for _ in 0..steps {
+            for sum in &mut sums {
+                *sum = _mm512_dpbf16_ps(*sum, factor, factor);
+            }
+        }
+        black_box(sums);
+    }
 
     #[target_feature(enable = "avx512f")]
     pub fn run_512(steps: usize) {
@@ -182,7 +208,8 @@ mod registers {
 }
 
 fn main() {
-    let json = env::args().any(|argument| argument == "--json");
+    let [json, in_bf16] =
+        ["--json", "--bf16"].map(|option| env::args().any(|argument| argument == option));
     let tier = match Tier::selected() {
         Ok(tier) => tier,
         Err(error) => {
@@ -190,7 +217,11 @@ fn main() {
             std::process::exit(2);
         }
     };
-    let peak = peak_flops(tier);
+    if in_bf16 && tier != Tier::Avx512Bf16 {
+        eprintln!("--bf16: {tier} widens bfloat16 and multiplies fp32; run without it");
+        std::process::exit(2);
+    }
+    let peak = peak_flops(tier, in_bf16);
     match (json, peak) {
         (true, Some(peak)) => println!(r#"{{"tier":"{tier}","peak_flops":{peak}}}"#),
         (true, None) => println!(r#"{{"tier":"{tier}","peak_flops":null}}"#),
@@ -202,7 +233,10 @@ fn main() {
     for product in &PRODUCTS {
         let Product { name, batch, shape: Linear { rows, inputs, outputs, .. } } = product;
         for pass in Pass::ALL {
-            let flops = product.flops(pass);
+            let flops = match in_bf16 {
+                true => product.flops(pass, bf16::from_f32),
+                false => product.flops(pass, |it| it),
+            };
             let pass = pass.name();
             if json {
                 println!(

@@ -225,6 +225,11 @@ pub trait Device: Debug + Send + Sync {
         scratch: ViewMut<'_>,
     );
 
+    /// Rounds fp32 numbers of a part of a parameter to bfloat16: each becomes one of the two that it lies between, the
+    /// upper one with the probability of its distance from the lower. Which one follows from the key and where the
+    /// element lies in the whole parameter. What is bfloat16 already stays as it is.
+    fn round_stochastically(&self, from: View<'_>, to: ViewMut<'_>, key: Key, piece: &Piece);
+
     /// How many fp32 elements of scratch an update, or a round of its statistics, of a part of so many
     /// elements needs whose gradients are of a format.
     fn update_scratch_elements(&self, elements: usize, gradients: Format) -> usize;

@@ -6,6 +6,7 @@
 
 mod sizes;
 
+use half::bf16;
 use shardloom_graph::OpKind;
 use shardloom_graph::op::{Activation, Gate, Overflow};
 use shardloom_graph::work::Pass;
@@ -20,15 +21,15 @@ use crate::expert_contract::{
 use crate::random::dropout_mask;
 use crate::routing::{self, Decision};
 use crate::{
-    activation, attention, concat, cross_entropy, dropout, elementwise, embedding, interaction,
-    layer_norm, lstm, matmul, rms_norm, rotary, rows, sigmoid_cross_entropy,
+    Format, activation, attention, concat, cross_entropy, dropout, elementwise, embedding, gemm,
+    interaction, layer_norm, lstm, matmul, rms_norm, rotary, rows, sigmoid_cross_entropy,
 };
 use sizes::{
     attention_shape, context_scratch, drawn, expert_shape, filled, fused_shape, linear, lstm_shape,
     rotary_table, routed, routing_sizes, visibility,
 };
 
-/// A tensor that a pass reads, with real numbers in fp32.
+/// A tensor that a pass reads, with real numbers in fp32 but for what is multiplied.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Input<'a> {
     /// Local shape.
@@ -42,10 +43,19 @@ pub(crate) struct Input<'a> {
 pub(crate) enum Data<'a> {
     /// Real numbers.
     F32(&'a [f32]),
+    /// Real numbers that [are multiplied as they are](multiplies_bf16).
+    Bf16(&'a [bf16]),
     /// Masks.
     U8(&'a [u8]),
     /// Indices.
     U32(&'a [u32]),
+}
+
+/// Whether a pass multiplies the first two tensors that it reads, of these formats, in bfloat16 as they are. All others
+/// it takes in fp32.
+pub(crate) fn multiplies_bf16(kind: &OpKind, formats: impl Iterator<Item = Format>) -> bool {
+    let is_product = matches!(kind, OpKind::Contract { .. });
+    is_product && gemm::multiplies_bf16() && formats.take(2).all(|it| it == Format::Bf16)
 }
 
 /// A tensor that a pass writes, with real numbers in fp32.
@@ -196,7 +206,11 @@ fn forward(
         }
         (OpKind::Contract { transposed }, [x, w, bias @ ..], [y]) => {
             let shape = linear(x.shape, w.shape, y.shape, *transposed);
-            matmul::linear(shape, x.f32(), w.f32(), bias.first().map(Input::f32), y.f32());
+            let (bias, y) = (bias.first().map(Input::f32), y.f32());
+            match (x.data, w.data) {
+                (Data::Bf16(x), Data::Bf16(w)) => matmul::linear(shape, x, w, bias, y),
+                _ => matmul::linear(shape, x.f32(), w.f32(), bias, y),
+            }
         }
         (OpKind::Add, [a, b], [y]) if a.shape == b.shape => {
             elementwise::add(a.f32(), b.f32(), y.f32());
@@ -338,7 +352,13 @@ fn input_gradient(
     match (kind, reads, writes) {
         (OpKind::Contract { transposed }, [w, dy], [dx]) => {
             let shape = linear(dx.shape, w.shape, dy.shape, *transposed);
-            matmul::linear_input_grad(shape, dy.f32(), w.f32(), dx.f32(), accumulate[0]);
+            let (dx, accumulate) = (dx.f32(), accumulate[0]);
+            match (dy.data, w.data) {
+                (Data::Bf16(dy), Data::Bf16(w)) => {
+                    matmul::linear_input_grad(shape, dy, w, dx, accumulate);
+                }
+                _ => matmul::linear_input_grad(shape, dy.f32(), w.f32(), dx, accumulate),
+            }
         }
         (OpKind::Concat { axis }, [dy], parts) => {
             let rows = dy.shape[..*axis].iter().product();
@@ -573,9 +593,20 @@ fn weight_gradient(
         }
         (OpKind::Contract { transposed }, [x, dy], [dw, dbias @ ..]) => {
             let shape = linear(x.shape, dw.shape, dy.shape, *transposed);
-            matmul::linear_weight_grad(shape, x.f32(), dy.f32(), dw.f32(), accumulate[0]);
-            if let Some(dbias) = dbias.first_mut() {
-                matmul::bias_grad(dy.f32(), dbias.f32(), accumulate[1]);
+            let (dw, dbias) = (dw.f32(), dbias.first_mut());
+            match (x.data, dy.data) {
+                (Data::Bf16(x), Data::Bf16(dy)) => {
+                    matmul::linear_weight_grad(shape, x, dy, dw, accumulate[0]);
+                    if let Some(dbias) = dbias {
+                        matmul::bias_grad_of_bf16(dy, dbias.f32(), accumulate[1]);
+                    }
+                }
+                _ => {
+                    matmul::linear_weight_grad(shape, x.f32(), dy.f32(), dw, accumulate[0]);
+                    if let Some(dbias) = dbias {
+                        matmul::bias_grad(dy.f32(), dbias.f32(), accumulate[1]);
+                    }
+                }
             }
         }
         (OpKind::ExpertContract, [x, counts, dy], [dw]) => {

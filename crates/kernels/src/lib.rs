@@ -8,10 +8,11 @@
 //! a forward function, a function for the gradients of its inputs and one for those of its weights, so that
 //! the two halves of a backward pass can be scheduled apart. They write into what they are given and
 //! allocate nothing, but for the 1.3 MB in which a thread packs matrix products. Operands of 16 bits are
-//! widened before and rounded, once for each tensor that a kernel writes, afterwards.
+//! widened before, but for what linear layers multiply in bfloat16 where the processor does that faster, and
+//! rounded, once for each tensor that a kernel writes, afterwards.
 //!
-//! Kernels use the best instructions of the processor. `SHARDLOOM_KERNELS=portable`, `avx2` or
-//! `avx512` in the environment makes them use others: see [`tier`].
+//! Kernels use the best instructions of the processor. `SHARDLOOM_KERNELS=portable`, `avx2`,
+//! `avx512` or `avx512-bf16` in the environment makes them use others: see [`tier`].
 //!
 //! Slices whose lengths contradict each other are a mistake of the caller, never of a user, and
 //! panic with the lengths in the message.

@@ -131,6 +131,18 @@ impl Convert for Factor {
     }
 }
 
+/// The upper half of a word.
+struct Halves;
+
+impl Convert for Halves {
+    type Number = u16;
+
+    #[inline(always)]
+    fn convert(&self, words: [[u32; COUNTERS]; 4]) -> [[u16; COUNTERS]; 4] {
+        words.map(|words| words.map(|word| (word >> 16) as u16))
+    }
+}
+
 struct Uniform {
     low: f32,
     width: f32,
@@ -193,6 +205,10 @@ fn normal_pair(first: u32, second: u32) -> (f32, f32) {
 }
 
 simd! {
+    fn halves_run(generator: Generator, start: usize, out: &mut [u16]) {
+        generator.fill_run(start, out, Halves);
+    }
+
     fn mask_run(generator: Generator, start: usize, threshold: u32, mask: &mut [u8]) {
         generator.fill_run(start, mask, Keep { threshold });
     }
@@ -254,6 +270,11 @@ pub fn uniform_fill(key: Key, window: &Window, low: f32, high: f32, out: &mut [f
 pub fn normal_fill(key: Key, window: &Window, mean: f32, std: f32, out: &mut [f32]) {
     let generator = key.generator();
     fill(window, out, |start, run| normal_run(generator, start, mean, std, run));
+}
+
+/// Random bits of the elements from global index `start` on, 16 of each.
+pub(crate) fn random_halves(key: Key, start: usize, out: &mut [u16]) {
+    halves_run(key.generator(), start, out);
 }
 
 #[cfg(test)]

@@ -29,9 +29,11 @@ macro_rules! simd {
                     portable($($arg),*)
                 }
                 match crate::tier::Tier::current() {
-                    // SAFETY: a tier is current only if the processor has its features, which
-                    // include those that `avx512` enables.
-                    crate::tier::Tier::Avx512 => return unsafe { avx512($($arg),*) },
+                    crate::tier::Tier::Avx512 | crate::tier::Tier::Avx512Bf16 => {
+                        // SAFETY: a tier is current only if the processor has its features, which
+                        // include those that `avx512` enables.
+                        return unsafe { avx512($($arg),*) };
+                    }
                     // SAFETY: as above, for `avx2`.
                     crate::tier::Tier::Avx2 => return unsafe { avx2($($arg),*) },
                     crate::tier::Tier::Portable => {}

@@ -208,6 +208,10 @@ impl Averaging {
             let rule = "weights are averaged before the update: before-update";
             return refuse("sync.averaging.when", self.when.name().into(), rule);
         }
+        if self.rate >= 1.0 {
+            let rule = "a replica keeps a share of its own weights: below 1, as 0.5";
+            return refuse("sync.averaging.rate", self.rate.to_string(), rule);
+        }
         let own = plan.averaged_axes(graph);
         let one_rank =
             "a replica is one rank, which publishes all of its weights at a time: one stage";

@@ -47,7 +47,7 @@ pub use parameter_group::{ParameterGroup, ParameterGroups};
 pub use plan::{
     Communication, FORMAT, Pipeline, Plan, Recompute, Servers, Stage, Sync, usual_attention,
 };
-pub use precision::{Number, Precision};
+pub use precision::{Number, Precision, Rounding};
 pub use schedule::{Arrangement, PassTimes, ScheduleKind, greatest_common_divisor};
 pub use server_set::ServerSet;
 pub use staleness::Staleness;

@@ -51,6 +51,35 @@ pub struct Precision {
     /// nothing else reads are kept and gathered in 8 bits too; the rest stays as the other formats say.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fp8_products: bool,
+    /// How updated weights are rounded that are in bfloat16 and have no fp32 copy.
+    #[serde(default, skip_serializing_if = "Rounding::is_to_nearest")]
+    pub rounding: Rounding,
+}
+
+/// How a number becomes one of the two of a narrower format that it lies between.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rounding {
+    /// The nearer one.
+    #[default]
+    Nearest,
+    /// Either, with a probability that is the larger the nearer it is, so that its mean is the number (Gupta et al.
+    /// 2015, ICML, arXiv 1502.02551): an update that is small beside a weight is not lost, on average.
+    Stochastic,
+}
+
+impl Rounding {
+    /// The name in plans.
+    pub fn name(self) -> &'static str {
+        match self {
+            Rounding::Nearest => "nearest",
+            Rounding::Stochastic => "stochastic",
+        }
+    }
+
+    fn is_to_nearest(&self) -> bool {
+        *self == Rounding::Nearest
+    }
 }
 
 impl Precision {
@@ -60,6 +89,7 @@ impl Precision {
         gradients: Number::Fp32,
         master: false,
         fp8_products: false,
+        rounding: Rounding::Nearest,
     };
     /// bfloat16 with fp32 gradient accumulation and master weights: 2 + 4 + 12 bytes a parameter with
     /// Adam, as Megatron-LM trains.
@@ -68,7 +98,13 @@ impl Precision {
         gradients: Number::Fp32,
         master: true,
         fp8_products: false,
+        rounding: Rounding::Nearest,
     };
+
+    /// bfloat16 with fp32 gradient accumulation, and weights that are rounded stochastically instead of having fp32
+    /// copies: 2 + 4 + 8 bytes a parameter with Adam.
+    pub const STOCHASTIC: Precision =
+        Precision { master: false, rounding: Rounding::Stochastic, ..Precision::MIXED };
 
     /// What is usual where computation is in `compute`: in 16 bits as [`Precision::MIXED`].
     pub fn usual(compute: Number) -> Precision {

@@ -7,8 +7,8 @@ use shardloom_graph::{AttentionKind, Extents, Graph};
 
 use crate::{
     Arrangement, Axis, Compression, LayoutRules, Mesh, Number, Optimizer, ParameterGroup,
-    ParameterGroups, Plan, PlanError, Precision, ScheduleKind, ServerSet, Servers, Share, Stage,
-    Staleness, Summation, Sync, Updates,
+    ParameterGroups, Plan, PlanError, Precision, Rounding, ScheduleKind, ServerSet, Servers, Share,
+    Stage, Staleness, Summation, Sync, Updates,
 };
 
 impl Plan {
@@ -35,6 +35,7 @@ impl Plan {
         }
         self.validate_axes()?;
         self.validate_layout(graph, &self.layout, "layout")?;
+        self.validate_rounding()?;
         if let Some(averaging) = self.sync.averaging {
             averaging.validate(self, graph)?;
         }
@@ -354,6 +355,17 @@ impl Plan {
             ));
         }
         Ok(())
+    }
+
+    /// Checks that there are weights that are rounded stochastically, where the plan says so.
+    fn validate_rounding(&self) -> Result<(), PlanError> {
+        let Precision { compute, rounding, .. } = self.precision;
+        let has_any = compute == Number::Bf16 && self.precisions().any(|it| !it.master);
+        if rounding == Rounding::Nearest || has_any {
+            return Ok(());
+        }
+        let rule = "of weights in bf16 without an fp32 copy: compute = \"bf16\" and master = false";
+        Err(PlanError::field("precision.rounding", rounding.name(), rule))
     }
 
     /// Checks what servers that hold the weights cannot have.

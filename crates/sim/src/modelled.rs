@@ -1,6 +1,5 @@
 //! The driver that answers from the cost model.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use shardloom_cluster::{Cluster, DeviceId, DeviceKind, NodeId};
@@ -41,6 +40,8 @@ struct ClassDurations {
     firsts: Vec<u32>,
     /// Per body, per instruction.
     bodies: Vec<Vec<Known>>,
+    /// How many ranks are on each node, once somebody has asked.
+    on_nodes: BTreeMap<NodeId, u32>,
 }
 
 /// What is known of one instruction.
@@ -107,7 +108,7 @@ impl<'a> Modelled<'a> {
             };
             let known = |body: &Body| body.instructions.iter().map(known).collect();
             let bodies = class.bodies.iter().map(known).collect();
-            classes.push(ClassDurations { alike, firsts, bodies });
+            classes.push(ClassDurations { alike, firsts, bodies, on_nodes: BTreeMap::new() });
         }
         Ok(Modelled {
             costs: CostModel::new(graph, cluster, program),
@@ -250,47 +251,58 @@ impl<'a> Modelled<'a> {
     /// How long a fetch takes that one position of a class does from another, while all others of the class fetch
     /// likewise: those on its node share the way into that.
     fn fetch_between(
-        &self,
+        &mut self,
         call: &Call<'_>,
         (to, from): (usize, usize),
     ) -> Result<Picos, SimError> {
-        let (program, cluster) = (self.costs.program(), self.costs.cluster());
-        let class = program.class(call.actor.class);
+        let (id, cluster) = (call.actor.class, self.costs.cluster());
+        let class = self.costs.program().class(id);
         let [device, other] = [to, from].map(|position| class.devices[position]);
         let node = cluster.node_of(device)?;
-        let mut concurrent = 1;
-        if cluster.node_of(other)? != node {
-            let nodes = class.devices.iter().map(|&it| cluster.node_of(it));
-            let nodes = nodes.collect::<Result<Vec<_>, _>>()?;
-            concurrent = nodes.iter().filter(|&&it| it == node).count() as u32;
-        }
-        let bytes = program.instruction_sent_bytes(call.actor.class, to, call.instruction);
+        let concurrent = match cluster.node_of(other)? == node {
+            true => 1,
+            false => self.on_nodes(id)?[&node],
+        };
+        let bytes = self.costs.program().instruction_sent_bytes(id, to, call.instruction);
         let seconds = self.costs.message_seconds(other, device, bytes, concurrent)?;
         Ok(Picos::from_seconds(seconds))
     }
 
-    /// Pairs of positions of a class, of any two nodes one, and one within each node that has two.
-    fn unlike_pairs(&self, class: ClassId) -> Result<Vec<(usize, usize)>, SimError> {
-        let devices = &self.costs.program().class(class).devices;
-        let mut firsts: BTreeMap<NodeId, usize> = BTreeMap::new();
-        let mut pairs = vec![];
-        let mut paired = BTreeSet::new();
-        for (position, &device) in devices.iter().enumerate() {
-            let node = self.costs.cluster().node_of(device)?;
-            match firsts.entry(node) {
-                Entry::Vacant(first) => {
-                    first.insert(position);
-                }
-                Entry::Occupied(first) => {
-                    if paired.insert(node) {
-                        pairs.push((*first.get(), position));
-                    }
-                }
+    /// How many ranks of a class are on each node.
+    fn on_nodes(&mut self, id: ClassId) -> Result<&BTreeMap<NodeId, u32>, SimError> {
+        let known = &mut self.classes[id.0 as usize].on_nodes;
+        if known.is_empty() {
+            for &device in &self.costs.program().class(id).devices {
+                *known.entry(self.costs.cluster().node_of(device)?).or_default() += 1;
             }
         }
-        let firsts: Vec<usize> = firsts.into_values().collect();
-        let others = |&one: &usize| firsts.iter().map(move |&other| (one, other));
-        pairs.extend(firsts.iter().flat_map(others).filter(|(one, other)| one != other));
+        Ok(known)
+    }
+
+    /// Pairs of positions of a class, who fetches and from whom, one of which takes longest: of each kind of node,
+    /// with so many ranks, the first one's from within it and from all other nodes.
+    fn unlike_pairs(&mut self, id: ClassId) -> Result<Vec<(usize, usize)>, SimError> {
+        let on_nodes = self.on_nodes(id)?.clone();
+        let (cluster, class) = (self.costs.cluster(), self.costs.program().class(id));
+        let mut positions: BTreeMap<NodeId, [Option<usize>; 2]> = BTreeMap::new();
+        for (position, &device) in class.devices.iter().enumerate() {
+            let two = positions.entry(cluster.node_of(device)?).or_default();
+            if let Some(place) = two.iter_mut().find(|it| it.is_none()) {
+                *place = Some(position);
+            }
+        }
+        let mut known = BTreeSet::new();
+        let mut pairs = vec![];
+        for (node, &[first, second]) in &positions {
+            let Some(first) = first else { continue };
+            let group = node_runs(cluster, &[class.devices[first]])?[0].0;
+            if !known.insert((group, on_nodes[node])) {
+                continue;
+            }
+            pairs.extend(second.map(|second| (first, second)));
+            let others = positions.iter().filter(|(other, _)| *other != node);
+            pairs.extend(others.filter_map(|(_, [other, _])| Some((first, (*other)?))));
+        }
         Ok(pairs)
     }
 

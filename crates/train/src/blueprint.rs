@@ -5,7 +5,7 @@ use std::sync::Arc;
 use shardloom_fabric::Engine;
 use shardloom_graph::Graph;
 use shardloom_kernels::{Device, processor};
-use shardloom_plan::{Number, Plan, Precision};
+use shardloom_plan::{Number, Plan, Precision, Rounding};
 use shardloom_program::buffers::{BufferPlan, MessagePlan};
 use shardloom_program::sync::Synchronisation;
 use shardloom_program::{Group, Program, Rank, lower, lower_with};
@@ -168,7 +168,7 @@ fn untrainable(plan: &Plan) -> Option<&'static str> {
 }
 
 fn untrainable_in(plan: &Plan, precision: Precision) -> Option<&'static str> {
-    let Precision { compute, gradients, master, fp8_products } = precision;
+    let Precision { compute, gradients, master, fp8_products, rounding } = precision;
     if fp8_products {
         return Some(
             "products are trained in no format of 8 bits here; set precision.fp8_products to false",
@@ -179,7 +179,11 @@ fn untrainable_in(plan: &Plan, precision: Precision) -> Option<&'static str> {
     let fits = gradients == compute || gradients == Number::Fp32;
     match compute {
         Number::Fp32 if fits => None,
-        Number::Bf16 | Number::Fp16 if fits && !master => Some(
+        Number::Bf16 if fits && !master && rounding == Rounding::Nearest => Some(
+            "updates in 16 bits lose what is small beside a weight; set precision.master to true, or rounding = \
+             \"stochastic\"",
+        ),
+        Number::Fp16 if fits && !master => Some(
             "updates in 16 bits lose what is small beside a weight; set precision.master to true",
         ),
         Number::Bf16 | Number::Fp16 if fits && corrects_weights => Some(

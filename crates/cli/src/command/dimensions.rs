@@ -40,6 +40,11 @@ pub struct Dimensions {
     #[arg(long, value_name = "FORMAT", value_parser = number)]
     precision: Option<Number>,
 
+    /// Keep weights in bf16 only, without fp32 ones for the optimizer, and round their updates up or down by
+    /// chance, so that small ones are not lost on average
+    #[arg(long, requires = "precision")]
+    stochastic_rounding: bool,
+
     /// adamw, sgd, lamb or adafactor, with settings as in sgd:momentum=0.9,weight_decay=0.01;
     /// sgd's reference_batch=128 scales momentum and learning rate from batches of 128 samples to those
     /// that updates have [default: adamw]
@@ -315,6 +320,7 @@ impl Dimensions {
             global_batch,
             algorithm,
             precision,
+            stochastic_rounding,
             optimizer,
             clip_norm,
             no_clip,
@@ -325,6 +331,7 @@ impl Dimensions {
             ("--global-batch", global_batch.is_some()),
             ("--algorithm", algorithm.is_some()),
             ("--precision", precision.is_some()),
+            ("--stochastic-rounding", *stochastic_rounding),
             ("--optimizer", optimizer.is_some()),
             ("--clip-norm", clip_norm.is_some()),
             ("--no-clip", *no_clip),
@@ -355,6 +362,14 @@ impl Dimensions {
         self.split.pp.unwrap_or(1)
     }
 
+    /// The formats where computation is in `compute`.
+    fn formats(&self, compute: Number) -> Precision {
+        match self.stochastic_rounding {
+            true => Precision { compute, ..Precision::STOCHASTIC },
+            false => Precision::usual(compute),
+        }
+    }
+
     /// Samples of a step.
     pub fn global_batch(&self) -> usize {
         self.global_batch.unwrap_or(GLOBAL_BATCH)
@@ -369,7 +384,7 @@ impl Dimensions {
             global_batch: self.global_batch(),
             algorithm: self.algorithm.unwrap_or(usual.algorithm),
             fastest_algorithm: usual.fastest_algorithm && self.algorithm.is_none(),
-            precision: self.precision.map_or(usual.precision, Precision::usual),
+            precision: self.precision.map_or(usual.precision, |compute| self.formats(compute)),
             formats_by_machines: usual.formats_by_machines && self.precision.is_none(),
             optimizer: self.optimizer()?,
             clip_norm: self.clip_norm(),
@@ -564,7 +579,7 @@ impl Dimensions {
                 shard_over: None,
             },
             precision: match (self.precision, servers) {
-                (Some(compute), _) => Precision::usual(compute),
+                (Some(compute), _) => self.formats(compute),
                 (None, None) => place.precision,
                 (None, Some(_)) => Precision::FP32,
             },
@@ -600,6 +615,7 @@ mod tests {
             global_batch: Some(global_batch),
             algorithm: None,
             precision: None,
+            stochastic_rounding: false,
             optimizer: None,
             clip_norm: None,
             no_clip: false,

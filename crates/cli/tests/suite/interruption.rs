@@ -240,7 +240,13 @@ fn what_is_computed_in_can_be_said_of_a_model() {
         let (narrow, narrow_is_scaled) = train(&format!("{split} --precision bf16"));
         let (half, half_is_scaled) = train(&format!("{split} --precision fp16"));
         assert_eq!([wide_is_scaled, narrow_is_scaled, half_is_scaled], [false, false, true]);
-        for other in [&narrow, &half] {
+        // Of weights the first step is the same, whatever becomes of them.
+        let chance = format!("{split} --precision bf16 --stochastic-rounding");
+        let (rounded, rounded_is_scaled) = train(&chance);
+        assert_eq!((rounded[0], rounded_is_scaled), (narrow[0], false));
+        assert_eq!(train(&chance).0, rounded);
+        assert_ne!(rounded, narrow);
+        for other in [&narrow, &half, &rounded] {
             let difference = (other[1] / wide[1] - 1.0).abs();
             assert!(0.0 < difference && difference < 0.02, "{other:?} and {wide:?}");
         }
@@ -251,6 +257,8 @@ fn what_is_computed_in_can_be_said_of_a_model() {
     };
     refused("--precision fp8", "usage", "there are fp32, bf16, fp16");
     refused("--dp 2 --servers 1 --precision bf16", "plan", "precision");
+    refused("--stochastic-rounding", "usage", "--precision");
+    refused("--precision fp32 --stochastic-rounding", "plan", "precision.rounding");
 }
 
 /// V100s compute in fp16: what is found for them can be trained with.

@@ -4,8 +4,8 @@ use super::{RankOrder, Recipe, StagePlace};
 use crate::{ExchangeError, Project, Transformer, Unsaid};
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Arrangement, Axis, Communication, DeviceList, LayoutRules, Mesh, Number, Plan, ScheduleKind,
-    Stage, Uniform, Updates, Weights,
+    Arrangement, Axis, Communication, DeviceList, LayoutRules, Mesh, Number, Plan, Rounding,
+    ScheduleKind, Stage, Uniform, Updates, Weights,
 };
 
 impl Recipe {
@@ -92,6 +92,11 @@ impl Recipe {
             let reason =
                 "products in 8 bits are not written yet: set it to false, and turn them on there";
             return refuse("precision.fp8_products", "true".into(), reason);
+        }
+        if precision.rounding != Rounding::Nearest {
+            let reason =
+                "no project that plans go to rounds weights so: master = true, and leave it out";
+            return refuse("precision.rounding", precision.rounding.name().into(), reason);
         }
         if *weights != Weights::Flush {
             let reason = "a step's passes all run with the weights of its begin: choose a schedule \

@@ -65,31 +65,26 @@ impl<B: Lent> Window<B> for InProcessWindow<B> {
         check(from, roster.ranks())?;
         let (rank, operation) = (self.rank, Operation::Fetch { from });
         let there = roster.wakeup(rank).wait(Some(roster.timeout()), || {
-            // Asked before: what a rank published before it left is still there.
-            let gone = roster.gone(from);
+            // Nobody goes on with what a rank published that has failed since.
+            if let Some(reason) = roster.gone(from) {
+                return Some(Err((from, reason.to_owned())));
+            }
             let state = windows[from as usize].lock();
             let is_there = state.number.is_some_and(|number| number >= least);
-            match is_there {
-                true => Some(Ok(state)),
-                false => gone.map(|reason| Err(reason.to_owned())),
-            }
+            is_there.then_some(Ok(state))
         });
-        match there {
-            Some(Ok(mut state)) => {
-                let bytes = copy_parts(&mut state.parts, into)
-                    .map_err(|reason| FabricError::Unfit { rank, from, reason })?;
-                state.fetched += 1;
-                roster.wakeup(from).wake();
-                self.counters.count_message(if from == rank { 0 } else { bytes });
-                Ok(state.number.expect("it was published"))
-            }
-            Some(Err(reason)) => Err(FabricError::PeerGone { rank, operation, peer: from, reason }),
-            None => {
-                let (waiting_for, after) = (vec![from], roster.timeout());
-                Err(FabricError::Timeout { rank, operation, waiting_for, after })
-            }
-        }
+        let mut state = waited(there, (rank, operation), (vec![from], roster.timeout()))?;
+        let bytes = copy_parts(&mut state.parts, into).map_err(|reason| FabricError::Unfit {
+            rank,
+            from,
+            reason,
+        })?;
+        state.fetched += 1;
+        roster.wakeup(from).wake();
+        self.counters.count_message(if from == rank { 0 } else { bytes });
+        Ok(state.number.expect("it was published"))
     }
+
     fn fetched(&self) -> u64 {
         self.shared.windows[self.rank as usize].lock().fetched
     }

@@ -28,7 +28,7 @@ pub(super) enum What {
     Fetch { from: u32, of: u32, ask: u64, least: u64 },
     /// One of so many parts of what a rank published under a number, for the ask of another; its elements are in the
     /// body.
-    Published { of: u32, to: u32, ask: u64, number: u64, parts: u32 },
+    Published { of: u32, to: u32, ask: u64, number: u64, parts: u32, format: Format },
     /// A member gives a group up, and asks for one reason for all.
     Complaint { at: MemberId, members: Vec<u32>, error: FabricError },
     /// A group is broken, and why.
@@ -109,7 +109,14 @@ mod tests {
             What::Called { from: 1, at, call: Call::AllToAllV { format: Format::U8 } },
             What::Part { from: 1, at },
             What::Fetch { from: 1, of: 2, ask: 7, least: u64::MAX },
-            What::Published { of: 1, to: 2, ask: 7, number: u64::MAX, parts: 3 },
+            What::Published {
+                of: 1,
+                to: 2,
+                ask: 7,
+                number: u64::MAX,
+                parts: 3,
+                format: Format::F16,
+            },
             What::Complaint { at, members: vec![3, 1], error: late },
             What::Broken { at, error: gone },
             What::Broken { at, error: counts },

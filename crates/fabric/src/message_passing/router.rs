@@ -263,7 +263,8 @@ impl Router {
             What::Fetch { from, of, ask, least } => {
                 window::asked(self, connection, of, Ask { from, number: ask, least });
             }
-            What::Published { to, ask, number, parts, .. } => {
+            What::Published { to, ask, number, parts, format, .. } => {
+                let body = body.relabelled(format);
                 connection.window(to).arrive(Arrival { ask, number, parts, body });
             }
             What::Complaint { at, members, error } => {

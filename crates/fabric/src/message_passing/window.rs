@@ -13,7 +13,7 @@ use super::{
     router::Router,
 };
 use crate::{
-    Contents, FabricError, Lent, Operation, Returns, View, Window, counters::LiveCounters,
+    Contents, FabricError, Format, Lent, Operation, Returns, View, Window, counters::LiveCounters,
     members::check, window::waited,
 };
 
@@ -96,10 +96,11 @@ fn answer(router: &Router, connection: &Connection, of: u32, published: &mut Pub
     let all = read(&published.unused);
     let parts = all.len() as u32;
     for body in all {
-        let what = What::Published { of, to: ask.from, ask: ask.number, number, parts };
+        let (to, ask, format) = (ask.from, ask.number, body.view().format());
+        let what = What::Published { of, to, ask, number, parts, format };
         let frame = Frame { connection: connection.number, what };
         let origin: Arc<dyn Returns> = Arc::<Parts>::clone(&published.unused);
-        router.send(connection.process_of(ask.from), &frame, (body, origin));
+        router.send(connection.process_of(to), &frame, (body, origin));
     }
 }
 
@@ -136,15 +137,18 @@ impl<B: Lent> MessagePassingWindow<B> {
 
 /// The elements of a part.
 fn copied<B: Lent>(part: &mut B, unused: &Parts) -> Contents {
-    let mut storage = unused.unused();
-    part.lend(&mut |elements| match elements.as_view() {
-        View::F32(it) => storage.set(it),
-        View::F64(it) => storage.set(it),
-        View::Bf16(it) | View::F16(it) => storage.set(it),
-        View::U32(it) => storage.set(it),
-        View::U8(it) => storage.set(it),
+    let (mut storage, mut format) = (unused.unused(), Format::U8);
+    part.lend(&mut |elements| {
+        format = elements.format();
+        match elements.as_view() {
+            View::F32(it) => storage.set(it),
+            View::F64(it) => storage.set(it),
+            View::Bf16(it) | View::F16(it) => storage.set(it),
+            View::U32(it) => storage.set(it),
+            View::U8(it) => storage.set(it),
+        }
     });
-    storage.into()
+    Contents::from(storage).relabelled(format)
 }
 
 impl<B: Lent> Window<B> for MessagePassingWindow<B> {
@@ -170,10 +174,9 @@ impl<B: Lent> Window<B> for MessagePassingWindow<B> {
         let what = What::Fetch { from: rank, of: from, ask, least };
         router.tell(connection.process_of(from), &Frame { connection: connection.number, what });
         let arrived = router.wait(connection.timeout, || {
-            // Asked before: what a rank sent before it left is then there.
-            let gone = connection.gone(from);
-            let arrived = connection.window(rank).take(ask).map(Ok);
-            arrived.or_else(|| gone.map(|reason| Err((from, reason.to_owned()))))
+            // Nobody goes on with what a rank published that has failed since.
+            let gone = connection.gone(from).map(|reason| Err((from, reason.to_owned())));
+            gone.or_else(|| connection.window(rank).take(ask).map(Ok))
         });
         let arrived = waited(arrived, (rank, operation), (vec![from], connection.timeout))?;
         let unfit = |reason| FabricError::Unfit { rank, from, reason };
@@ -184,13 +187,9 @@ impl<B: Lent> Window<B> for MessagePassingWindow<B> {
         let (number, mut bytes) = (arrived[0].number, 0);
         for (Arrival { body, .. }, own) in arrived.into_iter().zip(into) {
             bytes += body.bytes();
-            let (mut body, mut outcome) = (Some(body), Ok(()));
-            own.lend(&mut |mut own| {
-                if let Some(elements) = body.take().map(|body| body.relabelled(own.format())) {
-                    outcome = own.set(elements.view());
-                    router.transport().reuse(elements);
-                }
-            });
+            let mut outcome = Ok(());
+            own.lend(&mut |mut own| outcome = own.set(body.view()));
+            router.transport().reuse(body);
             outcome.map_err(unfit)?;
         }
         self.counters.count_message(if from == rank { 0 } else { bytes });

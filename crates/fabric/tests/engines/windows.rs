@@ -108,6 +108,8 @@ pub fn a_fetch_hears_that_the_other_is_gone_or_late_and_can_be_tried_again(engin
     assert_eq!(fetch(&mut *windows[0], 1, 5), 5);
     ranks[1].fail("out of memory");
     let gone = windows[0].fetch(1, 6, &mut parts()).unwrap_err();
+    // Nor is what it had published before fetched any more.
+    assert_eq!(windows[0].fetch(1, 5, &mut parts()).unwrap_err(), gone);
     let expected =
         "fetch of what rank 1 publishes on rank 0 cannot finish: rank 1 is gone (out of memory)";
     assert_eq!(gone.to_string(), expected);
@@ -127,6 +129,10 @@ pub fn what_does_not_fit_is_refused_by_who_fetches(engine: &Tested) {
     let smaller = windows[0].fetch(1, 1, &mut smaller).unwrap_err();
     let expected = "rank 0 cannot fetch what rank 1 publishes: 7 f32 for room for 6 f32";
     assert_eq!(smaller.to_string(), expected);
+    let mut others = parts();
+    others[1] = Contents::zeroed(Format::F16, WORDS);
+    let others = windows[0].fetch(1, 1, &mut others).unwrap_err().to_string();
+    assert!(others.ends_with("300 bf16 for room for 300 f16"), "{others}");
     assert_eq!(fetch(&mut *windows[0], 1, 1), 1);
 }
 

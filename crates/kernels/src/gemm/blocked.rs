@@ -5,6 +5,9 @@
 //! The rows of a tile are multiplied with all panels of a block before the next rows are. So the left operand's rows are
 //! read from afar once and then from the first-level cache, which needs no copy of them, and the result is
 //! written along its rows. Only a left operand whose columns are contiguous is packed.
+//!
+//! Sums are of fp32 numbers, or of pairs of bfloat16 ([`Pairs`]), which are as large: to all but a step of the sums
+//! they are alike.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{__m256, __m512};
@@ -12,8 +15,8 @@ use std::cell::RefCell;
 
 use gemm_common::cache::CACHE_INFO;
 
-use super::pack::pack;
-use super::vector::{Four, Vector};
+use super::operand::{Operand, Pairs};
+use super::vector::{Four, Numbers, PairsOfBf16, Step, Vector};
 use super::{Matrix, MatrixMut};
 use crate::{Buffer, Format, Memory, processor};
 
@@ -88,7 +91,7 @@ pub(super) unsafe fn by_avx512(scale: f32, a: Matrix, b: Matrix, c: MatrixMut, a
     #[target_feature(enable = "avx512f")]
     fn run(panels: [&mut [f32]; 2], scale: f32, a: Matrix, b: Matrix, c: MatrixMut, add: bool) {
         // SAFETY: the instructions are enabled.
-        unsafe { multiply::<__m512, 12, 32>(panels, scale, a, b, c, add) }
+        unsafe { multiply::<__m512, Numbers, 12, 32>(panels, scale, (&a, &b.transposed()), c, add) }
     }
     // SAFETY: the caller promises that the processor has them.
     with_panels(|panels| unsafe { run(panels, scale, a, b, c, accumulate) });
@@ -104,7 +107,7 @@ pub(super) unsafe fn by_avx2(scale: f32, a: Matrix, b: Matrix, c: MatrixMut, acc
     #[target_feature(enable = "avx2,fma")]
     fn run(panels: [&mut [f32]; 2], scale: f32, a: Matrix, b: Matrix, c: MatrixMut, add: bool) {
         // SAFETY: the instructions are enabled.
-        unsafe { multiply::<__m256, 6, 16>(panels, scale, a, b, c, add) }
+        unsafe { multiply::<__m256, Numbers, 6, 16>(panels, scale, (&a, &b.transposed()), c, add) }
     }
     // SAFETY: the caller promises that the processor has them.
     with_panels(|panels| unsafe { run(panels, scale, a, b, c, accumulate) });
@@ -113,7 +116,34 @@ pub(super) unsafe fn by_avx2(scale: f32, a: Matrix, b: Matrix, c: MatrixMut, acc
 /// Likewise with what every processor has.
 pub(super) fn portable(scale: f32, a: Matrix, b: Matrix, c: MatrixMut, accumulate: bool) {
     // SAFETY: it needs no instructions that are not enabled.
-    with_panels(|panels| unsafe { multiply::<Four, 6, 8>(panels, scale, a, b, c, accumulate) });
+    with_panels(|panels| unsafe {
+        multiply::<Four, Numbers, 6, 8>(panels, scale, (&a, &b.transposed()), c, accumulate);
+    });
+}
+
+/// c = a b, or with `accumulate` c += a b, of pairs along the sums (`b` with a row for each column of `c`), with
+/// AVX-512 and AVX512-BF16.
+///
+/// # Safety
+/// The processor has them.
+#[cfg(target_arch = "x86_64")]
+pub(super) unsafe fn pairs_by_avx512(a: Pairs, b: Pairs, c: MatrixMut, accumulate: bool) {
+    /// The whole of it, compiled for these instructions.
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    fn run(panels: [&mut [f32]; 2], a: Pairs, b: Pairs, c: MatrixMut, add: bool) {
+        // SAFETY: the instructions are enabled.
+        unsafe { multiply::<__m512, PairsOfBf16, 12, 32>(panels, 1.0, (&a, &b), c, add) }
+    }
+    // SAFETY: the caller promises that the processor has them.
+    with_panels(|panels| unsafe { run(panels, a, b, c, accumulate) });
+}
+
+/// Likewise with what every processor has.
+pub(super) fn pairs_portable(a: Pairs, b: Pairs, c: MatrixMut, accumulate: bool) {
+    // SAFETY: it needs no instructions that are not enabled.
+    with_panels(|panels| unsafe {
+        multiply::<Four, PairsOfBf16, 6, 8>(panels, 1.0, (&a, &b), c, accumulate);
+    });
 }
 
 /// Lends this thread's panels.
@@ -126,19 +156,18 @@ fn with_panels(user: impl FnOnce([&mut [f32]; 2])) {
 /// The product with tiles of `ROWS` x `COLUMNS`, which are [`Vector::ROWS`] and two vectors.
 ///
 /// # Safety
-/// The instructions of `V` are enabled. (What is inlined here has them too; the rest is slower but right.)
+/// The instructions of `V` and `S` are enabled. (What is inlined here has them too; the rest is slower but right.)
 #[inline(always)]
-unsafe fn multiply<V: Vector, const ROWS: usize, const COLUMNS: usize>(
+unsafe fn multiply<V: Vector, S: Step<V>, const ROWS: usize, const COLUMNS: usize>(
     [a_panels, b_panels]: [&mut [f32]; 2],
     scale: f32,
-    a: Matrix,
-    b: Matrix,
+    (left, right): (&impl Operand, &impl Operand),
     c: MatrixMut,
     accumulate: bool,
 ) {
     const { assert!(ROWS == V::ROWS && ROWS <= MOST_ROWS && PACKED_ROWS.is_multiple_of(ROWS)) };
     const { assert!(COLUMNS == 2 * V::LANES && COLUMNS <= MOST_COLUMNS) };
-    let (m, n, k, c_stride) = (c.rows, c.columns, a.columns, c.row_stride);
+    let (m, n, k, c_stride) = (c.rows, c.columns, left.steps(), c.row_stride);
     if m == 0 || n == 0 {
         return;
     }
@@ -157,22 +186,24 @@ unsafe fn multiply<V: Vector, const ROWS: usize, const COLUMNS: usize>(
         for step in (0..k).step_by(depth) {
             let steps = step..k.min(step + depth);
             let depth = steps.len();
-            let b = if b.column_stride == 1 && m <= FEW_ROWS {
+            let in_place = |it: &Matrix<'_>| it.row_stride == 1 && m <= FEW_ROWS;
+            let b = if let Some(b) = right.elements().filter(in_place) {
                 Panels {
-                    data: &b.data[step * b.row_stride + column..],
+                    data: &b.data[step * b.column_stride + column..],
                     panel_stride: COLUMNS,
                     stride: 1,
-                    step_stride: b.row_stride,
+                    step_stride: b.column_stride,
                 }
             } else {
                 let panels = &mut b_panels[..columns.len().next_multiple_of(COLUMNS) * depth];
                 // SAFETY: passed on from the caller; so it is below.
-                unsafe { pack::<V, COLUMNS>(b, steps.clone(), columns.clone(), panels) };
+                unsafe { right.pack::<V, COLUMNS>(steps.clone(), columns.clone(), panels) };
                 Panels::packed(panels, COLUMNS, depth)
             };
             for row in (0..m).step_by(PACKED_ROWS) {
                 let rows = row..m.min(row + PACKED_ROWS);
-                let a = if a.column_stride == 1 {
+                let in_place = |it: &Matrix<'_>| it.column_stride == 1;
+                let a = if let Some(a) = left.elements().filter(in_place) {
                     Panels {
                         data: &a.data[row * a.row_stride + step..],
                         panel_stride: ROWS * a.row_stride,
@@ -181,16 +212,15 @@ unsafe fn multiply<V: Vector, const ROWS: usize, const COLUMNS: usize>(
                     }
                 } else {
                     let panels = &mut a_panels[..rows.len().next_multiple_of(ROWS) * depth];
-                    let (a, steps) = (a.transposed(), steps.clone());
                     // SAFETY: as above.
-                    unsafe { pack::<V, ROWS>(a, steps, rows.clone(), panels) };
+                    unsafe { left.pack::<V, ROWS>(steps.clone(), rows.clone(), panels) };
                     Panels::packed(panels, ROWS, depth)
                 };
                 let c = &mut c.data[row * c_stride + column..];
                 let sizes = [rows.len(), columns.len(), depth];
                 let accumulate = accumulate || step > 0;
                 // SAFETY: as above.
-                unsafe { multiply_block::<V>(sizes, a, b, c, c_stride, scale, accumulate) };
+                unsafe { multiply_block::<V, S>(sizes, a, b, c, c_stride, scale, accumulate) };
             }
         }
     }
@@ -199,9 +229,9 @@ unsafe fn multiply<V: Vector, const ROWS: usize, const COLUMNS: usize>(
 /// The product of `[m, depth]` and `[depth, n]`, to rows of `c` that lie `c_stride` apart.
 ///
 /// # Safety
-/// The instructions of `V` are enabled.
+/// The instructions of `V` and `S` are enabled.
 #[inline(always)]
-unsafe fn multiply_block<V: Vector>(
+unsafe fn multiply_block<V: Vector, S: Step<V>>(
     [m, n, depth]: [usize; 3],
     a: Panels,
     b: Panels,
@@ -233,7 +263,7 @@ unsafe fn multiply_block<V: Vector>(
             };
             // SAFETY: the panels hold `depth` steps of the tile's rows and columns, and the tile of `height`
             // rows and `width` columns lies in `c`, by the assertions.
-            unsafe { tile.multiply::<V>(height) };
+            unsafe { tile.multiply::<V, S>(height) };
         }
     }
 }
@@ -262,34 +292,34 @@ impl Tile {
     /// # Safety
     /// As of [`Tile::multiply_rows`], with `height` in 1 ..= [`Vector::ROWS`].
     #[inline(always)]
-    unsafe fn multiply<V: Vector>(self, height: usize) {
+    unsafe fn multiply<V: Vector, S: Step<V>>(self, height: usize) {
         // SAFETY: passed on from the caller.
         unsafe {
             match (height, self.width == 2 * V::LANES) {
-                (1, true) => self.multiply_rows::<V, 1, true>(),
-                (2, true) => self.multiply_rows::<V, 2, true>(),
-                (3, true) => self.multiply_rows::<V, 3, true>(),
-                (4, true) => self.multiply_rows::<V, 4, true>(),
-                (5, true) => self.multiply_rows::<V, 5, true>(),
-                (6, true) => self.multiply_rows::<V, 6, true>(),
-                (7, true) => self.multiply_rows::<V, 7, true>(),
-                (8, true) => self.multiply_rows::<V, 8, true>(),
-                (9, true) => self.multiply_rows::<V, 9, true>(),
-                (10, true) => self.multiply_rows::<V, 10, true>(),
-                (11, true) => self.multiply_rows::<V, 11, true>(),
-                (_, true) => self.multiply_rows::<V, 12, true>(),
-                (1, false) => self.multiply_rows::<V, 1, false>(),
-                (2, false) => self.multiply_rows::<V, 2, false>(),
-                (3, false) => self.multiply_rows::<V, 3, false>(),
-                (4, false) => self.multiply_rows::<V, 4, false>(),
-                (5, false) => self.multiply_rows::<V, 5, false>(),
-                (6, false) => self.multiply_rows::<V, 6, false>(),
-                (7, false) => self.multiply_rows::<V, 7, false>(),
-                (8, false) => self.multiply_rows::<V, 8, false>(),
-                (9, false) => self.multiply_rows::<V, 9, false>(),
-                (10, false) => self.multiply_rows::<V, 10, false>(),
-                (11, false) => self.multiply_rows::<V, 11, false>(),
-                (_, false) => self.multiply_rows::<V, 12, false>(),
+                (1, true) => self.multiply_rows::<V, S, 1, true>(),
+                (2, true) => self.multiply_rows::<V, S, 2, true>(),
+                (3, true) => self.multiply_rows::<V, S, 3, true>(),
+                (4, true) => self.multiply_rows::<V, S, 4, true>(),
+                (5, true) => self.multiply_rows::<V, S, 5, true>(),
+                (6, true) => self.multiply_rows::<V, S, 6, true>(),
+                (7, true) => self.multiply_rows::<V, S, 7, true>(),
+                (8, true) => self.multiply_rows::<V, S, 8, true>(),
+                (9, true) => self.multiply_rows::<V, S, 9, true>(),
+                (10, true) => self.multiply_rows::<V, S, 10, true>(),
+                (11, true) => self.multiply_rows::<V, S, 11, true>(),
+                (_, true) => self.multiply_rows::<V, S, 12, true>(),
+                (1, false) => self.multiply_rows::<V, S, 1, false>(),
+                (2, false) => self.multiply_rows::<V, S, 2, false>(),
+                (3, false) => self.multiply_rows::<V, S, 3, false>(),
+                (4, false) => self.multiply_rows::<V, S, 4, false>(),
+                (5, false) => self.multiply_rows::<V, S, 5, false>(),
+                (6, false) => self.multiply_rows::<V, S, 6, false>(),
+                (7, false) => self.multiply_rows::<V, S, 7, false>(),
+                (8, false) => self.multiply_rows::<V, S, 8, false>(),
+                (9, false) => self.multiply_rows::<V, S, 9, false>(),
+                (10, false) => self.multiply_rows::<V, S, 10, false>(),
+                (11, false) => self.multiply_rows::<V, S, 11, false>(),
+                (_, false) => self.multiply_rows::<V, S, 12, false>(),
             }
         }
     }
@@ -300,7 +330,7 @@ impl Tile {
     /// `a` points to `H` elements for each of `depth` steps and `b` to `width` (at most two vectors,
     /// and if `WHOLE` exactly two), at the strides given, and `c` to `H` rows of `width` writable elements.
     #[inline(always)]
-    unsafe fn multiply_rows<V: Vector, const H: usize, const WHOLE: bool>(self) {
+    unsafe fn multiply_rows<V: Vector, S: Step<V>, const H: usize, const WHOLE: bool>(self) {
         /// Rows that are addressed from one pointer, by its stride and twice that.
         const GROUP: usize = 3;
         let Tile { a_stride, c_stride, .. } = self;
@@ -331,8 +361,8 @@ impl Tile {
                 };
                 for (row, sums) in sums.iter_mut().enumerate() {
                     let a = V::splat(*groups[row / GROUP].add(row % GROUP * a_stride));
-                    sums[0] = a.times_plus(b0, sums[0]);
-                    sums[1] = a.times_plus(b1, sums[1]);
+                    sums[0] = S::add(a, b0, sums[0]);
+                    sums[1] = S::add(a, b1, sums[1]);
                 }
                 for a in &mut groups {
                     *a = a.wrapping_add(self.a_step);

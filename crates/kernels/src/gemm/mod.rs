@@ -3,35 +3,39 @@
 
 mod blocked;
 mod by_crate;
+mod operand;
 mod pack;
 mod vector;
 
+use half::bf16;
+
 use crate::tier::Tier;
+use operand::Pairs;
 
 /// A matrix in a slice: element (i, j) lies at `i * row_stride + j * column_stride`.
 #[derive(Clone, Copy)]
-pub(crate) struct Matrix<'a> {
-    data: &'a [f32],
+pub(crate) struct Matrix<'a, T = f32> {
+    data: &'a [T],
     rows: usize,
     columns: usize,
     row_stride: usize,
     column_stride: usize,
 }
 
-impl<'a> Matrix<'a> {
+impl<'a, T> Matrix<'a, T> {
     /// Rows that are contiguous and start every `row_stride` elements.
     pub(crate) fn new(
-        data: &'a [f32],
+        data: &'a [T],
         rows: usize,
         columns: usize,
         row_stride: usize,
-    ) -> Matrix<'a> {
+    ) -> Matrix<'a, T> {
         check(data.len(), rows, columns, row_stride);
         Matrix { data, rows, columns, row_stride, column_stride: 1 }
     }
 
     /// The same elements with rows and columns exchanged.
-    pub(crate) fn transposed(self) -> Matrix<'a> {
+    pub(crate) fn transposed(self) -> Matrix<'a, T> {
         Matrix {
             data: self.data,
             rows: self.columns,
@@ -75,8 +79,9 @@ fn check(len: usize, rows: usize, columns: usize, row_stride: usize) {
     assert!(columns <= row_stride || rows <= 1, "rows of {columns} overlap every {row_stride}");
 }
 
-/// c = scale a b, or with `accumulate` c += scale a b.
-pub(crate) fn multiply(scale: f32, a: Matrix, b: Matrix, c: MatrixMut, accumulate: bool) {
+/// # Panics
+/// If c cannot be the product of a and b.
+fn check_shapes<T>(a: &Matrix<'_, T>, b: &Matrix<'_, T>, c: &MatrixMut<'_>) {
     assert!(
         a.rows == c.rows && a.columns == b.rows && b.columns == c.columns,
         "[{}, {}] times [{}, {}] is not [{}, {}]",
@@ -87,7 +92,46 @@ pub(crate) fn multiply(scale: f32, a: Matrix, b: Matrix, c: MatrixMut, accumulat
         c.rows,
         c.columns
     );
+}
+
+/// c = scale a b, or with `accumulate` c += scale a b.
+pub(crate) fn multiply(scale: f32, a: Matrix, b: Matrix, c: MatrixMut, accumulate: bool) {
+    check_shapes(&a, &b, &c);
     multiply_by(Tier::current(), scale, a, b, c, accumulate);
+}
+
+/// Whether products of bfloat16 are faster as such than widened.
+pub(crate) fn multiplies_bf16() -> bool {
+    Tier::current() == Tier::Avx512Bf16
+}
+
+/// c = a b, or with `accumulate` c += a b, in fp32. Where the processor has instructions for it, these add the products
+/// of a pair of steps at a time, and take numbers below the smallest normal one for 0.
+pub(crate) fn multiply_bf16(
+    a: Matrix<'_, bf16>,
+    b: Matrix<'_, bf16>,
+    c: MatrixMut,
+    accumulate: bool,
+) {
+    check_shapes(&a, &b, &c);
+    multiply_bf16_by(Tier::current(), a, b, c, accumulate);
+}
+
+/// The same with the kernels of a tier that this machine can run, for views whose shapes match.
+fn multiply_bf16_by(
+    tier: Tier,
+    a: Matrix<'_, bf16>,
+    b: Matrix<'_, bf16>,
+    c: MatrixMut,
+    accumulate: bool,
+) {
+    let (a, b) = (Pairs(a), Pairs(b.transposed()));
+    match tier {
+        // SAFETY: the processor has the tier's features.
+        #[cfg(target_arch = "x86_64")]
+        Tier::Avx512Bf16 => unsafe { blocked::pairs_by_avx512(a, b, c, accumulate) },
+        _ => blocked::pairs_portable(a, b, c, accumulate),
+    }
 }
 
 /// The same with the kernels of a tier that this machine can run, for views whose shapes match.
@@ -98,7 +142,9 @@ fn multiply_by(tier: Tier, scale: f32, a: Matrix, b: Matrix, c: MatrixMut, accum
     match tier {
         // SAFETY: the processor has the tier's features; so below.
         #[cfg(target_arch = "x86_64")]
-        Tier::Avx512 => unsafe { blocked::by_avx512(scale, a, b, c, accumulate) },
+        Tier::Avx512 | Tier::Avx512Bf16 => unsafe {
+            blocked::by_avx512(scale, a, b, c, accumulate)
+        },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         Tier::Avx2 => unsafe { blocked::by_avx2(scale, a, b, c, accumulate) },
@@ -115,9 +161,12 @@ mod tests {
         (0..n).map(|i| ((i * 31 + seed * 17) % 13) as f32 - 6.0).collect()
     }
 
-    /// A product of strided views in which every element outside the result must survive.
-    fn check(
-        multiply: impl Fn(f32, Matrix, Matrix, MatrixMut, bool),
+    /// A product of strided views of numbers that `of` makes, times `scale`, in which every element outside the result
+    /// must survive.
+    fn check<T: Copy>(
+        of: impl Fn(f32) -> T,
+        scale: f32,
+        multiply: impl Fn(Matrix<'_, T>, Matrix<'_, T>, MatrixMut<'_>, bool),
         (m, n, k): (usize, usize, usize),
     ) {
         for [a_transposed, b_transposed, accumulate] in
@@ -128,39 +177,44 @@ mod tests {
             };
             let ((a_rows, a_columns), (b_rows, b_columns)) =
                 (shape(m, k, a_transposed), shape(k, n, b_transposed));
-            let (a_stride, b_stride, c_stride) = (a_columns + 3, b_columns + 1, n + 5);
-            let (a_data, b_data) = (integers(a_rows * a_stride, 1), integers(b_rows * b_stride, 2));
-            let mut a = Matrix::new(&a_data, a_rows, a_columns, a_stride);
-            let mut b = Matrix::new(&b_data, b_rows, b_columns, b_stride);
-            if a_transposed {
-                a = a.transposed();
-            }
-            if b_transposed {
-                b = b.transposed();
-            }
-            let at = |x: &Matrix, i, j| x.data[i * x.row_stride + j * x.column_stride];
-            let before = integers(m * c_stride, 3);
-            let mut want = before.clone();
-            for i in 0..m {
-                for j in 0..n {
-                    let sum: f32 = (0..k).map(|l| at(&a, i, l) * at(&b, l, j)).sum();
-                    let old = if accumulate { before[i * c_stride + j] } else { 0.0 };
-                    want[i * c_stride + j] = old + 0.5 * sum;
+            for wider in [0, 1] {
+                let (a_stride, b_stride) = (a_columns + 2 + wider, b_columns + 2 * wider);
+                let c_stride = n + 5;
+                let a_data = integers(a_rows * a_stride, 1);
+                let b_data = integers(b_rows * b_stride, 2);
+                let [a_numbers, b_numbers] =
+                    [&a_data, &b_data].map(|it| it.iter().map(|&it| of(it)).collect::<Vec<T>>());
+                let a = Matrix::new(&a_numbers, a_rows, a_columns, a_stride);
+                let b = Matrix::new(&b_numbers, b_rows, b_columns, b_stride);
+                let a = if a_transposed { a.transposed() } else { a };
+                let b = if b_transposed { b.transposed() } else { b };
+                let at = |x: &Matrix<'_, T>, data: &[f32], i, j| {
+                    data[i * x.row_stride + j * x.column_stride]
+                };
+                let before = integers(m * c_stride, 3);
+                let mut want = before.clone();
+                for i in 0..m {
+                    for j in 0..n {
+                        let terms = (0..k).map(|l| at(&a, &a_data, i, l) * at(&b, &b_data, l, j));
+                        let old = if accumulate { before[i * c_stride + j] } else { 0.0 };
+                        want[i * c_stride + j] = old + scale * terms.sum::<f32>();
+                    }
                 }
+                let mut got = before;
+                multiply(a, b, MatrixMut::new(&mut got, m, n, c_stride), accumulate);
+                assert!(
+                    got == want,
+                    "[{m}, {k}] times [{k}, {n}], transposed {a_transposed} {b_transposed}, \
+                     accumulate {accumulate}, wider {wider}"
+                );
             }
-            let mut got = before;
-            multiply(0.5, a, b, MatrixMut::new(&mut got, m, n, c_stride), accumulate);
-            assert!(
-                got == want,
-                "[{m}, {k}] times [{k}, {n}], transposed {a_transposed} {b_transposed}, \
-                 accumulate {accumulate}"
-            );
         }
     }
 
     /// Every tile height, whole and partial widths, edges of blocks, and single elements.
-    const SIZES: [(usize, usize, usize); 18] = [
+    const SIZES: [(usize, usize, usize); 19] = [
         (1, 1, 1),
+        (3, 1, 8),
         (4, 4, 0),
         (4, 5, 1),
         (3, 16, 2),
@@ -180,21 +234,51 @@ mod tests {
         (52, 2100, 260),
     ];
 
+    fn sizes() -> &'static [(usize, usize, usize)] {
+        // The larger ones would take Miri hours.
+        if cfg!(miri) { &SIZES[..12] } else { &SIZES }
+    }
+
     #[test]
     fn products_of_strided_views_are_exact_and_touch_nothing_else_on_every_tier() {
-        // The larger ones would take Miri hours.
-        let sizes = if cfg!(miri) { &SIZES[..12] } else { &SIZES[..] };
         for tier in Tier::available() {
-            for &sizes in sizes {
-                check(|scale, a, b, c, add| multiply_by(tier, scale, a, b, c, add), sizes);
+            for &sizes in sizes() {
+                let multiply = |a: Matrix<'_>, b: Matrix<'_>, c: MatrixMut<'_>, add| {
+                    multiply_by(tier, 0.5, a, b, c, add);
+                };
+                check(|it| it, 0.5, multiply, sizes);
             }
+        }
+    }
+
+    #[test]
+    fn products_of_bfloat16_are_exact_wherever_pairs_begin_on_every_tier() {
+        for tier in Tier::available() {
+            for &sizes in sizes() {
+                let multiply = |a: Matrix<'_, bf16>, b: Matrix<'_, bf16>, c: MatrixMut<'_>, add| {
+                    multiply_bf16_by(tier, a, b, c, add);
+                };
+                check(bf16::from_f32, 1.0, multiply, sizes);
+            }
+        }
+        // Of data that begin in the middle of an fp32 number.
+        let ones = [bf16::ONE; 1 + 9 * 8];
+        for first in [0, 1] {
+            let a = Matrix::new(&ones[first..], 9, 8, 8);
+            let b = Matrix::new(&ones[first..], 9, 8, 8).transposed();
+            let mut c = [0.0; 81];
+            multiply_bf16_by(Tier::current(), a, b, MatrixMut::new(&mut c, 9, 9, 9), false);
+            assert_eq!(c, [8.0; 81]);
         }
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "the crate asks the processor for its caches")]
     fn products_by_the_crate_are_exact_and_touch_nothing_else() {
-        SIZES.into_iter().for_each(|sizes| check(by_crate::multiply, sizes));
+        let multiply = |a: Matrix<'_>, b: Matrix<'_>, c: MatrixMut<'_>, add| {
+            by_crate::multiply(0.5, a, b, c, add);
+        };
+        SIZES.into_iter().for_each(|sizes| check(|it| it, 0.5, multiply, sizes));
     }
 
     #[test]

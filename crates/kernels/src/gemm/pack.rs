@@ -3,6 +3,8 @@
 
 use std::ops::Range;
 
+use half::bf16;
+
 use super::Matrix;
 use super::vector::Vector;
 
@@ -96,6 +98,44 @@ unsafe fn transpose<V: Vector, const WIDTH: usize>(
         let line = &source[column * stride..][..height];
         for (target, &x) in panel[rows..].iter_mut().zip(&line[rows..]) {
             target[column] = x;
+        }
+    }
+}
+
+/// The same of pairs of numbers along the rows of `matrix`, whose rows are lines and whose columns, two by two, are
+/// steps.
+#[inline(always)]
+pub(super) fn pack_pairs<const WIDTH: usize>(
+    matrix: Matrix<'_, bf16>,
+    steps: Range<usize>,
+    lines: Range<usize>,
+    panels: &mut [f32],
+) {
+    let Matrix { data, columns, row_stride, column_stride, .. } = matrix;
+    let pair = |low: bf16, high: bf16| {
+        f32::from_bits(u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16)
+    };
+    let panels = panels.chunks_exact_mut(steps.len() * WIDTH);
+    for (panel, first) in panels.zip(lines.clone().step_by(WIDTH)) {
+        let width = WIDTH.min(lines.end - first);
+        for (step, to) in steps.clone().zip(panel.as_chunks_mut::<WIDTH>().0) {
+            let start = first * row_stride + 2 * step * column_stride;
+            let has_both = 2 * step + 1 < columns;
+            if row_stride == 1 && width == WIDTH && has_both {
+                // Two runs of a whole panel, which are put together in registers.
+                let low: &[bf16; WIDTH] = data[start..].first_chunk().expect("so many lines");
+                let high = &data[start + column_stride..];
+                let high: &[bf16; WIDTH] = high.first_chunk().expect("so many lines");
+                for (to, (&low, &high)) in to.iter_mut().zip(low.iter().zip(high)) {
+                    *to = pair(low, high);
+                }
+                continue;
+            }
+            for (line, to) in to[..width].iter_mut().enumerate() {
+                let at = start + line * row_stride;
+                let high = if has_both { data[at + column_stride] } else { bf16::ZERO };
+                *to = pair(data[at], high);
+            }
         }
     }
 }

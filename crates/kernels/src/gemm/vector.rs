@@ -1,4 +1,4 @@
-//! What a product needs of a processor's vector registers.
+//! What a product needs of a processor's vector registers, and what its sums are of.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
@@ -41,6 +41,58 @@ pub(super) unsafe trait Vector: Copy {
     unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, to_stride: usize);
     /// Fetches the cache line at an address, which need not be readable.
     unsafe fn prefetch(at: *const f32);
+}
+
+/// What a step of a product's sums does with an element of either operand.
+///
+/// # Safety
+/// As of [`Vector`].
+pub(super) unsafe trait Step<V: Vector> {
+    /// `to` and the product of `a` and `b`.
+    unsafe fn add(a: V, b: V, to: V) -> V;
+}
+
+/// Elements are fp32 numbers.
+pub(super) struct Numbers;
+
+// SAFETY: it needs nothing but what the vector does.
+unsafe impl<V: Vector> Step<V> for Numbers {
+    #[inline(always)]
+    unsafe fn add(a: V, b: V, to: V) -> V {
+        // SAFETY: as of the trait.
+        unsafe { a.times_plus(b, to) }
+    }
+}
+
+/// Elements are pairs of bfloat16, whose products are both added, in fp32.
+pub(super) struct PairsOfBf16;
+
+// SAFETY: called only where AVX512-BF16 is enabled.
+#[cfg(target_arch = "x86_64")]
+unsafe impl Step<__m512> for PairsOfBf16 {
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512, to: __m512) -> __m512 {
+        // SAFETY: as of the trait; all bits are pairs of bfloat16.
+        unsafe {
+            let [a, b] = [a, b].map(|it| std::mem::transmute::<__m512, __m512bh>(it));
+            _mm512_dpbf16_ps(to, a, b)
+        }
+    }
+}
+
+// SAFETY: it needs no instructions that are not enabled.
+unsafe impl Step<Four> for PairsOfBf16 {
+    #[inline(always)]
+    unsafe fn add(a: Four, b: Four, to: Four) -> Four {
+        let halves = |pair: f32| {
+            let bits = pair.to_bits();
+            [f32::from_bits(bits << 16), f32::from_bits(bits & 0xffff_0000)]
+        };
+        Four::of(|lane| {
+            let ([a0, a1], [b0, b1]) = (halves(a.0[lane]), halves(b.0[lane]));
+            to.0[lane] + a0 * b0 + a1 * b1
+        })
+    }
 }
 
 // SAFETY: registers of 16 elements, and masks of a bit for each.

@@ -61,13 +61,13 @@ pub struct Piece {
 }
 
 /// Consecutive elements of a piece that lie in one row.
-struct Segment {
+pub(crate) struct Segment {
     /// The row, of the whole parameter.
-    row: usize,
+    pub row: usize,
     /// The first column, of the whole parameter.
-    col: usize,
+    pub col: usize,
     /// The elements, counted from the start of the piece.
-    elements: Range<usize>,
+    pub elements: Range<usize>,
 }
 
 impl Piece {
@@ -81,7 +81,8 @@ impl Piece {
         self.range.len()
     }
 
-    fn segments(&self) -> impl Iterator<Item = Segment> {
+    /// Its elements, row by row.
+    pub(crate) fn segments(&self) -> impl Iterator<Item = Segment> {
         let Piece { block, range } = self.clone();
         let mut at = range.start;
         std::iter::from_fn(move || {

@@ -2,6 +2,8 @@
 
 use half::{bf16, f16};
 
+use crate::optimizer::{Piece, Segment};
+use crate::random::{Key, random_halves};
 use crate::simd::simd;
 
 /// The nearest bfloat16, as bits; of two as near the one whose last bit is 0. A NaN stays one.
@@ -14,8 +16,9 @@ fn bf16_bits(value: f32) -> u16 {
     (if is_nan { quiet } else { rounded }) as u16
 }
 
+/// The same number in fp32.
 #[inline(always)]
-fn from_bf16(value: bf16) -> f32 {
+pub(crate) fn from_bf16(value: bf16) -> f32 {
     f32::from_bits(u32::from(value.to_bits()) << 16)
 }
 
@@ -36,6 +39,17 @@ simd! {
         }
     }
 
+    /// Rounds to bfloat16, up where what is cut off and a random number of as many bits carry.
+    fn round_with(from: &[f32], random: &[u16], to: &mut [bf16]) {
+        for ((to, &from), &random) in to.iter_mut().zip(from).zip(random) {
+            let bits = from.to_bits();
+            let rounded = bits.wrapping_add(u32::from(random)) >> 16;
+            let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
+            let quiet = bits >> 16 | 0x40;
+            *to = bf16::from_bits((if is_nan { quiet } else { rounded }) as u16);
+        }
+    }
+
     /// Adds `part` onto `to`: widened, added in fp32, rounded.
     pub(crate) fn add_bf16(to: &mut [bf16], part: &[bf16]) {
         assert_eq!(to.len(), part.len(), "as many elements");
@@ -53,6 +67,25 @@ simd! {
         }
     }
 }
+
+/// Rounds a piece of a parameter to bfloat16 stochastically, by random numbers of its elements in the whole.
+pub(super) fn round_stochastically(key: Key, piece: &Piece, from: &[f32], to: &mut [bf16]) {
+    let sizes = (from.len(), to.len());
+    assert_eq!(sizes, (piece.elements(), piece.elements()), "as many elements as the piece has");
+    let mut random = [0; RANDOM];
+    for Segment { row, col, elements } in piece.segments() {
+        let first = row * piece.block.global_cols + col;
+        for start in elements.clone().step_by(RANDOM) {
+            let part = start..elements.end.min(start + RANDOM);
+            let random = &mut random[..part.len()];
+            random_halves(key, first + start - elements.start, random);
+            round_with(&from[part.clone()], random, &mut to[part]);
+        }
+    }
+}
+
+/// Random numbers that are drawn at a time.
+const RANDOM: usize = 1024;
 
 /// Widens 16-bit floating point.
 pub(crate) fn widen_f16(from: &[f16], to: &mut [f32]) {

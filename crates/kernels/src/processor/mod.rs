@@ -22,6 +22,7 @@ use crate::device::{
     Region, Rows, Update,
 };
 use crate::optimizer::{Optimizer, Piece};
+use crate::random::Key;
 use crate::window::{copy_box, cut_box, place_box};
 use crate::{Format, View, ViewMut, dispatch, reduce};
 use compress::compress;
@@ -237,7 +238,9 @@ impl Device for Processor {
         let wide = |operand: &OperandSize<'_>| {
             operands::widened_elements(operand.shape.iter().product(), operand.format)
         };
-        own + reads.iter().chain(writes).map(wide).sum::<usize>()
+        let formats = reads.iter().map(|read| read.format);
+        let as_they_are = if dispatch::multiplies_bf16(kind, formats) { 2 } else { 0 };
+        own + reads[as_they_are..].iter().chain(writes).map(wide).sum::<usize>()
     }
 
     fn run(
@@ -255,8 +258,11 @@ impl Device for Processor {
             }
             other => other,
         };
+        let formats = reads.iter().map(|input| input.data.format());
+        let as_they_are = if dispatch::multiplies_bf16(&kind, formats) { 2 } else { 0 };
+        let reads = reads.iter().enumerate();
         let reads: SmallVec<[dispatch::Input<'_>; 8]> =
-            reads.iter().map(|input| read(input, &mut scratch)).collect();
+            reads.map(|(number, input)| read(input, number < as_they_are, &mut scratch)).collect();
         let mut results: SmallVec<[dispatch::Output<'_>; 4]> = SmallVec::new();
         let mut left: SmallVec<[operands::Rest<'_>; 4]> = SmallVec::new();
         for output in writes {
@@ -270,6 +276,10 @@ impl Device for Processor {
                 settle(wide, rest);
             }
         }
+    }
+
+    fn round_stochastically(&self, from: View<'_>, to: ViewMut<'_>, key: Key, piece: &Piece) {
+        cast::round_stochastically(key, piece, from.elements(), to.elements_mut());
     }
 
     fn update_scratch_elements(&self, elements: usize, gradients: Format) -> usize {

@@ -1,5 +1,5 @@
-//! Operands of kernels, which compute in fp32: those of 16 bits are widened into scratch before and rounded
-//! out of it afterwards.
+//! Operands of kernels, which compute in fp32: those of 16 bits are widened into scratch before, but for what is
+//! multiplied in bfloat16, and rounded out of it afterwards.
 
 use half::{bf16, f16};
 
@@ -47,9 +47,14 @@ pub(super) fn in_format(number: f32, format: Format) -> f32 {
     }
 }
 
-/// A tensor that a kernel reads.
-pub(super) fn read<'a>(input: &Input<'a>, scratch: &mut &'a mut [f32]) -> dispatch::Input<'a> {
+/// A tensor that a kernel reads, which may take it as it is.
+pub(super) fn read<'a>(
+    input: &Input<'a>,
+    as_it_is: bool,
+    scratch: &mut &'a mut [f32],
+) -> dispatch::Input<'a> {
     let data = match input.data.format() {
+        Format::Bf16 if as_it_is => Data::Bf16(input.data.elements()),
         Format::U8 => Data::U8(input.data.elements()),
         Format::U32 => Data::U32(input.data.elements()),
         _ => Data::F32(widened(input.data, scratch)),

@@ -23,6 +23,7 @@ mod processor;
 mod random;
 mod reduce;
 mod rotary;
+mod rounding;
 mod routing;
 mod rows;
 mod tiers;

@@ -1,5 +1,5 @@
 //! The processor as a device: operations in fp32 on operands of 16 bits equal the fp32 kernel on the widened
-//! operands, rounded once.
+//! operands, rounded once, but for the order of sums where bfloat16 is multiplied as such.
 
 use half::bf16;
 use shardloom_graph::OpKind;

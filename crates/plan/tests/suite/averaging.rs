@@ -179,6 +179,10 @@ fn pairs_are_of_replicas_of_one_rank_in_every_step_before_the_update() {
     let mut seldom = alone.clone();
     seldom.sync.averaging = Some(Averaging { every: 2, ..Averaging::PAIRS });
     assert!(refusal(seldom).starts_with(&format!("sync.averaging.every = 2: {one} every step")));
+    let mut replaced = alone.clone();
+    replaced.sync.averaging = Some(Averaging { rate: 1.0, ..Averaging::PAIRS });
+    let expected = format!("sync.averaging.rate = 1: {one} a replica keeps a share of its own");
+    assert!(refusal(replaced).starts_with(&expected));
     let mut late = alone;
     let when = shardloom_plan::AveragingTime::AfterUpdate;
     late.sync.averaging = Some(Averaging { when, ..Averaging::PAIRS });

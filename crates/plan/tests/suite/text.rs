@@ -11,8 +11,8 @@ use shardloom_plan::{
     AttentionKind, Averaging, AveragingTime, Axis, AxisSet, Communication, Compression,
     Corrections, DeviceList, FORMAT, LayoutRule, LayoutRules, LossScale, Mesh, Negotiation, Number,
     Optimizer, ParameterGroup, Partners, PassTimes, Pipeline, Plan, PlanError, Precision,
-    Prediction, Ranges, Recompute, ScheduleKind, Servers, Share, Stage, Staleness, Summation, Sync,
-    Updates, Weights, usual_attention,
+    Prediction, Ranges, Recompute, Rounding, ScheduleKind, Servers, Share, Stage, Staleness,
+    Summation, Sync, Updates, Weights, usual_attention,
 };
 
 fn optimizer() -> impl Strategy<Value = Optimizer> {
@@ -203,6 +203,7 @@ fn plan() -> impl Strategy<Value = Plan> {
             gradients,
             master,
             fp8_products,
+            rounding: if master { Rounding::Nearest } else { Rounding::Stochastic },
         },
     );
     // Names may hold anything a path or a description does.

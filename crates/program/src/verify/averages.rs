@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use super::row::{Row, Step, entries, instructions, place, steps};
 use super::violation::Violation;
 use crate::{
-    Action, BodyKind, Bucket, BucketId, Class, ClassId, Collective, Content, Group, Program, Run,
-    TensorId,
+    Action, BodyKind, Bucket, BucketId, Class, ClassId, Collective, Content, Group, Instruction,
+    Program, Run, TensorId,
 };
 use shardloom_graph::Reduction;
 
@@ -108,6 +108,7 @@ impl Averages<'_> {
                 }
             }
             Action::Publish { group } => {
+                let is_all = self.is_of_all(instruction);
                 for (read, write) in instruction.reads.iter().zip(&instruction.writes) {
                     let write = write.to.tensor;
                     let fits = self.bucket(write).is_some_and(|(_, bucket)| {
@@ -115,17 +116,15 @@ impl Averages<'_> {
                             && bucket.held.published == Some(write)
                             && updated(self.class, bucket) == Some(read.tensor)
                     });
-                    match self.averaged(write).filter(|it| fits && !it.is_changed) {
+                    match self.averaged(write).filter(|it| fits && is_all && !it.is_changed) {
                         Some(averaged) => averaged.published += 1,
                         None => found.push(wrong(step, write)),
                     }
                 }
             }
             Action::Fetch { group } => {
+                let is_all = self.is_of_all(instruction);
                 let tensors = instruction.writes.iter().map(|write| write.to.tensor);
-                // All that the other has published is of one time.
-                let all = self.class.buckets.iter().filter_map(|bucket| bucket.held.published);
-                let is_all = all.count() == instruction.writes.len();
                 for write in tensors {
                     let fits = self.bucket(write).is_some_and(|(_, bucket)| {
                         is_over_all(group, bucket)
@@ -179,6 +178,14 @@ impl Averages<'_> {
             }
             _ => {}
         }
+    }
+
+    /// Whether an instruction writes something of each bucket that is published, in the order of buckets: so what is
+    /// fetched is all of one time, and of the same bucket in the same place.
+    fn is_of_all(&self, instruction: &Instruction) -> bool {
+        let published = self.class.buckets().filter(|(_, bucket)| bucket.held.published.is_some());
+        let written = instruction.writes.iter().map(|it| self.class.tensor(it.to.tensor).bucket);
+        written.eq(published.map(|(id, _)| Some(id)))
     }
 
     fn own_axes(&self) -> impl Iterator<Item = shardloom_plan::Axis> + '_ {

@@ -1,5 +1,7 @@
 //! What ranks fetched in a row of steps, for another row to repeat it.
 
+use std::ops::Range;
+
 use shardloom_program::{Action, Program, Rank};
 
 use super::Answers;
@@ -32,14 +34,14 @@ impl RepeatedFetches {
         if answers.len() != program.ranks() || !answers.iter().all(is_whole) {
             return Err(other_row());
         }
-        let partner = |rank: usize, step: u32| {
-            partner(program, Rank(rank as u32), first_step + u64::from(step))
-        };
+        let partners = partners(program, first_step..first_step + u64::from(steps));
+        let partners = partners.ok_or_else(other_row)?;
+        let partner = |rank: usize, step: u32| partners[rank][step as usize];
         // By rank and step: how often what is published there is fetched.
         let mut times = vec![vec![0_u64; steps as usize]; answers.len()];
         for (rank, fetched) in answers.iter().enumerate() {
             for (step, &published) in (0..steps).zip(fetched) {
-                times[partner(rank, step)?][published as usize] += 1;
+                times[partner(rank, step)][published as usize] += 1;
             }
         }
         let before = |times: &Vec<u64>| -> Vec<u64> {
@@ -62,7 +64,7 @@ impl RepeatedFetches {
                         }
                         at[rank].1 = true;
                     } else {
-                        let from = partner(rank, step)?;
+                        let from = partner(rank, step);
                         let (there, is_published) = at[from];
                         if answers[rank][step as usize] + u32::from(!is_published) > there {
                             break;
@@ -85,14 +87,18 @@ impl RepeatedFetches {
     }
 }
 
-/// Whom a rank fetches from in a step.
-fn partner(program: &Program, rank: Rank, step: u64) -> Result<usize> {
-    let (class, position) = program.locate(rank);
-    let mut instructions = program.class(class).bodies.iter().flat_map(|body| &body.instructions);
-    let group = instructions.find_map(|it| match &it.action {
-        Action::Fetch { group } => Some(group),
-        _ => None,
-    });
-    let group = group.ok_or_else(other_row)?;
-    Ok(program.partner(class, position, group, step).0 as usize)
+/// By rank and step: whom it fetches from; none if some rank fetches nothing.
+fn partners(program: &Program, steps: Range<u64>) -> Option<Vec<Vec<usize>>> {
+    let mut all = vec![];
+    for (id, class) in program.classes() {
+        let group = class.instructions().find_map(|(_, _, it)| match &it.action {
+            Action::Fetch { group } => Some(group),
+            _ => None,
+        })?;
+        for position in 0..class.mesh.size() {
+            let partner = |step| program.partner(id, position, group, step).0 as usize;
+            all.push(steps.clone().map(partner).collect());
+        }
+    }
+    Some(all)
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use shardloom_fabric::{Endpoint, Engine, InProcess, MOST_RANKS, Message, Overlapped, Settings};
 use shardloom_kernels::Arithmetic;
 use shardloom_plan::Communication;
-use shardloom_program::{Cursor, Entry, Next, Outstanding, Rank as RankId, Run};
+use shardloom_program::{Class, Cursor, Entry, Next, Outstanding, Rank as RankId, Run};
 
 use super::command::{Order, RankFailure, Report};
 use super::communicators::{Communicators, Started};
@@ -33,8 +33,10 @@ pub(crate) struct Threads {
     ranks: u32,
     /// Which this process leads.
     processes: Option<Arc<Processes>>,
-    /// How long others may take for their answers once those of this process are there.
+    /// How long others may take for their answers once those of this process are there, at least.
     timeout: Duration,
+    /// Whether ranks do not wait for each other within a row of steps, so that others may be far behind.
+    are_apart: bool,
 }
 
 /// Starts one thread per rank, each pinned to a core where there are enough and the system allows, connected
@@ -99,6 +101,7 @@ impl Threads {
             ranks,
             processes: processes.cloned(),
             timeout,
+            are_apart: shared.program.classes.iter().any(Class::fetches),
         };
         for (index, endpoint) in endpoints.into_iter().enumerate() {
             let (command, inbox) = channel();
@@ -136,10 +139,14 @@ impl Threads {
             Ok(done) => answers[report.rank as usize] = Some(done),
             Err(failure) => failures.push((report.rank, failure)),
         };
+        let began = Instant::now();
         self.carry(command, &mut take);
+        // One that is several times slower than this one is still at work.
+        let behind = if self.are_apart { 4 * began.elapsed() } else { Duration::ZERO };
         if let Some(processes) = &self.processes {
             for process in processes.others() {
-                match processes.hear_within::<Vec<Report>>(process, 2 * self.timeout) {
+                let patience = 2 * self.timeout + behind;
+                match processes.hear_within::<Vec<Report>>(process, patience) {
                     Ok(reports) => reports.into_iter().for_each(&mut take),
                     Err(error) => {
                         gone.get_or_insert(error);

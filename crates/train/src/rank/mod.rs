@@ -108,6 +108,8 @@ pub(crate) struct Rank {
     arena: Arena,
     /// What kernels need besides their operands; none while an instruction has it.
     scratch: Option<Buffer>,
+    /// Where weights of 16 bits are updated in fp32; none while an instruction has it, and where there are no such.
+    wide: Option<Buffer>,
     store: Store,
     parameters: Parameters,
     now: Now,
@@ -153,6 +155,7 @@ impl Rank {
         let parameters = Parameters::new(shared, class, position, &mut store);
         let arena = Arena::new(shared, class, &memory);
         let scratch = Some(scratch::allocate(shared, class, &parameters));
+        let wide = scratch::for_weights(shared, class, &parameters);
         let extents = shared.program.microbatch_extents(&shared.graph);
         let counted = CountedRows::new(&shared.graph, &shared.program, class, position);
         let mut linker = Linker {
@@ -194,6 +197,7 @@ impl Rank {
             memory,
             arena,
             scratch,
+            wide,
             norm: Norm::new(node, &store),
             targets: compute::targets(shared),
             loss_scale: 1.0,

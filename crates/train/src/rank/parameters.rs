@@ -41,6 +41,8 @@ pub(crate) struct Owned {
     pub at: Range<usize>,
     /// Where its optimizer state lies.
     pub state: SmallVec<[(Slot, Range<usize>); 2]>,
+    /// Where the random numbers come from by which its weights are rounded, if they are stochastically.
+    pub rounding: u64,
     /// Whether its weights decay, if the optimizer has that.
     pub decays: bool,
     /// Updates made so far.
@@ -223,7 +225,9 @@ impl Parameters {
                 }
             }
             let decays = node.parameter().is_some_and(|parameter| parameter.decays);
-            owned.push(Owned { param, piece, at, state, decays, updates: 0, updates_kept: 0 });
+            let rounding = stream(&format!("rounding of {}", node.name));
+            let (updates, updates_kept) = (0, 0);
+            owned.push(Owned { param, piece, at, state, rounding, decays, updates, updates_kept });
         }
         owned
     }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use shardloom_kernels::device::OperandSize;
 use shardloom_kernels::{Buffer, Format, Memory};
-use shardloom_program::{Action, ClassId, Instruction, View, Window};
+use shardloom_program::{self as program, Action, ClassId, Instruction, View, Window};
 
-use super::parameters::Parameters;
+use super::parameters::{Parameters, is_weight};
 use super::store::stored;
 use super::{Rank, Shared};
 
@@ -49,6 +49,24 @@ pub(super) fn allocate(shared: &Shared, class: ClassId, parameters: &Parameters)
     let instructions = class.bodies.iter().flat_map(|body| &body.instructions);
     let elements = instructions.map(of).max().unwrap_or(0);
     Memory::new(Arc::clone(device)).alloc(Format::F32, elements)
+}
+
+/// Where a rank of `class` updates weights of 16 bits that have no fp32 copy: room for the largest part of a parameter
+/// that it updates so.
+pub(super) fn for_weights(
+    shared: &Shared,
+    class: ClassId,
+    parameters: &Parameters,
+) -> Option<Buffer> {
+    let class = shared.program.class(class);
+    let instructions = class.bodies.iter().flat_map(|body| &body.instructions);
+    let updates = instructions.filter(|it| it.action == Action::Optimizer);
+    let updated = updates.map(|it| class.tensor(it.writes[0].to.tensor));
+    let of_16_bits = updated.filter(|it| is_weight(it) && it.format != program::Format::F32);
+    let parts =
+        of_16_bits.filter_map(|it| it.bucket).flat_map(|it| &parameters.owned[it.0 as usize]);
+    let elements = parts.map(|it| it.piece.elements()).max()?;
+    Some(Memory::new(Arc::clone(&shared.device)).alloc(Format::F32, elements))
 }
 
 impl Rank {

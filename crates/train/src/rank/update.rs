@@ -5,7 +5,8 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 use shardloom_kernels::device::Update as Kernel;
 use shardloom_kernels::optimizer::Step;
-use shardloom_kernels::{Buffer, View as Elements, ViewMut};
+use shardloom_kernels::random::Key;
+use shardloom_kernels::{Buffer, Device, Format, View as Elements, ViewMut};
 use shardloom_program::{Content, Instruction, TensorId};
 use smallvec::SmallVec;
 
@@ -15,7 +16,7 @@ use super::link::Linker;
 use super::parameters::Owned;
 use super::store::Slot;
 use super::table_rows::{self, rows_of};
-use super::{At, Rank};
+use super::{At, Rank, Shared};
 
 /// What a step came to on one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -182,7 +183,7 @@ impl Rank {
         self.device().fill(all.view_mut(), 0.0);
         let read = self.take_sums(of.sums, at);
         let mut before = read.as_ref().map(|(_, sums)| sums.view());
-        let mut scratch = self.take_scratch();
+        let (mut scratch, mut wide) = (self.take_scratch(), self.wide.take());
         let mut rest = all.view_mut();
         for part in &mut owned {
             let len = |round| optimizer.statistics_len(&part.piece.block, round);
@@ -196,6 +197,8 @@ impl Rank {
             let own = (gradients.slot, gradients.part(&part.at));
             let gradient = table_rows::gradients(&self.store, rows, own, at);
             let weights = self.store.newest(weights.slot).view().slice(weights.part(&part.at));
+            let widened = widened(&mut wide, weights, &**self.device());
+            let weights = widened.as_ref().map_or(weights, ViewMut::as_view);
             let optimizer = part.decaying(optimizer);
             let update = Kernel { optimizer, step: step(part.updates), piece: &part.piece };
             {
@@ -205,7 +208,7 @@ impl Rank {
             }
             self.put_state(state, at);
         }
-        self.scratch = Some(scratch);
+        (self.scratch, self.wide) = (Some(scratch), wide);
         self.put_sums(read, at);
         self.parameters.owned[bucket] = owned;
         self.store.put(of.to.slot, at, all);
@@ -260,7 +263,7 @@ impl Rank {
             self.note_before_update(corrected, values.view());
             let read = self.take_sums(of.sums, at);
             let mut sums = read.as_ref().map(|(_, sums)| sums.view());
-            let mut scratch = self.take_scratch();
+            let (mut scratch, mut wide) = (self.take_scratch(), self.wide.take());
             let last_round = optimizer.rounds().checked_sub(1);
             for part in &mut owned {
                 let len = |round| optimizer.statistics_len(&part.piece.block, round);
@@ -271,17 +274,25 @@ impl Rank {
                 let mut state = self.take_state(part, at);
                 let own = (gradients.slot, gradients.part(&part.at));
                 let gradient = table_rows::gradients(&self.store, rows, own, at);
-                let weights = values.view_mut().slice(weights.part(&part.at));
+                let mut weights = values.view_mut().slice(weights.part(&part.at));
                 let optimizer = part.decaying(optimizer);
                 let update = Kernel { optimizer, step: step(part.updates), piece: &part.piece };
+                let mut widened = widened(&mut wide, weights.as_view(), &**self.device());
                 {
                     let (state, scratch) = (&mut views(&mut state), scratch.view_mut());
+                    let weights = widened.as_mut().unwrap_or(&mut weights).reborrow();
                     self.device().update(update, weights, gradient, state, statistics, scratch);
+                }
+                if let Some(updated) = widened {
+                    let Shared { seed, .. } = *self.shared;
+                    let key = Key { seed, stream: part.rounding, step: self.now.of_step };
+                    let device = self.device();
+                    device.round_stochastically(updated.as_view(), weights, key, &part.piece);
                 }
                 self.put_state(state, at);
                 part.updates += 1;
             }
-            self.scratch = Some(scratch);
+            (self.scratch, self.wide) = (Some(scratch), wide);
             self.note_after_update(corrected, values.view());
             self.store.put(weights.slot, at, values);
             self.put_sums(read, at);
@@ -297,6 +308,21 @@ impl Rank {
 /// The parts of state tensors that were taken out.
 fn views(taken: &mut Taken) -> SmallVec<[ViewMut<'_>; 2]> {
     taken.iter_mut().map(|(_, range, buffer)| buffer.view_mut().slice(range.clone())).collect()
+}
+
+/// Weights of 16 bits in fp32, in the room that there is for them; none of such as are in fp32.
+fn widened<'a>(
+    wide: &'a mut Option<Buffer>,
+    weights: Elements<'_>,
+    device: &dyn Device,
+) -> Option<ViewMut<'a>> {
+    if weights.format() == Format::F32 {
+        return None;
+    }
+    let room = wide.as_mut().expect("there is room for weights of 16 bits that are updated");
+    let mut room = room.view_mut().slice(0..weights.len());
+    device.cast(weights, room.reborrow());
+    Some(room)
 }
 
 /// Takes the first `count` elements off, if there are any elements.

@@ -432,3 +432,117 @@ fn what_is_not_trained_in_is_refused_with_what_is() {
     let message = refusal(&Plan { weights: Weights::Newest { corrections }, ..plan });
     assert!(message.contains("weight prediction are trained in fp32 only"), "{message}");
 }
+
+/// Steps of a small GPT, and its weights afterwards.
+fn trained(uniform: &Uniform, steps: u32) -> (Vec<f64>, Trainer) {
+    let graph = gpt();
+    let uniform = Uniform { optimizer: ADAMW, clip_norm: Some(1.0), ..uniform.clone() };
+    let mut run = trainer(&graph, &plan(&graph, &uniform), samples(), 3e-3);
+    let steps = run.train_steps(steps).expect("steps");
+    (steps.iter().map(|step| step.loss).collect(), run)
+}
+
+fn weights(run: &mut Trainer) -> std::collections::BTreeMap<String, Vec<f32>> {
+    run.weights().expect("weights")
+}
+
+#[test]
+fn weights_rounded_stochastically_are_bfloat16_and_learn_as_with_masters() {
+    let base = Uniform { precision: Precision::STOCHASTIC, ..serial() };
+    let (with_masters, _) = trained(&Uniform { precision: Precision::MIXED, ..base.clone() }, 60);
+    let (found, mut run) = trained(&base, 60);
+    let is_bf16 = |it: &f32| it.to_bits() & 0xffff == 0;
+    assert!(weights(&mut run).values().flatten().all(is_bf16));
+    // The mean of the last ten, as each is of another batch.
+    let last = |losses: &[f64]| losses[50..].iter().sum::<f64>() / 10.0;
+    let (found, expected) = (last(&found), last(&with_masters));
+    assert!((found - expected).abs() < 0.03 * expected, "{found} for {expected}");
+    assert!(found < 0.8 * with_masters[0], "something is learnt: {found}");
+    // Neither masters nor anything else stands for them: 2 bytes, 4 of gradients and 8 of moments.
+    let program = run.program();
+    let class = &program.classes[0];
+    let elements: usize = class.buckets.iter().map(|bucket| bucket.elements).sum();
+    let bytes = class.persistent_bytes(0);
+    assert_eq!(
+        [bytes.weights, bytes.gradients, bytes.state],
+        [2, 4, 8].map(|it| it * elements as u64)
+    );
+}
+
+#[test]
+fn weights_rounded_stochastically_are_the_same_whoever_rounds_them() {
+    let sync = |zero, algorithm| Sync { zero, algorithm, bucket_bytes: 10_000, ..Sync::default() };
+    let base = Uniform {
+        precision: Precision::STOCHASTIC,
+        mesh: mesh(2, 1, 1),
+        sync: sync(0, Algorithm::Direct),
+        ..serial()
+    };
+    let (losses, mut run) = trained(&base, 5);
+    let expected = weights(&mut run);
+    for zero in 1..4 {
+        let uniform = Uniform { sync: sync(zero, Algorithm::Direct), ..base.clone() };
+        let (found, mut run) = trained(&uniform, 5);
+        assert_eq!((found, weights(&mut run)), (losses.clone(), expected.clone()), "ZeRO-{zero}");
+    }
+    // Two stages have the same sums, and so the same numbers to round.
+    let stages = Uniform { pp: 2, ..base.clone() };
+    let (found, mut run) = trained(&stages, 5);
+    assert_eq!((found, weights(&mut run)), (losses.clone(), expected.clone()));
+    // Saved and resumed, and by another seed.
+    let graph = gpt();
+    let uniform = Uniform { optimizer: ADAMW, clip_norm: Some(1.0), ..base };
+    let plan = plan(&graph, &uniform);
+    let mut first = trainer(&graph, &plan, samples(), 3e-3);
+    first.train_steps(2).expect("steps");
+    let folder = tempfile::tempdir().expect("a folder");
+    first.save(folder.path(), Meta::default(), None).expect("saved");
+    let mut resumed = trainer(&graph, &plan, samples(), 3e-3);
+    let latest = Store::open(folder.path()).and_then(|store| store.load_latest());
+    resumed.resume(latest.expect("the checkpoint").0).expect("resumed");
+    resumed.train_steps(3).expect("steps");
+    assert_eq!(weights(&mut resumed), expected);
+}
+
+#[test]
+fn every_optimizer_updates_weights_that_are_rounded_stochastically() {
+    let lamb = Optimizer::Lamb { beta1: 0.9, beta2: 0.95, epsilon: 1e-6, weight_decay: 0.01 };
+    for optimizer in [Optimizer::sgd(0.9), lamb, Optimizer::default()] {
+        let uniform = Uniform { precision: Precision::STOCHASTIC, optimizer, ..serial() };
+        for mesh in [mesh(1, 1, 1), mesh(2, 1, 2)] {
+            let graph = gpt();
+            let sync = Sync { zero: if mesh.dp() > 1 { 1 } else { 0 }, ..Sync::default() };
+            let uniform = Uniform { mesh, sync, ..uniform.clone() };
+            let mut run = trainer(&graph, &plan(&graph, &uniform), samples(), 3e-3);
+            let steps = run.train_steps(20).expect("steps");
+            assert!(steps[19].loss < steps[0].loss, "{optimizer:?}: {:?}", steps[19]);
+            assert_as_planned(trainer(&graph, &plan(&graph, &uniform), samples(), 3e-3), &uniform);
+        }
+    }
+}
+
+#[test]
+fn rounding_to_nearest_without_masters_is_refused_and_so_is_stochastic_rounding_with_them() {
+    let graph = gpt();
+    let refusal = |precision: Precision| {
+        let plan = plan(&graph, &Uniform { precision, ..serial() });
+        let blueprint =
+            Blueprint::new(graph.clone(), &plan, 1, settings(Curve::Constant { peak: 1e-3 }));
+        blueprint.err().expect("no such plan").to_string()
+    };
+    let nearest = refusal(Precision { master: false, ..Precision::MIXED });
+    assert!(
+        nearest.contains("set precision.master to true, or rounding = \"stochastic\""),
+        "{nearest}"
+    );
+    let half = refusal(Precision { compute: Number::Fp16, ..Precision::STOCHASTIC });
+    assert!(half.ends_with("set precision.master to true"), "{half}");
+    let rule = "of weights in bf16 without an fp32 copy";
+    for precision in [
+        Precision { master: true, ..Precision::STOCHASTIC },
+        Precision { compute: Number::Fp32, ..Precision::STOCHASTIC },
+    ] {
+        let refused = refusal(precision);
+        assert!(refused.contains("precision.rounding") && refused.contains(rule), "{refused}");
+    }
+}

@@ -14,6 +14,7 @@ use shardloom_kernels::device::{
     Region, Rows, Update,
 };
 use shardloom_kernels::optimizer::{Optimizer, Piece};
+use shardloom_kernels::random::Key;
 use shardloom_kernels::{Format, Processor, View, ViewMut};
 use shardloom_plan::{Number, Plan, Precision, Sync, Uniform};
 use shardloom_program::{self as program, Action, Content, Program};
@@ -177,6 +178,11 @@ impl Device for Counting {
             self.note(format!("{} writes {format}", kernel(of.kind, of.pass)));
         }
         Processor.run(of, reads, writes, scratch);
+    }
+
+    fn round_stochastically(&self, from: View<'_>, to: ViewMut<'_>, key: Key, piece: &Piece) {
+        self.note("round stochastically");
+        Processor.round_stochastically(from, to, key, piece);
     }
 
     fn update_scratch_elements(&self, elements: usize, gradients: Format) -> usize {

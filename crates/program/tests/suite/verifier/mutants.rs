@@ -132,6 +132,20 @@ pub fn published_late(mut program: Program) -> Program {
     requeued(program)
 }
 
+/// Has half of the buckets published by themselves, right after the others.
+pub fn published_in_parts(mut program: Program) -> Program {
+    let (body, index) = find(&program, 0, publishes);
+    let instructions = &mut program.classes[0].bodies[body].instructions;
+    let mut rest = instructions[index].clone();
+    let half = rest.writes.len() / 2;
+    rest.reads.drain(..half);
+    rest.writes.drain(..half);
+    instructions[index].reads.truncate(half);
+    instructions[index].writes.truncate(half);
+    instructions.insert(index + 1, rest);
+    requeued(program)
+}
+
 /// Has a fetch stand before what it waits for of others.
 pub fn fetched_first(mut program: Program) -> Program {
     let (body, index) = find(&program, 0, fetches);

@@ -19,9 +19,9 @@ use super::mutants::{
     aged, agreed_within, cast_before_update, cast_of_moments, fetched_first, fewer_versions,
     foreign_gradients, freed_at_once, freed_early, guard_first, guarded, late_copies, message,
     moved_along_another, no_messages, on_another_route, other_bucket, other_format, other_kind,
-    other_parameter, outside, published_late, reads_another, reads_later, regrouped,
-    restored_elsewhere, rolled_back, route_format, short_bucket, short_tensor, shorter_messages,
-    swapped, uneven, without_entry,
+    other_parameter, outside, published_in_parts, published_late, reads_another, reads_later,
+    regrouped, restored_elsewhere, rolled_back, route_format, short_bucket, short_tensor,
+    shorter_messages, swapped, uneven, without_entry,
 };
 use super::programs::{
     averaged, both_ways, local_sgd, mesh, mixed, pairs, pipeline, predicted, program, replicas,
@@ -297,9 +297,12 @@ rejected! {
         change(pairs(), 0, publishes, |it| {
             it.reads.pop();
             it.writes.pop();
-        }) => Violation::Publications { .. },
+        }) => Violation::NoAverage { .. },
     a_fetch_of_some_of_what_is_published_is_rejected:
         change(pairs(), 0, fetches, |it| it.writes.truncate(1)) => Violation::NoAverage { .. },
+    a_fetch_into_another_order_than_that_of_what_is_published_is_rejected:
+        change(pairs(), 0, fetches, |it| it.writes.reverse()) => Violation::NoAverage { .. },
+    publications_at_two_times_are_rejected: published_in_parts(pairs()) => Violation::NoAverage { .. },
     a_fetch_from_others_than_replicas_is_rejected:
         change(pairs(), 0, fetches, |it| {
             it.action = Action::Fetch { group: Group::World };
