@@ -43,7 +43,7 @@ pub(crate) struct Input<'a> {
 pub(crate) enum Data<'a> {
     /// Real numbers.
     F32(&'a [f32]),
-    /// Real numbers that [are multiplied as they are](multiplies_bf16).
+    /// Real numbers that [are multiplied as they are](multiplied_in_bf16).
     Bf16(&'a [bf16]),
     /// Masks.
     U8(&'a [u8]),
@@ -51,11 +51,34 @@ pub(crate) enum Data<'a> {
     U32(&'a [u32]),
 }
 
-/// Whether a pass multiplies the first two tensors that it reads, of these formats, in bfloat16 as they are. All others
-/// it takes in fp32.
-pub(crate) fn multiplies_bf16(kind: &OpKind, formats: impl Iterator<Item = Format>) -> bool {
-    let is_product = matches!(kind, OpKind::Contract { .. });
-    is_product && gemm::multiplies_bf16() && formats.take(2).all(|it| it == Format::Bf16)
+/// Which two of the tensors that a pass reads, of these formats, it multiplies in bfloat16 as they are, if it does. All
+/// others it takes in fp32.
+pub(crate) fn multiplied_in_bf16(
+    kind: &OpKind,
+    pass: Pass,
+    format: impl Fn(usize) -> Format,
+) -> Option<[usize; 2]> {
+    let factors = match (kind, pass) {
+        (OpKind::Contract { .. }, _) => [0, 1],
+        (OpKind::ExpertContract, Pass::Forward | Pass::Weight) => [0, 2],
+        (OpKind::ExpertContract, Pass::Input) => [1, 2],
+        _ => return None,
+    };
+    let are_in_bf16 = factors.iter().all(|&factor| format(factor) == Format::Bf16);
+    (are_in_bf16 && gemm::multiplies_bf16()).then_some(factors)
+}
+
+/// `$body` of the elements of two inputs, which are both in bfloat16 or both in fp32.
+macro_rules! of_factors {
+    ($one:ident, $other:ident, $body:expr) => {
+        match ($one.data, $other.data) {
+            (Data::Bf16($one), Data::Bf16($other)) => $body,
+            _ => {
+                let ($one, $other) = ($one.f32(), $other.f32());
+                $body
+            }
+        }
+    };
 }
 
 /// A tensor that a pass writes, with real numbers in fp32.
@@ -207,10 +230,7 @@ fn forward(
         (OpKind::Contract { transposed }, [x, w, bias @ ..], [y]) => {
             let shape = linear(x.shape, w.shape, y.shape, *transposed);
             let (bias, y) = (bias.first().map(Input::f32), y.f32());
-            match (x.data, w.data) {
-                (Data::Bf16(x), Data::Bf16(w)) => matmul::linear(shape, x, w, bias, y),
-                _ => matmul::linear(shape, x.f32(), w.f32(), bias, y),
-            }
+            of_factors!(x, w, matmul::linear(shape, x, w, bias, y));
         }
         (OpKind::Add, [a, b], [y]) if a.shape == b.shape => {
             elementwise::add(a.f32(), b.f32(), y.f32());
@@ -269,7 +289,8 @@ fn forward(
         }
         (OpKind::ExpertContract, [x, counts, w], [y]) => {
             let shape = expert_shape(w.shape);
-            expert_contract(shape, counts.f32(), x.f32(), w.f32(), y.f32());
+            let (counts, y) = (counts.f32(), y.f32());
+            of_factors!(x, w, expert_contract(shape, counts, x, w, y));
         }
         (OpKind::Combine, [packed, counts, choice, slot, probability], [y]) => {
             let (sizes, routed) = routed(choice, slot, counts);
@@ -353,12 +374,7 @@ fn input_gradient(
         (OpKind::Contract { transposed }, [w, dy], [dx]) => {
             let shape = linear(dx.shape, w.shape, dy.shape, *transposed);
             let (dx, accumulate) = (dx.f32(), accumulate[0]);
-            match (dy.data, w.data) {
-                (Data::Bf16(dy), Data::Bf16(w)) => {
-                    matmul::linear_input_grad(shape, dy, w, dx, accumulate);
-                }
-                _ => matmul::linear_input_grad(shape, dy.f32(), w.f32(), dx, accumulate),
-            }
+            of_factors!(dy, w, matmul::linear_input_grad(shape, dy, w, dx, accumulate));
         }
         (OpKind::Concat { axis }, [dy], parts) => {
             let rows = dy.shape[..*axis].iter().product();
@@ -415,8 +431,8 @@ fn input_gradient(
         }
         (OpKind::ExpertContract, [counts, w, dy], [dx]) => {
             let shape = expert_shape(w.shape);
-            let (counts, dy, w) = (counts.f32(), dy.f32(), w.f32());
-            expert_contract_input_grad(shape, counts, dy, w, dx.f32(), accumulate[0]);
+            let (counts, dx, add) = (counts.f32(), dx.f32(), accumulate[0]);
+            of_factors!(dy, w, expert_contract_input_grad(shape, counts, dy, w, dx, add));
         }
         (
             OpKind::Combine,
@@ -593,26 +609,20 @@ fn weight_gradient(
         }
         (OpKind::Contract { transposed }, [x, dy], [dw, dbias @ ..]) => {
             let shape = linear(x.shape, dw.shape, dy.shape, *transposed);
-            let (dw, dbias) = (dw.f32(), dbias.first_mut());
-            match (x.data, dy.data) {
-                (Data::Bf16(x), Data::Bf16(dy)) => {
-                    matmul::linear_weight_grad(shape, x, dy, dw, accumulate[0]);
-                    if let Some(dbias) = dbias {
-                        matmul::bias_grad_of_bf16(dy, dbias.f32(), accumulate[1]);
-                    }
-                }
-                _ => {
-                    matmul::linear_weight_grad(shape, x.f32(), dy.f32(), dw, accumulate[0]);
-                    if let Some(dbias) = dbias {
-                        matmul::bias_grad(dy.f32(), dbias.f32(), accumulate[1]);
-                    }
+            let dw = dw.f32();
+            of_factors!(x, dy, matmul::linear_weight_grad(shape, x, dy, dw, accumulate[0]));
+            if let Some(dbias) = dbias.first_mut() {
+                let (dbias, accumulate) = (dbias.f32(), accumulate[1]);
+                match dy.data {
+                    Data::Bf16(dy) => matmul::bias_grad_of_bf16(dy, dbias, accumulate),
+                    _ => matmul::bias_grad(dy.f32(), dbias, accumulate),
                 }
             }
         }
         (OpKind::ExpertContract, [x, counts, dy], [dw]) => {
             let shape = expert_shape(dw.shape);
-            let (x, counts, dy) = (x.f32(), counts.f32(), dy.f32());
-            expert_contract_weight_grad(shape, counts, x, dy, dw.f32(), accumulate[0]);
+            let (counts, dw, add) = (counts.f32(), dw.f32(), accumulate[0]);
+            of_factors!(x, dy, expert_contract_weight_grad(shape, counts, x, dy, dw, add));
         }
         (OpKind::Add, [dy], [db]) => {
             elementwise::broadcast_grad(dy.f32(), db.f32(), accumulate[0]);

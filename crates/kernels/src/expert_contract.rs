@@ -1,6 +1,6 @@
 //! The products of experts' rows, packed side by side, with a matrix of each expert.
 
-use crate::matmul::{Linear, WeightLayout, linear, linear_input_grad, linear_weight_grad};
+use crate::matmul::{Factor, Linear, WeightLayout, linear, linear_input_grad, linear_weight_grad};
 
 /// The sizes of each expert's product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,15 +25,21 @@ impl ExpertContract {
         }
     }
 
-    fn experts(self, weights: &[f32]) -> usize {
-        weights.len() / (self.inputs * self.outputs)
+    fn experts(self, weights: usize) -> usize {
+        weights / (self.inputs * self.outputs)
     }
 }
 
 /// y = x w for the rows of each expert.
-pub fn expert_contract(shape: ExpertContract, counts: &[f32], x: &[f32], w: &[f32], y: &mut [f32]) {
+pub fn expert_contract<T: Factor>(
+    shape: ExpertContract,
+    counts: &[f32],
+    x: &[T],
+    w: &[T],
+    y: &mut [f32],
+) {
     let ExpertContract { inputs, outputs } = shape;
-    shape.each(shape.experts(w), counts, |expert, first, product| {
+    shape.each(shape.experts(w.len()), counts, |expert, first, product| {
         let x = &x[first * inputs..][..product.rows * inputs];
         let w = &w[expert * inputs * outputs..][..inputs * outputs];
         let y = &mut y[first * outputs..][..product.rows * outputs];
@@ -44,16 +50,16 @@ pub fn expert_contract(shape: ExpertContract, counts: &[f32], x: &[f32], w: &[f3
 }
 
 /// Input gradient of [`expert_contract`].
-pub fn expert_contract_input_grad(
+pub fn expert_contract_input_grad<T: Factor>(
     shape: ExpertContract,
     counts: &[f32],
-    dy: &[f32],
-    w: &[f32],
+    dy: &[T],
+    w: &[T],
     dx: &mut [f32],
     accumulate: bool,
 ) {
     let ExpertContract { inputs, outputs } = shape;
-    shape.each(shape.experts(w), counts, |expert, first, product| {
+    shape.each(shape.experts(w.len()), counts, |expert, first, product| {
         let dy = &dy[first * outputs..][..product.rows * outputs];
         let w = &w[expert * inputs * outputs..][..inputs * outputs];
         let dx = &mut dx[first * inputs..][..product.rows * inputs];
@@ -64,16 +70,16 @@ pub fn expert_contract_input_grad(
 }
 
 /// Weight gradient of [`expert_contract`]; zero for an expert without rows.
-pub fn expert_contract_weight_grad(
+pub fn expert_contract_weight_grad<T: Factor>(
     shape: ExpertContract,
     counts: &[f32],
-    x: &[f32],
-    dy: &[f32],
+    x: &[T],
+    dy: &[T],
     dw: &mut [f32],
     accumulate: bool,
 ) {
     let ExpertContract { inputs, outputs } = shape;
-    shape.each(shape.experts(dw), counts, |expert, first, product| {
+    shape.each(shape.experts(dw.len()), counts, |expert, first, product| {
         let x = &x[first * inputs..][..product.rows * inputs];
         let dy = &dy[first * outputs..][..product.rows * outputs];
         let dw = &mut dw[expert * inputs * outputs..][..inputs * outputs];

@@ -238,9 +238,9 @@ impl Device for Processor {
         let wide = |operand: &OperandSize<'_>| {
             operands::widened_elements(operand.shape.iter().product(), operand.format)
         };
-        let formats = reads.iter().map(|read| read.format);
-        let as_they_are = if dispatch::multiplies_bf16(kind, formats) { 2 } else { 0 };
-        own + reads[as_they_are..].iter().chain(writes).map(wide).sum::<usize>()
+        let factors = dispatch::multiplied_in_bf16(kind, pass, |read| reads[read].format);
+        let factors = factors.into_iter().flatten().map(|factor| wide(&reads[factor]));
+        own + reads.iter().chain(writes).map(wide).sum::<usize>() - factors.sum::<usize>()
     }
 
     fn run(
@@ -258,11 +258,14 @@ impl Device for Processor {
             }
             other => other,
         };
-        let formats = reads.iter().map(|input| input.data.format());
-        let as_they_are = if dispatch::multiplies_bf16(&kind, formats) { 2 } else { 0 };
-        let reads = reads.iter().enumerate();
-        let reads: SmallVec<[dispatch::Input<'_>; 8]> =
-            reads.map(|(number, input)| read(input, number < as_they_are, &mut scratch)).collect();
+        let format = |read: usize| reads[read].data.format();
+        let factors = dispatch::multiplied_in_bf16(&kind, pass, format);
+        let is_factor = |read: usize| factors.is_some_and(|it| it.contains(&read));
+        let reads: SmallVec<[dispatch::Input<'_>; 8]> = reads
+            .iter()
+            .enumerate()
+            .map(|(number, input)| read(input, is_factor(number), &mut scratch))
+            .collect();
         let mut results: SmallVec<[dispatch::Output<'_>; 4]> = SmallVec::new();
         let mut left: SmallVec<[operands::Rest<'_>; 4]> = SmallVec::new();
         for output in writes {

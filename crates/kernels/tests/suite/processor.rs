@@ -326,3 +326,92 @@ fn each_gradient_of_an_operator_is_added_where_that_is_asked_and_only_there() {
         }
     }
 }
+
+/// Whole numbers, whose products and sums are exact in every format and order.
+fn integers(count: usize, seed: usize) -> Vec<f32> {
+    (0..count).map(|i| ((i * 31 + seed * 17) % 7) as f32 - 3.0).collect()
+}
+
+/// What a pass writes to fp32 that reads these tensors: their shapes, numbers and formats.
+fn written(
+    kind: &OpKind,
+    pass: Pass,
+    reads: &[(&[usize], &[f32], Format)],
+    writes: &[&[usize]],
+) -> Vec<Vec<f32>> {
+    let (device, memory) = (processor(), Memory::new(processor()));
+    let inputs: Vec<Buffer> =
+        reads.iter().map(|(_, values, format)| buffer(&memory, *format, values)).collect();
+    let elements = |shape: &[usize]| shape.iter().product();
+    let mut outputs: Vec<Buffer> =
+        writes.iter().map(|shape| memory.alloc(Format::F32, elements(shape))).collect();
+    let read_sizes: Vec<OperandSize<'_>> =
+        reads.iter().map(|&(shape, _, format)| OperandSize { shape, format }).collect();
+    let write_sizes: Vec<OperandSize<'_>> =
+        writes.iter().map(|&shape| OperandSize { shape, format: Format::F32 }).collect();
+    let scratch = device.scratch_elements(kind, pass, &read_sizes, &write_sizes);
+    let mut scratch = memory.alloc(Format::F32, scratch);
+    let inputs: Vec<Input<'_>> = inputs
+        .iter()
+        .zip(reads)
+        .map(|(it, &(shape, ..))| Input { shape, data: it.view() })
+        .collect();
+    let mut results: Vec<Output<'_>> = outputs
+        .iter_mut()
+        .zip(writes)
+        .map(|(it, &shape)| Output { shape, data: it.view_mut(), accumulate: false })
+        .collect();
+    device.run(Kernel { kind, pass, setting: &SETTING }, &inputs, &mut results, scratch.view_mut());
+    outputs.iter().map(|it| device.reals(it.view())).collect()
+}
+
+#[test]
+fn layers_and_experts_come_to_the_same_of_bfloat16_as_of_fp32_where_sums_are_exact() {
+    let (rows, inputs, outputs, experts) = (13, 37, 21, 3);
+    let [x, w, dy] = [rows * inputs, experts * inputs * outputs, rows * outputs];
+    let [x, w, dy] = [(x, 1), (w, 2), (dy, 3)].map(|(count, seed)| integers(count, seed));
+    let bias = integers(outputs, 4);
+    // Four rows of the first expert, none of the second and nine of the third.
+    let counts = [4.0, 0.0, 9.0];
+    let (of_x, of_y, of_counts) = ([rows, inputs], [rows, outputs], [experts, 1]);
+    let of_experts = [experts, inputs, outputs];
+    for transposed in [false, true] {
+        let layer = OpKind::Contract { transposed };
+        let of_w = if transposed { [outputs, inputs] } else { [inputs, outputs] };
+        let one = &w[..inputs * outputs];
+        let come_to = |format: Format| {
+            let of_bias = [outputs];
+            let [x, w, dy, bias] = [
+                (&of_x[..], &x[..], format),
+                (&of_w[..], one, format),
+                (&of_y[..], &dy[..], format),
+                (&of_bias[..], &bias[..], format),
+            ];
+            [
+                written(&layer, Pass::Forward, &[x, w], &[&of_y]),
+                written(&layer, Pass::Forward, &[x, w, bias], &[&of_y]),
+                written(&layer, Pass::Input, &[w, dy], &[&of_x]),
+                written(&layer, Pass::Weight, &[x, dy], &[&of_w]),
+                written(&layer, Pass::Weight, &[x, dy], &[&of_w, &of_bias]),
+            ]
+        };
+        assert_eq!(come_to(Format::Bf16), come_to(Format::F32));
+    }
+    let come_to = |format: Format| {
+        let [x, w, dy, counts] = [
+            (&of_x[..], &x[..], format),
+            (&of_experts[..], &w[..], format),
+            (&of_y[..], &dy[..], format),
+            (&of_counts[..], &counts[..], Format::F32),
+        ];
+        let kind = OpKind::ExpertContract;
+        [
+            written(&kind, Pass::Forward, &[x, counts, w], &[&of_y]),
+            written(&kind, Pass::Input, &[counts, w, dy], &[&of_x]),
+            written(&kind, Pass::Weight, &[x, counts, dy], &[&of_experts]),
+        ]
+    };
+    let found = come_to(Format::Bf16);
+    assert_eq!(found, come_to(Format::F32));
+    assert!(found.iter().flatten().flatten().any(|it| *it != 0.0));
+}

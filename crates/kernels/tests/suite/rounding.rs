@@ -39,7 +39,7 @@ fn a_number_becomes_either_neighbour_with_the_mean_of_itself() {
 #[test]
 fn what_is_bfloat16_stays_and_what_is_no_number_stays_none() {
     let kept = [0.0, -0.0, 1.0, -2.5, f32::INFINITY, f32::NEG_INFINITY, 1e-40_f32];
-    let kept = kept.map(|it| bf16::from_f32(it));
+    let kept = kept.map(bf16::from_f32);
     let values: Vec<f32> = kept.iter().map(|it| it.to_f32()).collect();
     for step in 0..50 {
         let found = rounded(Key { step, ..KEY }, &Piece::whole(1, values.len()), &values);
