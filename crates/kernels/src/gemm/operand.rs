@@ -83,7 +83,8 @@ impl Operand for Pairs<'_> {
         match self.elements() {
             // SAFETY: passed on from the caller.
             Some(pairs) => unsafe { pairs.pack::<V, WIDTH>(steps, lines, panels) },
-            None => pack_pairs::<WIDTH>(self.0, steps, lines, panels),
+            // SAFETY: as above.
+            None => unsafe { pack_pairs::<V, WIDTH>(self.0, steps, lines, panels) },
         }
     }
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::Matrix;
-use super::vector::Vector;
+use super::vector::{Vector, pair};
 
 /// Panels that are written side by side, so that a row is read by whole cache lines.
 const TOGETHER: usize = 4;
@@ -104,37 +104,40 @@ unsafe fn transpose<V: Vector, const WIDTH: usize>(
 
 /// The same of pairs of numbers along the rows of `matrix`, whose rows are lines and whose columns, two by two, are
 /// steps.
+///
+/// # Safety
+/// The instructions of `V` are enabled.
 #[inline(always)]
-pub(super) fn pack_pairs<const WIDTH: usize>(
+pub(super) unsafe fn pack_pairs<V: Vector, const WIDTH: usize>(
     matrix: Matrix<'_, bf16>,
     steps: Range<usize>,
     lines: Range<usize>,
     panels: &mut [f32],
 ) {
     let Matrix { data, columns, row_stride, column_stride, .. } = matrix;
-    let pair = |low: bf16, high: bf16| {
-        f32::from_bits(u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16)
-    };
-    let panels = panels.chunks_exact_mut(steps.len() * WIDTH);
-    for (panel, first) in panels.zip(lines.clone().step_by(WIDTH)) {
+    let size = steps.len() * WIDTH;
+    for (panel, first) in panels.chunks_exact_mut(size).zip(lines.clone().step_by(WIDTH)) {
         let width = WIDTH.min(lines.end - first);
-        for (step, to) in steps.clone().zip(panel.as_chunks_mut::<WIDTH>().0) {
-            let start = first * row_stride + 2 * step * column_stride;
+        for (to, step) in (0..size).step_by(WIDTH).zip(steps.clone()) {
+            let from = first * row_stride + 2 * step * column_stride;
             let has_both = 2 * step + 1 < columns;
-            if row_stride == 1 && width == WIDTH && has_both {
-                // Two runs of a whole panel, which are put together in registers.
-                let low: &[bf16; WIDTH] = data[start..].first_chunk().expect("so many lines");
-                let high = &data[start + column_stride..];
-                let high: &[bf16; WIDTH] = high.first_chunk().expect("so many lines");
-                for (to, (&low, &high)) in to.iter_mut().zip(low.iter().zip(high)) {
-                    *to = pair(low, high);
+            // What whole vectors write beside the panel's lines is of the next step, which is written after.
+            let whole = WIDTH.next_multiple_of(V::LANES);
+            let is_within = from + column_stride + whole <= data.len() && to + whole <= size;
+            if row_stride == 1 && width == WIDTH && has_both && is_within {
+                for line in (0..WIDTH).step_by(V::LANES) {
+                    let low = data[from + line..].as_ptr();
+                    let high = data[from + column_stride + line..].as_ptr();
+                    let to = panel[to + line..].as_mut_ptr();
+                    // SAFETY: a vector from there on is within the data and the panel.
+                    unsafe { V::pair(low, high, to) };
                 }
                 continue;
             }
-            for (line, to) in to[..width].iter_mut().enumerate() {
-                let at = start + line * row_stride;
+            for line in 0..width {
+                let at = from + line * row_stride;
                 let high = if has_both { data[at + column_stride] } else { bf16::ZERO };
-                *to = pair(data[at], high);
+                panel[to + line] = pair(data[at], high);
             }
         }
     }

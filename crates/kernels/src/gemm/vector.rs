@@ -3,6 +3,8 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
+use half::bf16;
+
 /// A vector register of fp32 numbers.
 ///
 /// Everything here needs the instructions that the type is named for: it is called, and inlined, only where
@@ -39,8 +41,28 @@ pub(super) unsafe trait Vector: Copy {
     /// Writes the square of [`Vector::LANES`] rows, `stride` apart, at `from` to rows `to_stride` apart at
     /// `to`, with rows and columns exchanged.
     unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, to_stride: usize);
+    /// Writes [`Vector::LANES`] pairs of bfloat16, as elements: of each the first from `low`, the second from `high`.
+    unsafe fn pair(low: *const bf16, high: *const bf16, to: *mut f32);
     /// Fetches the cache line at an address, which need not be readable.
     unsafe fn prefetch(at: *const f32);
+}
+
+/// The bits of two numbers, the first in the lower half.
+#[inline(always)]
+pub(super) fn pair(low: bf16, high: bf16) -> f32 {
+    f32::from_bits(u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16)
+}
+
+/// What [`Vector::pair`] does, one after the other.
+///
+/// # Safety
+/// Both are readable, and `to` writable, for so many elements.
+#[inline(always)]
+unsafe fn pair_each(lanes: usize, low: *const bf16, high: *const bf16, to: *mut f32) {
+    for lane in 0..lanes {
+        // SAFETY: as the caller promises.
+        unsafe { *to.add(lane) = pair(*low.add(lane), *high.add(lane)) };
+    }
 }
 
 /// What a step of a product's sums does with an element of either operand.
@@ -191,6 +213,17 @@ unsafe impl Vector for __m512 {
     }
 
     #[inline(always)]
+    unsafe fn pair(low: *const bf16, high: *const bf16, to: *mut f32) {
+        // SAFETY: as above.
+        unsafe {
+            let [low, high] = [low, high].map(|it| _mm256_loadu_si256(it.cast()));
+            let high = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(high));
+            let pairs = _mm512_or_si512(_mm512_cvtepu16_epi32(low), high);
+            _mm512_storeu_si512(to.cast(), pairs);
+        }
+    }
+
+    #[inline(always)]
     unsafe fn prefetch(at: *const f32) {
         // SAFETY: as above.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
@@ -293,6 +326,12 @@ unsafe impl Vector for __m256 {
     }
 
     #[inline(always)]
+    unsafe fn pair(low: *const bf16, high: *const bf16, to: *mut f32) {
+        // SAFETY: as above.
+        unsafe { pair_each(Self::LANES, low, high, to) }
+    }
+
+    #[inline(always)]
     unsafe fn prefetch(at: *const f32) {
         // SAFETY: as above.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
@@ -378,6 +417,12 @@ unsafe impl Vector for Four {
                 }
             }
         }
+    }
+
+    #[inline(always)]
+    unsafe fn pair(low: *const bf16, high: *const bf16, to: *mut f32) {
+        // SAFETY: as above.
+        unsafe { pair_each(Self::LANES, low, high, to) }
     }
 
     #[inline(always)]
