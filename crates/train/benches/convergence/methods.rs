@@ -114,5 +114,6 @@ pub fn of_replicas() -> Vec<Method> {
     all.push(averaged("local SGD, every 4 steps", Averaging::local_sgd(4)));
     all.push(averaged("local SGD, every 16 steps", Averaging::local_sgd(16)));
     all.push(averaged("synchronous model averaging", Averaging::SYNCHRONOUS));
+    all.push(averaged("pair averaging", Averaging::PAIRS));
     all
 }
