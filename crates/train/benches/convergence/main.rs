@@ -4,7 +4,8 @@
 //! `cargo bench -p shardloom-train --bench convergence -- [text] [DIGITS.csv] [replicas] [--seeds N]` trains a
 //! GPT on this repository's sources, or a perceptron on the digits that `benches/digits.py` writes, with four
 //! stages, or with `replicas` the GPT with four replicas, under the virtual clock, and prints a Markdown table
-//! for each. Without a task it is the text. Losses do not depend on the machine's load.
+//! for each. Without a task it is the text. Losses do not depend on the machine's load, but for pair averaging's:
+//! what a replica fetches follows from the times that kernels took.
 
 mod methods;
 mod tasks;
