@@ -1,9 +1,9 @@
 //! The matrix products of training steps, each against what the processor can do at most: multiply-adds from
 //! registers to registers.
 //!
-//! Run with `cargo bench -p shardloom-kernels --bench products`; with `-- --bf16` operands are in bfloat16 (where the tier multiplies that), with
-//! `-- --json` it prints a JSON object for
-//! the peak and one for each product, which `benches/peer/products.py` holds against PyTorch's.
+//! Run with `cargo bench -p shardloom-kernels --bench products`; with `-- --bf16` operands are in bfloat16 (where
+//! the tier multiplies that), with `-- --json` it prints a JSON object for the peak and one for each product, which
+//! `benches/peer/products.py` holds against PyTorch's.
 
 use std::env;
 use std::hint::black_box;

@@ -8,8 +8,8 @@
 //! a forward function, a function for the gradients of its inputs and one for those of its weights, so that
 //! the two halves of a backward pass can be scheduled apart. They write into what they are given and
 //! allocate nothing, but for the 1.3 MB in which a thread packs matrix products. Operands of 16 bits are
-//! widened before, but for what linear layers and experts multiply in bfloat16 where the processor does that faster, and
-//! rounded, once for each tensor that a kernel writes, afterwards.
+//! widened before, but for what linear layers and experts multiply in bfloat16 where the processor does that
+//! faster; what a kernel writes in 16 bits is rounded afterwards, once for each tensor.
 //!
 //! Kernels use the best instructions of the processor. `SHARDLOOM_KERNELS=portable`, `avx2`,
 //! `avx512` or `avx512-bf16` in the environment makes them use others: see [`tier`].

@@ -1,7 +1,7 @@
 //! Which instructions the kernels use.
 //!
-//! Every kernel exists in up to three versions, and products of bfloat16 in a fourth. The best that the processor has runs, unless the
-//! environment variable [`VARIABLE`] names another: to find out whether a difference between two
+//! Every kernel exists in up to three versions, and products of bfloat16 in a fourth. The best for the processor runs,
+//! unless the environment variable [`VARIABLE`] names another: to find out whether a difference between two
 //! machines comes from their kernels, and to test on one machine what others will run.
 
 use std::fmt;

@@ -213,20 +213,16 @@ impl Averaging {
             return refuse("sync.averaging.rate", self.rate.to_string(), rule);
         }
         let own = plan.averaged_axes(graph);
-        let one_rank =
-            "a replica is one rank, which publishes all of its weights at a time: one stage";
-        if plan.stages().count() > 1 {
-            let stages = plan.stages().count().to_string();
-            return refuse("pipeline", stages, one_rank);
+        let one_rank = "a replica is one rank, which publishes all of its weights at a time";
+        let stages = plan.stages().count();
+        if stages > 1 {
+            return refuse("pipeline", stages.to_string(), &format!("{one_rank}: one stage"));
         }
         for (_, stage) in plan.stages() {
             let shared =
                 plan.axes.iter().find(|&axis| stage.mesh.width(*axis) > 1 && !own.contains(axis));
             if let Some(axis) = shared {
-                let rule = format!(
-                    "a replica is one rank, which publishes all of its weights at a time: {axis} 1, or {axis} in \
-                     sync.averaging.over"
-                );
+                let rule = format!("{one_rank}: {axis} 1, or {axis} in sync.averaging.over");
                 return refuse("pipeline[0].stage[0].mesh", stage.mesh.to_string(), &rule);
             }
         }

@@ -195,6 +195,7 @@ impl<B: Lent> Window<B> for MessagePassingWindow<B> {
         self.counters.count_message(if from == rank { 0 } else { bytes });
         Ok(number)
     }
+
     fn fetched(&self) -> u64 {
         lock(&self.connection.window(self.rank).published).fetched
     }

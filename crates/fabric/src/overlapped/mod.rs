@@ -26,9 +26,8 @@ const ROOM: usize = 64;
 ///
 /// What a rank starts goes to the end of one queue for all its groups, and the thread carries it out in
 /// that order. What a rank starts and waits for at once ([`Group::run`]), and barriers, it carries out
-/// itself, behind what is in the queue. Messages it sends and receives itself, too, and what
-/// others publish it fetches itself. What nobody has waited
-/// for when an endpoint is dropped is broken off.
+/// itself, behind what is in the queue. It also sends and receives messages itself, and fetches what others
+/// publish. What nobody has waited for when an endpoint is dropped is broken off.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Overlapped<E>(pub E);
 

@@ -1,11 +1,11 @@
 //! Which queue each instruction runs in, and where it waits for others.
 //!
 //! An instruction waits for whatever another queue does to a tensor before it: a read for the last write, a
-//! write for the last write and the reads since, and so does who frees it. Within a body that is a place in it. Across bodies it is
-//! the last run of each body that touches the tensor: for a tensor of a micro-batch the last for the same
-//! micro-batch, otherwise the last of all. Collectives of what lasts (gathers of weights, reductions of
-//! gradients) and fetches of published weights also wait until computation has come to where they stand: where that is was decided when
-//! they were put there.
+//! write for the last write and the reads since, and so does who frees it. Within a body that is a place in it.
+//! Across bodies it is the last run of each body that touches the tensor: for a tensor of a micro-batch the last for
+//! the same micro-batch, otherwise the last of all. Collectives of what lasts (gathers of weights, reductions of
+//! gradients) and fetches of published weights also wait until computation has come to where they stand: where that
+//! is was decided when they were put there.
 
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;

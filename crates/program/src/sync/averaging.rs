@@ -1,9 +1,9 @@
 //! The average of weights that each replica has its own of, at the end of a step: after the update (Stich 2019,
 //! local SGD), or between the gradients and the update (Mai et al. 2020, synchronous model averaging).
 //!
-//! With all replicas, for each bucket there is an all-reduce of the weights that the optimizer updates into a tensor of its own,
-//! and what makes weights of that sum. The sum of the next bucket is formed meanwhile, so that two are there at
-//! a time. Where a step does not always average, a flag that follows from its number says whether it does.
+//! With all replicas, for each bucket there is an all-reduce of the weights that the optimizer updates into a tensor
+//! of its own, and what makes weights of that sum. The sum of the next bucket is formed meanwhile, so that two are
+//! there at a time. Where a step does not always average, a flag that follows from its number says whether it does.
 //!
 //! With one other (KungFu's pair averaging), each step begins by publishing all of the weights and fetching what the
 //! other has published, which passes run beside; before the update weights are made of the two.

@@ -416,8 +416,8 @@ pub enum Violation {
         /// How often.
         times: u32,
     },
-    /// What is summed up, published or fetched, or made of such, is not the weights that a replica has its own of, or not over all
-    /// replicas.
+    /// What is summed up, published or fetched, or made of such, is not the weights that a replica has its own of,
+    /// or not over all replicas.
     #[error(
         "{place}: {tensor} is no sum over all replicas that have weights of their own, nor what one of them has \
          published, or not made of such"

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use crate::support::formulas;
 use crate::support::trained::Trained;
-use crate::support::{Samples, graph, losses, mesh, serial, settings, trainer_with};
+use crate::support::{Samples, losses, mesh, serial, settings, small_gpt, trainer_with};
 use shardloom_checkpoint::{Checkpoint, Meta, Store};
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
@@ -22,10 +22,6 @@ const BATCH: usize = 24;
 const STEPS: usize = 7;
 const CURVE: Curve =
     Curve::Cosine { peak: 0.1, warmup_steps: 2, total_steps: STEPS as u64, floor: 0.01 };
-
-fn gpt() -> Graph {
-    graph("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=32,tied=true")
-}
 
 fn uniform(optimizer: Optimizer) -> Uniform {
     Uniform { global_batch: BATCH, clip_norm: None, optimizer, ..serial() }
@@ -182,7 +178,7 @@ const LOCAL: [Averaging; 2] = [EACH_STEP, Averaging { every: 3, ..EACH_STEP }];
 
 #[test]
 fn replicas_come_to_what_serial_runs_that_are_averaged_come_to() {
-    let graph = gpt();
+    let graph = small_gpt();
     let now_and_then = Averaging { every: 2, rate: 0.25, ..Averaging::SYNCHRONOUS };
     let [each, third] = LOCAL;
     for optimizer in [Optimizer::sgd(0.0), Optimizer::sgd(0.5), ADAMW] {
@@ -224,7 +220,7 @@ fn plan(graph: &Graph, uniform: &Uniform) -> Plan {
 
 #[test]
 fn averaged_after_every_step_plain_descent_is_data_parallelism() {
-    let graph = gpt();
+    let graph = small_gpt();
     let sgd = Optimizer::sgd(0.0);
     for mesh in [mesh(2, 1, 1), mesh(3, 1, 1), mesh(2, 1, 2)] {
         let [replicas, parallel] =
@@ -241,7 +237,7 @@ fn averaged_after_every_step_plain_descent_is_data_parallelism() {
 
 #[test]
 fn what_splits_a_replica_does_not_change_what_replicas_come_to() {
-    let graph = gpt();
+    let graph = small_gpt();
     let optimizer = Optimizer::sgd(0.9);
     let averaging = Averaging::local_sgd(2);
     let replicas = |uniform: Uniform| {
@@ -281,7 +277,7 @@ fn what_splits_a_replica_does_not_change_what_replicas_come_to() {
 
 #[test]
 fn a_run_that_is_interrupted_ends_as_one_that_is_not() {
-    let graph = gpt();
+    let graph = small_gpt();
     for optimizer in [Optimizer::sgd(0.9), ADAMW] {
         for averaging in [LOCAL[1], Averaging::SYNCHRONOUS] {
             let uniform = Uniform { mesh: mesh(2, 1, 2), ..averaged(averaging, optimizer) };
@@ -306,7 +302,7 @@ fn a_run_that_is_interrupted_ends_as_one_that_is_not() {
 
 #[test]
 fn another_number_of_replicas_is_refused_and_one_state_for_all_is_taken_by_each() {
-    let graph = gpt();
+    let graph = small_gpt();
     let with = |replicas, averaging: Option<Averaging>| {
         let common = averaged(LOCAL[1], Optimizer::sgd(0.9));
         let sync = Sync { averaging, ..common.sync };
@@ -344,7 +340,7 @@ fn another_number_of_replicas_is_refused_and_one_state_for_all_is_taken_by_each(
 
 #[test]
 fn a_run_sends_a_ring_of_all_weights_once_in_so_many_steps_and_holds_what_was_counted() {
-    let graph = gpt();
+    let graph = small_gpt();
     let cluster = Cluster::parse("h100-80g:4").expect("a preset");
     let sgd = Optimizer::sgd(0.0);
     for replicas in [2_u64, 4] {
@@ -379,7 +375,7 @@ fn a_run_sends_a_ring_of_all_weights_once_in_so_many_steps_and_holds_what_was_co
 
 #[test]
 fn master_weights_are_averaged_and_rounded_again() {
-    let graph = gpt();
+    let graph = small_gpt();
     for averaging in [LOCAL[1], Averaging { every: 2, ..Averaging::SYNCHRONOUS }] {
         let common = averaged(averaging, ADAMW);
         let precision = Precision::MIXED;
@@ -409,7 +405,7 @@ fn plan_in_fp32(plan: &Plan) -> Plan {
 
 #[test]
 fn replicas_begin_alike_and_validate_each_on_its_own_samples() {
-    let graph = gpt();
+    let graph = small_gpt();
     let uniform = Uniform { mesh: mesh(2, 1, 1), ..averaged(LOCAL[1], Optimizer::sgd(0.0)) };
     let mut run = trainer(&graph, &plan(&graph, &uniform));
     let own = run.weights_of_replicas().expect("weights");
@@ -432,7 +428,7 @@ fn replicas_begin_alike_and_validate_each_on_its_own_samples() {
 
 #[test]
 fn a_thread_for_collectives_changes_nothing_but_when_sums_are_there() {
-    let graph = gpt();
+    let graph = small_gpt();
     for averaging in [LOCAL[0], LOCAL[1], Averaging::SYNCHRONOUS] {
         let uniform = Uniform { mesh: mesh(2, 1, 2), ..averaged(averaging, ADAMW) };
         let in_line = plan(&graph, &Uniform { pp: 2, microbatches: 2, ..uniform });

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use crate::support::formulas;
 use crate::support::replica::{Replica, Tensors};
-use crate::support::{Samples, graph, mesh, serial, settings, trainer_with};
+use crate::support::{Samples, mesh, serial, settings, small_gpt, trainer_with};
 use shardloom_graph::Graph;
 use shardloom_plan::{Optimizer, Plan, Servers, Staleness, Sync, Uniform};
 use shardloom_program::{ClassId, Program};
@@ -18,10 +18,6 @@ const WORKERS: usize = 4;
 const STEPS: usize = 6;
 const CURVE: Curve =
     Curve::Cosine { peak: 0.1, warmup_steps: 2, total_steps: STEPS as u64, floor: 0.01 };
-
-fn gpt() -> Graph {
-    graph("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=32,tied=true")
-}
 
 fn uniform(optimizer: Optimizer) -> Uniform {
     Uniform { clip_norm: None, optimizer, ..serial() }
@@ -165,7 +161,7 @@ fn replay(
 
 /// Trains with these answers, or with those that come, and replays the run.
 fn check(servers: Servers, optimizer: Optimizer, answers: Option<Vec<Vec<u32>>>) -> Tensors {
-    let graph = gpt();
+    let graph = small_gpt();
     let plan = served(&graph, servers, optimizer);
     let mut trainer = trainer(&graph, &plan);
     if let Some(of_servers) = answers {

@@ -26,6 +26,11 @@ pub fn gpt() -> Graph {
     graph("gpt:layers=2,hidden=32,heads=4,seq=16,vocab=64,dropout=0.1,tied=true")
 }
 
+/// A GPT so small that replicas of it can be followed element by element.
+pub fn small_gpt() -> Graph {
+    graph("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=32,tied=true")
+}
+
 /// A Llama with fewer key heads than query heads.
 pub fn llama() -> Graph {
     graph("llama:layers=2,hidden=32,heads=4,kv_heads=2,ffn=64,seq=16,vocab=64")
