@@ -36,6 +36,15 @@ impl Graph {
         self.parameters().filter(move |(_, value)| has(value)).map(|(id, _)| id)
     }
 
+    /// All parameters but those of the head: a table for the vocabulary belongs to the trunk unless it is tied to the
+    /// head. None where the loss tells no classes apart, as then there is no head to tell from the rest.
+    pub fn trunk_parameters(&self) -> Vec<ValueId> {
+        let head = self.class_parameters().filter(|&parameter| !self.is_table(parameter));
+        let head: Vec<ValueId> = head.collect();
+        let trunk = self.parameters().map(|(id, _)| id).filter(|id| !head.contains(id));
+        if head.is_empty() { vec![] } else { trunk.collect() }
+    }
+
     /// The classes of samples that the model tells apart: those of its loss, if that has one target for each
     /// sample. A model with a target for each position of a sequence, as language models have, has none.
     pub fn sample_classes(&self) -> Option<SampleClasses> {

@@ -101,7 +101,7 @@ impl Graph {
         self.values().filter(|(_, value)| value.role == Role::Input)
     }
 
-    /// Number of trained elements.
+    /// Number of elements of all parameters.
     pub fn parameter_count(&self) -> u64 {
         let extents = Extents::global(self, 1);
         self.parameters().map(|(_, value)| extents.elements(&value.axes) as u64).sum()

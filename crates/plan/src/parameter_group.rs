@@ -44,6 +44,14 @@ pub struct ParameterGroup {
     /// Whether the optimizer keeps an fp32 copy of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub master: Option<bool>,
+    /// Whether they stay as they are: they have no gradients, no optimizer state and no copy in fp32, and what
+    /// only their gradients would need is not computed.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub frozen: bool,
+}
+
+fn is_false(it: &bool) -> bool {
+    !it
 }
 
 impl ParameterGroup {
@@ -60,6 +68,7 @@ impl ParameterGroup {
             sparse: None,
             gradients: None,
             master: None,
+            frozen: false,
         }
     }
 
@@ -86,17 +95,20 @@ impl ParameterGroup {
             // Where nothing is shared, what the plan says of others has no meaning.
             shard_over: self.shard_over.or(sync.shard_over.filter(|_| zero > 0)),
             servers: sync.servers,
-            compression: self.compression.unwrap_or(sync.compression),
+            compression: match self.frozen {
+                true => Compression::None,
+                false => self.compression.unwrap_or(sync.compression),
+            },
             averaging: sync.averaging,
             summation: sync.summation.filter(|_| !self.is_summed_by_workers()),
             negotiation: sync.negotiation,
-            sparse: self.sparse.unwrap_or(sync.sparse),
+            sparse: !self.frozen && self.sparse.unwrap_or(sync.sparse),
         }
     }
 
     /// Whether the plan's servers, where there are such, sum none of it.
     fn is_summed_by_workers(&self) -> bool {
-        self.servers.as_ref().is_some_and(Vec::is_empty)
+        self.frozen || self.servers.as_ref().is_some_and(Vec::is_empty)
     }
 
     /// Checks which servers get what, where the plan's `sync` is this; `key` says which group it is.
@@ -119,16 +131,41 @@ impl ParameterGroup {
         }
     }
 
+    /// Checks that a group that is frozen says nothing of gradients and updates; `key` says which group it is.
+    pub(crate) fn validate_frozen(&self, key: &str) -> Result<(), PlanError> {
+        let said = [
+            ("compression", self.compression.is_some()),
+            ("servers", self.servers.is_some()),
+            ("sparse", self.sparse.is_some()),
+            ("gradients", self.gradients.is_some()),
+            ("master", self.master.is_some()),
+        ];
+        match said.into_iter().find(|&(_, is_said)| self.frozen && is_said) {
+            Some((word, _)) => {
+                let rule = format!(
+                    "frozen parameters have no gradients and no updates, of which {word} says something: leave \
+                     out either"
+                );
+                Err(PlanError::field(format!("{key}.frozen"), true, rule))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Their number formats, where `precision` is the plan's.
     pub fn precision(&self, precision: Precision) -> Precision {
         Precision {
             gradients: self.gradients.unwrap_or(precision.gradients),
-            master: self.master.unwrap_or(precision.master),
+            master: !self.frozen && self.master.unwrap_or(precision.master),
             ..precision
         }
     }
 
-    fn matcher(&self) -> Result<GlobMatcher, globset::Error> {
+    /// What tells whether a name is one of theirs.
+    ///
+    /// # Errors
+    /// If the names are no pattern.
+    pub fn matcher(&self) -> Result<GlobMatcher, globset::Error> {
         Ok(GlobBuilder::new(&self.names).build()?.compile_matcher())
     }
 }
@@ -151,6 +188,11 @@ impl ParameterGroups {
         };
         let matchers = plan.parameters.iter().enumerate().map(matcher);
         Ok(ParameterGroups(matchers.collect::<Result<_, _>>()?))
+    }
+
+    /// Whether a parameter is frozen, where these groups are those of `plan`.
+    pub fn is_frozen(&self, plan: &Plan, name: &str) -> bool {
+        self.group(name).is_some_and(|group| plan.parameters[group].frozen)
     }
 
     /// The group of a parameter: the first that its name is one of; none for what has no group.

@@ -6,12 +6,12 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 use shardloom_cluster::Stack;
 use shardloom_collectives::Algorithm;
-use shardloom_graph::{AttentionKind, DimId, Graph};
+use shardloom_graph::{AttentionKind, DimId, Extents, Graph};
 
 use crate::{
     Averaging, Axis, AxisSet, Compression, DeviceList, LayoutRules, LossScale, Mesh, Negotiation,
-    Optimizer, ParameterGroup, PassTimes, Precision, Ranges, ScheduleKind, ServerSet, Staleness,
-    Summation, Updates, Weights,
+    Optimizer, ParameterGroup, ParameterGroups, PassTimes, PlanError, Precision, Ranges,
+    ScheduleKind, ServerSet, Staleness, Summation, Updates, Weights,
 };
 
 /// Version of the TOML form that this crate reads and writes.
@@ -483,6 +483,33 @@ impl Plan {
     pub fn precisions(&self) -> impl Iterator<Item = Precision> {
         let groups = self.parameters.iter().map(|group| group.precision(self.precision));
         std::iter::once(self.precision).chain(groups)
+    }
+
+    /// The number formats of parameters that are trained, by group.
+    pub fn trained_precisions(&self) -> impl Iterator<Item = Precision> {
+        let trained = self.parameters.iter().filter(|group| !group.frozen);
+        std::iter::once(self.precision).chain(trained.map(|it| it.precision(self.precision)))
+    }
+
+    /// The names of parameters that are frozen.
+    ///
+    /// # Errors
+    /// If a group's names are no pattern.
+    pub fn frozen<'g>(&self, graph: &'g Graph) -> Result<BTreeSet<&'g str>, PlanError> {
+        let groups = ParameterGroups::of(self)?;
+        let names = graph.parameters().map(|(_, node)| node.name.as_str());
+        Ok(names.filter(|name| groups.is_frozen(self, name)).collect())
+    }
+
+    /// How many elements of parameters are frozen.
+    ///
+    /// # Errors
+    /// If a group's names are no pattern.
+    pub fn frozen_count(&self, graph: &Graph) -> Result<u64, PlanError> {
+        let frozen = self.frozen(graph)?;
+        let extents = Extents::global(graph, 1);
+        let those = graph.parameters().filter(|(_, node)| frozen.contains(node.name.as_str()));
+        Ok(those.map(|(_, node)| extents.elements(&node.axes) as u64).sum())
     }
 
     /// Whether a step ends with the norm of all its gradients: to clip them, or to see whether they are

@@ -209,6 +209,7 @@ impl Plan {
                 let rule = "with servers, which hold all parameters alike, there are no groups";
                 return Err(PlanError::field(key, format!("{:?}", group.names), rule));
             }
+            group.validate_frozen(&key)?;
             group.validate_servers(&key, self.sync)?;
             check_sync(&key, group.sync(self.sync), group.precision(self.precision))?;
         }
@@ -360,7 +361,7 @@ impl Plan {
     /// Checks that there are weights that are rounded stochastically, where the plan says so.
     fn validate_rounding(&self) -> Result<(), PlanError> {
         let Precision { compute, rounding, .. } = self.precision;
-        let has_any = compute == Number::Bf16 && self.precisions().any(|it| !it.master);
+        let has_any = compute == Number::Bf16 && self.trained_precisions().any(|it| !it.master);
         if rounding == Rounding::Nearest || has_any {
             return Ok(());
         }

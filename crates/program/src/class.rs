@@ -138,9 +138,14 @@ pub struct Bucket {
 }
 
 impl Bucket {
+    /// Whether its parameters are frozen: they have no gradients, and no update changes them.
+    pub fn is_frozen(&self) -> bool {
+        self.held.replicated.gradients.is_none()
+    }
+
     /// Whether it is a table that servers hold, of which ranks of this class look up rows.
     pub fn is_looked_up(&self) -> bool {
-        !self.served.is_empty() && self.held.replicated.rows.is_some()
+        !self.served.is_empty() && self.held.replicated.rows().is_some()
     }
 }
 

@@ -47,7 +47,7 @@ impl Program {
         let held = class.buckets.get(bucket.0 as usize)?;
         let of = *class.params.get(held.params.first()?.0 as usize)?.shape.first()?;
         let rows = held.piece_rows(piece, of)?;
-        let written = held.held.replicated.rows?.written;
+        let written = held.held.replicated.rows()?.written;
         let lookups = *class.tensors.get(written.0 as usize)?.local_shape().first()?;
         Some(TableRows { worker, server, bucket, piece, rows, of, lookups })
     }

@@ -37,9 +37,11 @@ enum Key {
 }
 
 impl Key {
-    /// Those of `plan`.
-    fn of(plan: &Plan) -> impl Iterator<Item = Key> + use<> {
-        std::iter::once(Key::Sync).chain((0..plan.parameters.len()).map(Key::Group))
+    /// Those of `plan`, but of frozen groups that have no collectives.
+    fn of(plan: &Plan) -> Vec<Key> {
+        let groups = plan.parameters.iter().enumerate();
+        let have = groups.filter(|(_, group)| !group.frozen || group.sync(plan.sync).zero >= 3);
+        std::iter::once(Key::Sync).chain(have.map(|(index, _)| Key::Group(index))).collect()
     }
 
     fn name(self) -> String {
@@ -194,13 +196,14 @@ pub fn with_fastest_algorithms(
             found.judgement = judgement.clone();
         }
     }
-    let others =
-        Key::of(&before).filter(|key| key.algorithm(&before) != key.algorithm(&found.plan));
+    let others = Key::of(&before)
+        .into_iter()
+        .filter(|key| key.algorithm(&before) != key.algorithm(&found.plan));
     let replaced: Vec<String> =
         others.map(|key| format!("{} = \"{}\"", key.name(), key.algorithm(&before))).collect();
     if !replaced.is_empty() {
         let chosen: Vec<String> =
-            Key::of(&before).map(|key| key.algorithm(&found.plan).to_string()).collect();
+            Key::of(&before).iter().map(|key| key.algorithm(&found.plan).to_string()).collect();
         found.note = Some(format!(
             "collectives are {}: with {} a step would take {} more",
             chosen.join(" and "),

@@ -84,6 +84,14 @@ pub enum Error {
         /// A file with weights in another format.
         found: Option<&'static str>,
     },
+    /// A parameter that is frozen and for which there are no weights.
+    #[error(
+        "{parameter} is frozen and starts anew, so that it would stay as it was drawn: leave it out of what is frozen"
+    )]
+    FrozenAnew {
+        /// The parameter.
+        parameter: String,
+    },
     /// An index of files of weights that cannot be used.
     #[error("{}: {rule}", path.display())]
     WeightIndex {
@@ -375,7 +383,9 @@ impl Error {
             Error::Method(_) => "method",
             Error::NoProfilePlace | Error::Profile { .. } | Error::OtherMachine { .. } => "profile",
             Error::Io { .. } | Error::Exists { .. } => "file",
-            Error::NoWeights { .. } | Error::WeightIndex { .. } => "weights",
+            Error::NoWeights { .. } | Error::FrozenAnew { .. } | Error::WeightIndex { .. } => {
+                "weights"
+            }
             Error::ModelInput { .. }
             | Error::Vocabulary { .. }
             | Error::Features { .. }
@@ -447,6 +457,7 @@ impl Error {
             Error::NoSuchRank { rank, .. } => Some(format!("rank {rank}")),
             Error::Optimizer { text, .. } => Some(text.clone()),
             Error::ModelInput { input, .. } => Some(input.clone()),
+            Error::FrozenAnew { parameter } => Some(parameter.clone()),
             Error::NoSampling { model, .. }
             | Error::NoClasses { model, .. }
             | Error::Vocabulary { model, .. }

@@ -194,12 +194,16 @@ impl Session {
     /// and for an embedding of another vocabulary. Which parameters start anew is returned.
     ///
     /// # Errors
-    /// As [`load_weights`](Session::load_weights) of everything else.
+    /// As [`load_weights`](Session::load_weights) of everything else; if what starts anew is frozen.
     pub fn load_weights_without_head(&mut self, path: &Path) -> Result<Vec<String>> {
         let tensors = read_weights(path)?;
         let WithoutHead { mut parameters, anew } =
             weights::import_without_head(self.model.spec(), &tensors)?;
         drop(tensors);
+        let frozen = self.plan.frozen(self.model.graph())?;
+        if let Some(parameter) = anew.iter().find(|name| frozen.contains(name.as_str())) {
+            return Err(Error::FrozenAnew { parameter: parameter.clone() });
+        }
         let drawn = self.trainer.weights()?;
         parameters.extend(drawn.into_iter().filter(|(name, _)| anew.contains(name)));
         self.trainer.set_weights(parameters)?;

@@ -164,7 +164,7 @@ fn alike(program: &Program, group: &Group) -> Vec<Vec<usize>> {
 
 /// Why numbers of the plan's formats are not trained with, if they are not.
 fn untrainable(plan: &Plan) -> Option<&'static str> {
-    plan.precisions().find_map(|precision| untrainable_in(plan, precision))
+    plan.trained_precisions().find_map(|precision| untrainable_in(plan, precision))
 }
 
 fn untrainable_in(plan: &Plan, precision: Precision) -> Option<&'static str> {

@@ -6,8 +6,9 @@ use shardloom::collectives::Algorithm;
 use shardloom::methods::Rules;
 use shardloom::plan::{
     AttentionKind, Averaging, AveragingTime, Communication, Compression, LossScale, Mesh,
-    Negotiation, Number, Optimizer, Partners, Plan, Precision, Ranges, Recompute, ScheduleKind,
-    Servers, Share, Staleness, Summation, Sync, Uniform, Updates, Weights, usual_attention,
+    Negotiation, Number, Optimizer, ParameterGroup, Partners, Plan, Precision, Ranges, Recompute,
+    ScheduleKind, Servers, Share, Staleness, Summation, Sync, Uniform, Updates, Weights,
+    usual_attention,
 };
 use shardloom::search::Request;
 use shardloom::{Model, parse_optimizer, uniform_plan_in_chunks};
@@ -44,6 +45,11 @@ pub struct Dimensions {
     /// chance, so that small ones are not lost on average
     #[arg(long, requires = "precision")]
     stochastic_rounding: bool,
+
+    /// Leave parameters as they are: `trunk`, which is all but the head, or those of names like these, where * is
+    /// any characters, ? is one and {a,b} either, as in {embedding.*,block.0.*}
+    #[arg(long, value_name = "trunk|NAMES")]
+    freeze: Option<String>,
 
     /// adamw, sgd, lamb or adafactor, with settings as in sgd:momentum=0.9,weight_decay=0.01;
     /// sgd's reference_batch=128 scales momentum and learning rate from batches of 128 samples to those
@@ -321,6 +327,7 @@ impl Dimensions {
             algorithm,
             precision,
             stochastic_rounding,
+            freeze,
             optimizer,
             clip_norm,
             no_clip,
@@ -332,6 +339,7 @@ impl Dimensions {
             ("--algorithm", algorithm.is_some()),
             ("--precision", precision.is_some()),
             ("--stochastic-rounding", *stochastic_rounding),
+            ("--freeze", freeze.is_some()),
             ("--optimizer", optimizer.is_some()),
             ("--clip-norm", clip_norm.is_some()),
             ("--no-clip", *no_clip),
@@ -406,17 +414,47 @@ impl Dimensions {
         }
     }
 
-    /// Refuses a thread for collectives where `chooser`, an option as well, judges plans without one.
-    pub fn require_in_line(&self, chooser: &str) -> Result<(), Failure> {
-        match self.communication() {
-            Communication::InLine => Ok(()),
-            Communication::Thread => {
-                let option = "--communication-thread";
-                let message =
-                    format!("{option} cannot be given with {chooser}, which judges without it");
-                Err(Failure::usage(option, message))
+    /// Refuses a thread for collectives, and frozen parameters, where `chooser`, an option as well, judges plans
+    /// without them.
+    pub fn require_judged(&self, chooser: &str) -> Result<(), Failure> {
+        let option = match (self.communication(), &self.freeze) {
+            (Communication::InLine, None) => return Ok(()),
+            (Communication::Thread, _) => "--communication-thread",
+            (Communication::InLine, Some(_)) => "--freeze",
+        };
+        let message = format!("{option} cannot be given with {chooser}, which judges without it");
+        Err(Failure::usage(option, message))
+    }
+
+    /// The parameters that stay as they are.
+    fn frozen(&self, model: &Model) -> Result<Option<ParameterGroup>, Failure> {
+        let Some(what) = self.freeze.as_deref() else { return Ok(None) };
+        let graph = model.graph();
+        let name = |id| graph.value(id).name.as_str();
+        let group = match what {
+            "trunk" => {
+                let trunk: Vec<&str> = graph.trunk_parameters().into_iter().map(name).collect();
+                if trunk.is_empty() {
+                    let message = "--freeze trunk: the model has no head that tells classes apart; give names";
+                    return Err(Failure::usage("--freeze", message));
+                }
+                ParameterGroup::of_all(&trunk)
             }
+            names => ParameterGroup::named(names),
+        };
+        let frozen = ParameterGroup { frozen: true, ..group };
+        let has = frozen
+            .matcher()
+            .map_err(|error| Failure::usage("--freeze", format!("--freeze {what}: {error}")))?;
+        let names: Vec<&str> = graph.parameters().map(|(_, node)| node.name.as_str()).collect();
+        if !names.iter().any(|name| has.is_match(name)) {
+            let some = names[..names.len().min(3)].join(", ");
+            let message = format!(
+                "--freeze {what}: no parameter has such a name; names are {some} and so on"
+            );
+            return Err(Failure::usage("--freeze", message));
         }
+        Ok(Some(frozen))
     }
 
     /// Global norm to which gradients are clipped.
@@ -501,6 +539,7 @@ impl Dimensions {
             }
             plan.updates = updates;
         }
+        plan.parameters.extend(self.frozen(model)?);
         plan.loss_scale = LossScale::usual(&plan);
         plan.validate(model.graph(), plan.device_count()).map_err(shardloom::Error::from)?;
         Ok(plan)
@@ -616,6 +655,7 @@ mod tests {
             algorithm: None,
             precision: None,
             stochastic_rounding: false,
+            freeze: None,
             optimizer: None,
             clip_norm: None,
             no_clip: false,

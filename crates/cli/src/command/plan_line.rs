@@ -73,7 +73,7 @@ pub fn plan_line(plan: &Plan) -> String {
     }
     if let Some(summation) = plan.sync.summation {
         let share = match summation.share {
-            _ if plan.parameters.iter().any(|group| group.servers.is_some()) => {
+            _ if plan.parameters.iter().any(|group| group.frozen || group.servers.is_some()) => {
                 let on_servers = |group: &ParameterGroup| {
                     let servers = group.servers.as_ref().is_some_and(|it| !it.is_empty());
                     group.sparse == Some(true) && servers
@@ -118,7 +118,7 @@ pub fn plan_line(plan: &Plan) -> String {
         Some(Averaging { every, .. }) => format!("averaged every {every} steps"),
     };
     format!(
-        "{}: {}{}{each}{replicas} of {mesh}{}, {kept}, {schedule}{} of {}, recompute {}{}{attention}{}{}{}",
+        "{}: {}{}{each}{replicas} of {mesh}{}, {kept}, {schedule}{} of {}, recompute {}{}{attention}{}{}{}{}",
         counted(plan.device_count(), "device"),
         counted(stages, "stage"),
         if pipelines > 1 {
@@ -133,7 +133,12 @@ pub fn plan_line(plan: &Plan) -> String {
         if plan.spares_last() { " except the last" } else { "" },
         if plan.post_validation { ", post-validation" } else { "" },
         exchanged(plan),
-        if plan.sync.negotiation.is_some() { ", reductions negotiated" } else { "" }
+        if plan.sync.negotiation.is_some() { ", reductions negotiated" } else { "" },
+        if plan.parameters.iter().any(|group| group.frozen) {
+            ", some parameters frozen"
+        } else {
+            ""
+        }
     )
 }
 

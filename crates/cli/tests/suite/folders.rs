@@ -1,5 +1,6 @@
 //! Models in folders, as Hugging Face's library saves them.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -79,6 +80,69 @@ fn a_new_head_starts_anew_and_says_so_and_a_plan_has_it_already() {
 }
 
 #[test]
+fn a_frozen_trunk_stays_as_it_was_loaded_and_the_new_head_trains() {
+    let place = place();
+    let data = "--data text.txt --tokenizer bytes --seq 8 --global-batch 4 --no-clip --json";
+    let run = |what: &str, more: &str| format!("train {what} {data} --steps 3 {more}");
+    let serial = place.run(&run("model", "--new-head 256 --freeze trunk --checkpoint run"));
+    let serial = serial.succeeds();
+    serial.check(serial.stderr.contains("parameters are frozen\""), "it does not say that much is");
+    let losses = |of: &Outcome| -> Vec<f64> {
+        let numbers = of.losses().into_iter().map(|(_, loss)| loss.parse());
+        numbers.collect::<Result<_, _>>().expect("numbers")
+    };
+    let learnt = losses(&serial);
+    serial.check(learnt[2] < learnt[0], "the head does not learn");
+    let split = "--new-head 256 --freeze trunk --tp 2 --pp 2 --microbatches 2";
+    let split = place.run(&run("model", split)).succeeds();
+    let mut pairs = losses(&split).into_iter().zip(&learnt);
+    let close = pairs.all(|(one, other)| (one - other).abs() < 1e-4 * other);
+    split.check(close, "another split loses otherwise");
+    place.run("export run --huggingface out").succeeds();
+    let tensors = |folder: &str| named_tensors(&place.path(folder).join("model.safetensors"));
+    let (before, after) = (tensors("model"), tensors("out"));
+    assert_eq!(before.len(), after.len());
+    for (name, bytes) in &after {
+        assert_eq!(*bytes == before[name], name != "lm_head.weight", "{name}");
+    }
+
+    for (what, more, kind, says) in [
+        ("model", "--freeze attention", "usage", "names are embedding.token"),
+        ("model", "--freeze [", "usage", "--freeze ["),
+        ("model", "--freeze *", "plan", "nothing to train"),
+        ("model", "--freeze trunk --ranks 2", "usage", "judges without it"),
+        ("model", "--freeze trunk --servers 1", "plan", "no groups"),
+        (
+            "model",
+            "--freeze trunk --new-head 300",
+            "weights",
+            "embedding.token is frozen and starts",
+        ),
+    ] {
+        place.run(&run(what, more)).refuses(kind, says);
+    }
+    let dlrm = "dlrm:dense=4,rows=8-9,embed=4,bottom=4,top=4";
+    let headless = format!("simulate {dlrm} --cluster h100-80g:1 --freeze trunk --json");
+    place.run(&headless).refuses("usage", "no head");
+    let drawn = place.run(&run("model/config.json", "--freeze trunk")).succeeds();
+    drawn.check(drawn.stderr.contains("as they were drawn"), "it says nothing of drawn weights");
+}
+
+/// The tensors of a safetensors file, by name.
+fn named_tensors(path: &Path) -> BTreeMap<String, Vec<u8>> {
+    let bytes = fs::read(path).expect("a file");
+    let length = u64::from_le_bytes(*bytes.first_chunk().expect("a length")) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).expect("a header");
+    let tensors = header.as_object().expect("tensors by name").iter();
+    let tensors = tensors.filter(|(name, _)| *name != "__metadata__");
+    let data = |of: &Value| {
+        let at = |end: usize| of["data_offsets"][end].as_u64().expect("an offset") as usize;
+        bytes[8 + length + at(0)..8 + length + at(1)].to_vec()
+    };
+    tensors.map(|(name, of)| (name.clone(), data(of))).collect()
+}
+
+#[test]
 fn a_folder_is_written_as_the_type_of_model_that_is_asked_for() {
     let place = place();
     let train = format!("train model {LENGTH} --tokenizer bytes --steps 1 --checkpoint run");
@@ -92,18 +156,13 @@ fn a_folder_is_written_as_the_type_of_model_that_is_asked_for() {
     place.run("export run --huggingface out --model-type qwen3").succeeds();
 }
 
-/// The bytes of each tensor of each file of weights that `export` wrote into `out`, in order.
+/// The bytes of each tensor of each file of weights that `export` wrote into `out`.
 fn tensors(place: &Place, exported: &Outcome) -> Vec<Vec<u64>> {
     let files = exported.object()["files"].clone();
     let names = files.as_array().into_iter().flatten().filter_map(|it| it.as_str());
     let of_file = |name: &str| {
-        let bytes = fs::read(place.path("out").join(Path::new(name).file_name()?)).ok()?;
-        let length = u64::from_le_bytes(*bytes.first_chunk()?) as usize;
-        let header: Value = serde_json::from_slice(bytes.get(8..8 + length)?).ok()?;
-        let tensors = header.as_object()?.values().filter_map(|it| it.get("data_offsets"));
-        let mut ranges: Vec<_> = tensors.map(|it| (it[0].as_u64(), it[1].as_u64())).collect();
-        ranges.sort_unstable();
-        ranges.into_iter().map(|(begin, end)| Some(end? - begin?)).collect()
+        let tensors = named_tensors(&place.path("out").join(Path::new(name).file_name()?));
+        Some(tensors.into_values().map(|bytes| bytes.len() as u64).collect())
     };
     names.filter(|it| it.ends_with(".safetensors")).filter_map(of_file).collect()
 }

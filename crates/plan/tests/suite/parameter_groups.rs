@@ -2,7 +2,7 @@
 
 use shardloom_collectives::Algorithm;
 use shardloom_plan::{
-    Number, ParameterGroup, ParameterGroups, Plan, Precision, Summation, Sync, Uniform,
+    Compression, Number, ParameterGroup, ParameterGroups, Plan, Precision, Summation, Sync, Uniform,
 };
 
 #[test]
@@ -26,6 +26,45 @@ fn a_group_without_servers_has_none_that_sum() {
     assert_eq!(of(None), sync);
     assert_eq!(of(Some(vec![1])), sync);
     assert_eq!(of(Some(vec![])), Sync { summation: None, ..sync });
+}
+
+#[test]
+fn what_is_frozen_has_no_master_copy_and_nothing_of_gradients() {
+    let frozen = ParameterGroup { frozen: true, ..ParameterGroup::named("*") };
+    let expected = Precision { master: false, ..Precision::MIXED };
+    assert_eq!(frozen.precision(Precision::MIXED), expected);
+    let sync = Sync { zero: 3, bucket_bytes: 7, ..Sync::default() };
+    let compression = Compression::OneBit;
+    let summation = Some(Summation::of(2));
+    let all = Sync { compression, summation, sparse: true, ..sync };
+    assert_eq!(frozen.sync(all), sync);
+}
+
+#[test]
+fn a_frozen_group_says_nothing_of_gradients() {
+    let graph = shardloom_graph::ModelSpec::parse("mlp:inputs=4,hidden=4,layers=1,classes=2");
+    let graph = graph.and_then(|spec| spec.graph()).expect("a model");
+    let plan = Uniform::default().plan(&graph, "model", "local");
+    let check = |group: ParameterGroup| {
+        Plan { parameters: vec![group], ..plan.clone() }.validate(&graph, 1)
+    };
+    let frozen = ParameterGroup { frozen: true, ..ParameterGroup::named("*weight") };
+    let (zero, bucket_bytes) = (Some(3), Some(5));
+    assert_eq!(check(ParameterGroup { zero, bucket_bytes, ..frozen.clone() }), Ok(()));
+    for (word, group) in [
+        (
+            "compression",
+            ParameterGroup { compression: Some(Compression::OneBit), ..frozen.clone() },
+        ),
+        ("servers", ParameterGroup { servers: Some(vec![]), ..frozen.clone() }),
+        ("sparse", ParameterGroup { sparse: Some(false), ..frozen.clone() }),
+        ("gradients", ParameterGroup { gradients: Some(Number::Fp32), ..frozen.clone() }),
+        ("master", ParameterGroup { master: Some(true), ..frozen.clone() }),
+    ] {
+        let error = check(group).expect_err("refused").to_string();
+        assert!(error.contains("parameters[0].frozen"), "{error}");
+        assert!(error.contains(&format!("of which {word} says")), "{error}");
+    }
 }
 
 #[test]

@@ -141,7 +141,7 @@ fn group() -> impl Strategy<Value = ParameterGroup> {
     use proptest::option::of;
     let numbers = select(vec![Number::Fp32, Number::Bf16]);
     let servers = of(vec(0..4u32, 0..4));
-    let words = (of(sync()), any::<[bool; 3]>(), servers, of(numbers), of(any::<bool>()));
+    let words = (of(sync()), any::<[bool; 4]>(), servers, of(numbers), of(any::<bool>()));
     let group = |(names, (sync, has, servers, gradients, master))| {
         of_words(names, sync, has, (servers, gradients, master))
     };
@@ -151,7 +151,7 @@ fn group() -> impl Strategy<Value = ParameterGroup> {
 fn of_words(
     names: String,
     sync: Option<Sync>,
-    has: [bool; 3],
+    has: [bool; 4],
     (servers, gradients, master): (Option<Vec<u32>>, Option<Number>, Option<bool>),
 ) -> ParameterGroup {
     ParameterGroup {
@@ -165,6 +165,7 @@ fn of_words(
         servers,
         gradients,
         master,
+        frozen: has[3],
     }
 }
 

@@ -40,15 +40,21 @@ pub(super) fn body(
         gradients: BTreeMap::new(),
         sharers: BTreeMap::new(),
     };
+    let trained = context.trained;
     for (id, transfer) in context.boundaries.out_of(context.stage) {
+        if !trained.needs(transfer.value) {
+            continue;
+        }
         let tensor = builder.emitter.gradient(transfer.value, &transfer.handed, "");
         match transfer.way {
             Way::Messages { backward, .. } => {
-                let action = Action::Receive { route: backward };
+                let route = backward.expect("a gradient that is needed has a way back");
+                let action = Action::Receive { route };
                 builder.emitter.push(action, vec![], vec![write(tensor)]);
             }
             Way::Stays => {
-                let waiting = View::whole(context.handovers[&id].gradient);
+                let waiting = context.handovers[&id].gradient;
+                let waiting = View::whole(waiting.expect("a needed gradient waits somewhere"));
                 builder.emitter.push(Action::Copy, vec![waiting], vec![write(tensor)]);
             }
         }
@@ -63,14 +69,19 @@ pub(super) fn body(
         builder.differentiate(op)?;
     }
     for (id, transfer) in context.boundaries.into(context.stage) {
+        if !trained.needs(transfer.value) {
+            continue;
+        }
         if let Some(operand) = builder.complete_gradient(transfer.value, &transfer.received)? {
             match transfer.way {
                 Way::Messages { backward, .. } => {
-                    let action = Action::Send { route: backward };
+                    let route = backward.expect("a gradient that is needed has a way back");
+                    let action = Action::Send { route };
                     builder.emitter.push(action, vec![operand], vec![]);
                 }
                 Way::Stays => {
-                    let waiting = write(context.handovers[&id].gradient);
+                    let waiting = context.handovers[&id].gradient;
+                    let waiting = write(waiting.expect("a needed gradient waits somewhere"));
                     builder.emitter.push(Action::Copy, vec![operand], vec![waiting]);
                 }
             }
@@ -102,6 +113,10 @@ impl Builder<'_> {
             graph.value(input).producer.is_some_and(|op| graph.op(op).block != block)
         };
         let goes_on = of_block().any(|&op| graph.op(op).inputs.iter().any(made_elsewhere));
+        let is_needed = |&op: &OpId| context.trained.needs(graph.op(op).outputs[0]);
+        if !of_block().any(is_needed) {
+            return Ok(());
+        }
         if Some(block) == last_block(graph) || !goes_on {
             return Ok(());
         }
@@ -124,8 +139,11 @@ impl Builder<'_> {
         let context = self.emitter.context;
         let graph = context.graph;
         let node = graph.op(op);
-        let rule = gradient::rule(graph, op);
         let output = node.outputs[0];
+        if !context.trained.needs(output) {
+            return Ok(());
+        }
+        let rule = context.trained.rule(graph, op);
         // The loss starts the chain; an operator on no way to the loss has no gradient.
         let starts = node.kind.is_loss();
         let layout = context.model.assignment(op).output(graph, op, 0).reduced();
@@ -161,7 +179,7 @@ impl Builder<'_> {
             // A value may come in twice, or have got this very gradient on another way: while it is
             // handed on nothing is added to it in place.
             for &index in &rule.passes {
-                if differentiable_activation(graph, node.inputs[index]) {
+                if graph.value(node.inputs[index]).producer.is_some() {
                     self.contribute(node.inputs[index], layout.clone(), tensor);
                 }
             }
@@ -229,7 +247,7 @@ impl Builder<'_> {
     fn destination(&mut self, op: OpId, index: usize) -> Vec<Write> {
         let context = self.emitter.context;
         let value = context.graph.op(op).inputs[index];
-        if context.graph.value(value).parameter().is_some() {
+        if context.graph.value(value).parameter().is_some() && context.trained.needs(value) {
             return context.params.gradient(value, || context.model.rows_read(context.graph, op));
         }
         let layout = context.model.assignment(op).input_gradient(context.graph, op, index);
@@ -427,9 +445,4 @@ fn keeps(graph: &Graph, policy: Recompute, value: ValueId) -> bool {
 /// The block that ends in the loss.
 fn last_block(graph: &Graph) -> Option<BlockId> {
     graph.value(graph.loss()).producer.map(|op| graph.op(op).block)
-}
-
-fn differentiable_activation(graph: &Graph, value: ValueId) -> bool {
-    let node = graph.value(value);
-    node.differentiable() && node.producer.is_some()
 }

@@ -79,7 +79,7 @@ impl Passes {
         let handed_back: BTreeSet<TensorId> = context
             .boundaries
             .into(context.stage)
-            .filter_map(|(id, _)| Some(context.handovers.get(&id)?.gradient))
+            .filter_map(|(id, _)| context.handovers.get(&id)?.gradient)
             .collect();
         let kept = awaited(&backward, tensors).union(&handed_on(context)).copied().collect();
         liveness::mark(&mut forward, tensors, &kept);

@@ -6,6 +6,7 @@ use shardloom_graph::{Extents, Graph, ValueId};
 use shardloom_plan::Precision;
 
 use super::stage::{StageId, StageModel};
+use super::trained::Trained;
 use crate::route::{self, Side};
 use crate::{Carried, ClassId, Format, Layout, ProgramError, Route, RouteId, TensorId};
 
@@ -25,8 +26,8 @@ pub(super) struct Transfer {
 /// How a value goes from stage to stage, and its gradient back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// In messages.
-    Messages { forward: RouteId, backward: RouteId },
+    /// In messages; there is no way back where training needs no gradient of it.
+    Messages { forward: RouteId, backward: Option<RouteId> },
     /// Both stages live on the same ranks.
     Stays,
 }
@@ -35,7 +36,8 @@ pub(super) enum Way {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Handover {
     pub value: TensorId,
-    pub gradient: TensorId,
+    /// None where training needs none.
+    pub gradient: Option<TensorId>,
 }
 
 /// The handovers of one class, by transfer.
@@ -58,6 +60,7 @@ impl Boundaries {
         graph: &Graph,
         precision: Precision,
         stages: &[StageModel],
+        trained: &Trained,
     ) -> Result<Boundaries, ProgramError> {
         let mut found = Boundaries { precision, transfers: vec![], routes: vec![] };
         for (to, consumer) in stages.iter().enumerate() {
@@ -87,7 +90,7 @@ impl Boundaries {
                         false => produced.reduced(),
                     };
                     let ends = (value, StageId(from), StageId(to));
-                    found.add(graph, stages, ends, handed, received);
+                    found.add(graph, (stages, trained), ends, handed, received);
                 }
             }
         }
@@ -97,7 +100,7 @@ impl Boundaries {
     fn add(
         &mut self,
         graph: &Graph,
-        stages: &[StageModel],
+        (stages, trained): (&[StageModel], &Trained),
         (value, from, to): (ValueId, StageId, StageId),
         handed: Layout,
         received: Layout,
@@ -117,7 +120,9 @@ impl Boundaries {
             let there = route::messages(&global, upstream, downstream);
             let back = route::messages(&global, downstream, upstream);
             let forward = route(Carried::Value(value), producer.class, consumer.class, there);
-            let backward = route(Carried::Gradient(value), consumer.class, producer.class, back);
+            let backward = trained
+                .needs(value)
+                .then(|| route(Carried::Gradient(value), consumer.class, producer.class, back));
             Way::Messages { forward, backward }
         };
         self.transfers.push(Transfer { value, from, to, handed, received, way });

@@ -75,21 +75,27 @@ impl<'a> Parameters<'a> {
                 held.entry((units.0[&value], value)).or_insert((stage, layout.clone()));
             }
         }
-        let replica_axes = (plan.replica_axes(graph), plan.averaged_axes(graph));
+        let of_trained = (plan.replica_axes(graph), plan.averaged_axes(graph));
+        // Frozen parameters are alike on all replicas, also where these have others of their own.
+        let of_frozen = (of_trained.0.clone(), vec![]);
+        let axes_of = |is_frozen| if is_frozen { &of_frozen } else { &of_trained };
         let holder = ways.common().holder_of_tables();
         let is_updated_here =
             |is_table: bool| keeps.updates && !(is_table && holder == Holder::Servers);
         let mut keys: Vec<Key> = vec![];
         let mut members: Vec<Vec<(ValueId, Layout)>> = vec![];
         for ((unit, value), (stage, layout)) in held {
-            check_factors(graph, &plan.optimizer, value, &layout)?;
             let group = ways.group(&graph.value(value).name);
+            let is_frozen = ways.is_frozen(group);
+            if !is_frozen {
+                check_factors(graph, &plan.optimizer, value, &layout)?;
+            }
             let table = (ways.is_sparse(group) && graph.is_table(value)).then_some(value);
             let mut key = Key {
                 unit,
                 group,
                 table,
-                ..key(graph, &replica_axes, (stages, stage), value, &layout)?
+                ..key(graph, axes_of(is_frozen), (stages, stage), value, &layout)?
             };
             if !is_updated_here(table.is_some()) {
                 // Nobody adds gradients up: each class sends its own.
@@ -284,7 +290,7 @@ impl<'a> Parameters<'a> {
     pub fn gradient(&self, value: ValueId, rows_read: impl Fn() -> usize) -> Vec<Write> {
         let param = self.param(value);
         let bucket = self.params[param.0 as usize].bucket;
-        let held = self.replicated(bucket);
+        let held = self.replicated(bucket).trained();
         match (held.rows, self.lookups[bucket.0 as usize]) {
             (Some(rows), Some(Lookups { columns, .. })) => {
                 let count = rows_read();

@@ -6,7 +6,7 @@ use shardloom_plan::Axis;
 use super::buckets::Parameters;
 use super::owners::Early;
 use crate::class::Bucket;
-use crate::sync::SUM;
+use crate::sync::{Gradients, SUM};
 use crate::{Action, BucketId, Group, Instruction, Mode, TensorId, View};
 
 /// The instructions that end a step in which what is in `early` was reduced over its classes before; `norm`
@@ -29,7 +29,7 @@ pub(crate) fn norm(parameters: &Parameters<'_>, group: Group) -> Vec<Instruction
     let Some(norm) = parameters.norm else { return vec![] };
     // Of what servers hold, they find it.
     let own = || buckets(parameters).filter(|(_, bucket)| !bucket.is_looked_up());
-    let gradients = own().map(|(_, bucket)| bucket.held.replicated.reduced);
+    let gradients = own().filter_map(|(_, bucket)| Some(bucket.held.replicated.gradients?.reduced));
     let rows = own().filter_map(|(_, bucket)| rows(bucket));
     let own = Instruction::new(Action::Norm, gradients.chain(rows), [View::whole(norm)]);
     if group == Group::Mesh(vec![]) {
@@ -74,7 +74,9 @@ pub(crate) fn updates(parameters: &Parameters<'_>) -> Vec<Instruction> {
 pub(crate) fn update(parameters: &Parameters<'_>, id: BucketId) -> Vec<Instruction> {
     let mut instructions = vec![];
     let bucket = &parameters.buckets[id.0 as usize];
-    let gradients = bucket.held.replicated.reduced;
+    let Some(Gradients { reduced: gradients, .. }) = bucket.held.replicated.gradients else {
+        return vec![];
+    };
     let norm = parameters.norm.map(View::whole).into_iter().chain(rows(bucket));
     let mut sums: Option<TensorId> = None;
     for (round, &statistics) in bucket.held.statistics.iter().enumerate() {
@@ -107,7 +109,8 @@ pub(super) fn backups(parameters: &Parameters<'_>) -> Vec<Instruction> {
         let copies = bucket.held.backups.iter().map(|&it| View::whole(it));
         Instruction::new(Action::Copy, parameters.backed_up(bucket), copies)
     };
-    buckets(parameters).map(copy).collect()
+    let trained = buckets(parameters).filter(|(_, bucket)| !bucket.is_frozen());
+    trained.map(copy).collect()
 }
 
 /// Copies of what was kept back to where it was.
@@ -138,5 +141,5 @@ fn updaters(parameters: &Parameters<'_>, bucket: &Bucket) -> Vec<Axis> {
 
 /// The rows that a bucket's reduced gradients are of, where they are not of all.
 fn rows(bucket: &Bucket) -> Option<View> {
-    bucket.held.replicated.rows.map(|rows| View::whole(rows.reduced))
+    bucket.held.replicated.rows().map(|rows| View::whole(rows.reduced))
 }

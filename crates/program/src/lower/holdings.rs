@@ -75,7 +75,7 @@ impl<'a> Parameters<'a> {
             precision,
         };
         let replicated = self.ways.of(group, replicas, lookups).tensors(&bucket, &mut self.tensors);
-        if !keeps.updates {
+        if !keeps.updates || replicated.gradients.is_none() {
             let (state, statistics, backups) = (vec![], vec![], vec![]);
             let (summed, published) = (None, None);
             return Held { replicated, state, statistics, summed, published, backups };
@@ -215,6 +215,9 @@ impl<'a> Parameters<'a> {
     /// Adds room for each weight moved along its velocity.
     pub(super) fn add_moved(&mut self, graph: &Graph) {
         for (id, param) in (0u32..).map(ParamId).zip(&self.params) {
+            if self.buckets[param.bucket.0 as usize].is_frozen() {
+                continue;
+            }
             let moved = Tensor {
                 name: format!("{} moved", graph.value(param.value).name),
                 shape: Shape::Local(param.shape.clone()),

@@ -26,6 +26,7 @@ mod queues;
 mod rows;
 mod sharding;
 mod stage;
+mod trained;
 mod versions;
 mod whole_gradients;
 
@@ -49,6 +50,7 @@ pub(crate) use order::Order;
 use post_validation::PostValidation;
 use shardloom_schedule::{Instance, PassKind, Schedule, ScheduleError, StageMap};
 use stage::{StageId, StageModel};
+use trained::Trained;
 use versions::Versions;
 
 /// The program of `plan` for `graph` on a cluster of `devices` devices.
@@ -83,7 +85,9 @@ pub fn lower_with(
     sync::require_same_servers(way, plan)?;
     let lists = device_lists(plan);
     let stages = stage_models(graph, plan, &lists)?;
-    let mut boundaries = Boundaries::find(graph, plan.precision, &stages)?;
+    let ways = sync::Ways::new(plan, way)?;
+    let trained = Trained::of(graph, &ways)?;
+    let mut boundaries = Boundaries::find(graph, plan.precision, &stages, &trained)?;
     let map = stage_map(plan, &stages)?;
     let schedule = Schedule::of(plan, map)?;
     require_rule(plan, &schedule)?;
@@ -93,7 +97,6 @@ pub fn lower_with(
         false => PostValidation::of(plan, &schedule, &stages, &mut boundaries),
     };
     let versions = Versions::new(plan, &schedule);
-    let ways = sync::Ways::new(plan, way)?;
     let units = buckets::Units::of(graph, plan, &ways);
     let ids = || (0u32..lists.len() as u32).map(ClassId);
     let parameters = |id| {
@@ -116,6 +119,7 @@ pub fn lower_with(
         let lowering = ClassLowering {
             graph,
             plan,
+            trained: &trained,
             stages: &stages,
             early: &early,
             boundaries: &boundaries,
@@ -240,6 +244,7 @@ fn delay(stages: &[StageModel], versions: &Versions<'_>, class: ClassId) -> f64 
 struct ClassLowering<'a> {
     graph: &'a Graph,
     plan: &'a Plan,
+    trained: &'a Trained,
     stages: &'a [StageModel],
     early: &'a owners::Early,
     boundaries: &'a Boundaries,
@@ -268,6 +273,7 @@ impl ClassLowering<'_> {
             let context = stage::Context {
                 graph,
                 plan,
+                trained: self.trained,
                 model,
                 params: &parameters,
                 boundaries,
@@ -328,8 +334,11 @@ impl ClassLowering<'_> {
                 })
             }
         };
-        let lasting =
-            |it: &&mut Tensor| it.content == Content::Weight && it.keep != Keep::Transient;
+        let is_frozen =
+            |it: &Tensor| it.bucket.is_some_and(|id| parameters.buckets[id.0 as usize].is_frozen());
+        let lasting = |it: &&mut Tensor| {
+            it.content == Content::Weight && it.keep != Keep::Transient && !is_frozen(it)
+        };
         for weights in tensors.iter_mut().filter(lasting) {
             weights.copies = if versions > 1 { Copies::Versions(versions) } else { Copies::One };
         }
@@ -367,7 +376,10 @@ impl ClassLowering<'_> {
                 add(tensors, emitter::of_microbatch(name, shape, format))
             };
             let value = waiting(transfer, &transfer.received, " (waiting)");
-            let gradient = waiting(transfer, &transfer.handed, ".gradient (waiting)");
+            let gradient = self
+                .trained
+                .needs(transfer.value)
+                .then(|| waiting(transfer, &transfer.handed, ".gradient (waiting)"));
             handovers.insert(id, Handover { value, gradient });
         }
         handovers

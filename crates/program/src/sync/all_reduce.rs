@@ -2,7 +2,7 @@
 
 use shardloom_collectives::Algorithm;
 
-use super::{Replicated, SUM, Synchronisation, Unheld, add};
+use super::{Gradients, Replicated, SUM, Synchronisation, Unheld, add};
 use crate::{Extent, Instruction, Keep, Tensor, View};
 
 /// Replicas that sum their gradients up by an all-reduce.
@@ -20,9 +20,7 @@ impl Synchronisation for AllReduce {
         Replicated {
             weights,
             used: weights,
-            written,
-            reduced: View::whole(written),
-            rows: None,
+            gradients: Some(Gradients { written, reduced: View::whole(written), rows: None }),
             looked_up: None,
             updated: View::whole(weights),
             own: vec![],
@@ -33,7 +31,7 @@ impl Synchronisation for AllReduce {
         if bucket.replicas.is_empty() {
             return vec![];
         }
-        let gradients = View::whole(held.written);
+        let gradients = View::whole(held.trained().written);
         vec![bucket.over_replicas(SUM, self.algorithm, gradients, gradients)]
     }
 }

@@ -27,7 +27,8 @@ impl Hybrid {
         let others: Vec<_> = others.collect();
         (!others.is_empty()).then(|| {
             let bucket = Unheld { replicas: &others, ..bucket.clone() };
-            bucket.over_replicas(SUM, self.within.algorithm, held.reduced, held.reduced)
+            let reduced = held.trained().reduced;
+            bucket.over_replicas(SUM, self.within.algorithm, reduced, reduced)
         })
     }
 }

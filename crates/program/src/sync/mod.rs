@@ -7,6 +7,7 @@
 mod all_reduce;
 mod averaging;
 mod compressed;
+mod frozen;
 mod hybrid;
 mod negotiation;
 mod roles;
@@ -25,6 +26,7 @@ use shardloom_plan::{Axis, Mesh, Precision, Servers, Summation};
 
 pub use all_reduce::AllReduce;
 pub use compressed::Compressed;
+pub use frozen::Frozen;
 pub use hybrid::Hybrid;
 pub(crate) use roles::{Role, require_same_servers, roles};
 pub use served_rows::{AnsweredRows, AskedRows};
@@ -99,18 +101,40 @@ pub struct Replicated {
     pub weights: TensorId,
     /// The weights that operators read, all of them; the same as those that last, or gathered for use.
     pub used: TensorId,
-    /// The gradients that operators add to, of all weights.
-    pub written: TensorId,
-    /// The reduced gradients that the optimizer reads: of those weights that the rank updates.
-    pub reduced: View,
-    /// Which rows of a table those gradients are of, where they are not of all of it.
-    pub rows: Option<Rows>,
+    /// Their gradients; none of frozen parameters.
+    pub gradients: Option<Gradients>,
     /// The rows of a table that operators read, where the rank has not all of it.
     pub looked_up: Option<LookedUp>,
-    /// The weights that the rank updates.
+    /// The weights that the rank updates, or would if they were not frozen.
     pub updated: View,
     /// What the way keeps or exchanges besides, in an order of its own.
     pub own: Vec<TensorId>,
+}
+
+/// The gradients that ranks hold of a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gradients {
+    /// Those that operators add to, of all weights.
+    pub written: TensorId,
+    /// The reduced ones that the optimizer reads: of those weights that the rank updates.
+    pub reduced: View,
+    /// Which rows of a table they are of, where they are not of all of it.
+    pub rows: Option<Rows>,
+}
+
+impl Replicated {
+    /// The gradients of a bucket that is trained.
+    ///
+    /// # Panics
+    /// If its parameters are frozen, which have none.
+    pub fn trained(&self) -> Gradients {
+        self.gradients.expect("only what is trained has its gradients asked for")
+    }
+
+    /// Which rows of a table its gradients are of, where they are not of all of it.
+    pub fn rows(&self) -> Option<Rows> {
+        self.gradients?.rows
+    }
 }
 
 /// The rows that gradients are of.
@@ -169,7 +193,7 @@ pub trait Synchronisation: Debug {
         algorithm: Algorithm,
     ) -> Vec<Instruction> {
         let group = Group::Mesh(bucket.partial.to_vec());
-        let whole = View::whole(held.written);
+        let whole = View::whole(held.trained().written);
         let is_summed = !bucket.partial.is_empty();
         is_summed.then(|| all_reduce(group, algorithm, whole)).into_iter().collect()
     }
@@ -184,7 +208,8 @@ pub trait Synchronisation: Debug {
     ) -> Vec<Instruction> {
         let group = Group::Classes(bucket.classes.to_vec());
         let is_summed = !bucket.classes.is_empty();
-        is_summed.then(|| all_reduce(group, algorithm, held.reduced)).into_iter().collect()
+        let reduced = held.trained().reduced;
+        is_summed.then(|| all_reduce(group, algorithm, reduced)).into_iter().collect()
     }
 
     /// What reduces the gradients that operators added to over replicas, once they are whole.

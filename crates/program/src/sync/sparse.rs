@@ -7,7 +7,7 @@
 
 use shardloom_collectives::Algorithm;
 
-use super::{Lookups, Replicated, Rows, Synchronisation, Unheld, add};
+use super::{Gradients, Lookups, Replicated, Rows, Synchronisation, Unheld, add};
 use crate::{
     Action, Collective, Content, Copies, Extent, Format, Group, Instruction, Keep, Shape, Tensor,
     TensorId, View,
@@ -110,12 +110,11 @@ impl Synchronisation for Sparse {
             Level::add(bucket, RowsOf { rows, columns, whose }, keep, &mut own, tensors);
         }
         let (written, reduced) = (own[1], own[3 * last + 1]);
+        let rows = Rows { written: own[0], reduced: own[3 * last] };
         Replicated {
             weights,
             used: weights,
-            written,
-            reduced: View::whole(reduced),
-            rows: Some(Rows { written: own[0], reduced: own[3 * last] }),
+            gradients: Some(Gradients { written, reduced: View::whole(reduced), rows: Some(rows) }),
             looked_up: None,
             updated: View::whole(weights),
             own,

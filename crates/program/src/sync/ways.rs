@@ -1,10 +1,12 @@
 //! Which way the parameters of each bucket are kept equal in.
 
-use shardloom_plan::{Axis, Compression, ParameterGroups, Plan, PlanError, Precision, Sync};
+use shardloom_plan::{
+    Axis, Compression, ParameterGroup, ParameterGroups, Plan, PlanError, Precision, Sync,
+};
 
 use super::{
-    AllReduce, AnsweredRows, AskedRows, Compressed, Holder, Hybrid, Lookups, Server, Sparse,
-    Summing, Synchronisation, Zero,
+    AllReduce, AnsweredRows, AskedRows, Compressed, Frozen, Holder, Hybrid, Lookups, Server,
+    Sparse, Summing, Synchronisation, Zero,
 };
 
 /// The way that a plan asks for.
@@ -41,6 +43,8 @@ pub(crate) struct Ways<'a> {
     whole: Vec<AllReduce>,
     /// Tables whose gradients are rows and values, by group.
     sparse: Vec<Sparse>,
+    /// Frozen ones, by group.
+    frozen: Vec<Option<Frozen>>,
     groups: ParameterGroups,
     syncs: Vec<Sync>,
     precisions: Vec<Precision>,
@@ -51,12 +55,18 @@ pub(crate) type ParameterGroupId = Option<usize>;
 
 impl<'a> Ways<'a> {
     pub fn new(plan: &Plan, common: &'a dyn Synchronisation) -> Result<Ways<'a>, PlanError> {
+        let frozen = |group: &ParameterGroup| {
+            let sync = group.sync(plan.sync);
+            let shared = Zero { stage: sync.zero, algorithm: sync.algorithm };
+            group.frozen.then_some(Frozen { shared: (sync.zero >= 3).then_some(shared) })
+        };
         Ok(Ways {
             common,
             of_groups: plan.syncs().skip(1).map(way).collect(),
             alone: AllReduce { algorithm: plan.sync.algorithm },
             whole: plan.syncs().map(|it| AllReduce { algorithm: it.algorithm }).collect(),
             sparse: plan.syncs().map(|it| Sparse { algorithm: it.algorithm }).collect(),
+            frozen: std::iter::once(None).chain(plan.parameters.iter().map(frozen)).collect(),
             groups: ParameterGroups::of(plan)?,
             syncs: plan.syncs().collect(),
             precisions: plan.precisions().collect(),
@@ -86,6 +96,9 @@ impl<'a> Ways<'a> {
         lookups: Option<Lookups>,
     ) -> &dyn Synchronisation {
         let index = group.map_or(0, |group| 1 + group);
+        if let Some(frozen) = &self.frozen[index] {
+            return frozen;
+        }
         match lookups.map(|it| it.holder) {
             Some(Holder::Readers) => return &self.sparse[index],
             Some(Holder::Servers) => return &AskedRows,
@@ -111,6 +124,11 @@ impl<'a> Ways<'a> {
     /// Whether tables of a group have gradients that are rows and values.
     pub fn is_sparse(&self, group: ParameterGroupId) -> bool {
         self.sync(group).sparse
+    }
+
+    /// Whether the parameters of a group are frozen.
+    pub fn is_frozen(&self, group: ParameterGroupId) -> bool {
+        self.frozen[group.map_or(0, |group| 1 + group)].is_some()
     }
 
     /// Whether each parameter is a bucket by itself, of which members tell each other when it is ready.

@@ -6,7 +6,7 @@
 use shardloom_collectives::Algorithm;
 use shardloom_graph::Reduction;
 
-use super::{Replicated, Synchronisation, Unheld, add, share};
+use super::{Gradients, Replicated, Synchronisation, Unheld, add, share};
 use crate::{Collective, Content, Extent, Format, Instruction, Keep, Mode, Tensor, View};
 
 /// Replicas that each update a share of a bucket.
@@ -53,9 +53,7 @@ impl Synchronisation for Zero {
         Replicated {
             weights,
             used,
-            written,
-            reduced,
-            rows: None,
+            gradients: Some(Gradients { written, reduced, rows: None }),
             looked_up: None,
             updated,
             own: vec![],
@@ -69,12 +67,12 @@ impl Synchronisation for Zero {
     }
 
     fn after_gradient(&self, bucket: &Unheld<'_>, held: &Replicated) -> Vec<Instruction> {
-        let whole = View::whole(held.written);
-        let scatter = bucket.over_replicas(SCATTER, self.algorithm, whole, held.reduced);
-        vec![match held.reduced.tensor == held.written {
+        let Gradients { written, reduced, .. } = held.trained();
+        let scatter = bucket.over_replicas(SCATTER, self.algorithm, View::whole(written), reduced);
+        vec![match reduced.tensor == written {
             true => scatter,
             // A shard takes in each micro-batch, and the whole is done with.
-            false => scatter.with_mode(Mode::AddUnlessFirst).freeing([held.written]),
+            false => scatter.with_mode(Mode::AddUnlessFirst).freeing([written]),
         }]
     }
 

@@ -46,8 +46,8 @@ fn fits(class: &Class, tensor: &Tensor, bucket: &Bucket) -> bool {
         | Content::Compressed => return true,
         // A run of rows of a table that is alone in its bucket.
         Content::Rows | Content::Lookups => return tensor.local_shape().len() == 1,
-        Content::LookedUp if bucket.held.replicated.rows.is_none() => return false,
-        Content::Gradient | Content::LookedUp if bucket.held.replicated.rows.is_some() => {
+        Content::LookedUp if bucket.held.replicated.rows().is_none() => return false,
+        Content::Gradient | Content::LookedUp if bucket.held.replicated.rows().is_some() => {
             let [param] = bucket.params[..] else { return false };
             let own = &class.param(param).shape[1..];
             return tensor.local_shape().get(1..) == Some(&[own.iter().product()]);

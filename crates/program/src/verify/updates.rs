@@ -14,7 +14,7 @@ use crate::{
 pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Violation>) {
     let class = program.class(id);
     let changed: Vec<TensorId> =
-        class.tensors().filter(|(_, it)| is_updated(it)).map(|(tensor, _)| tensor).collect();
+        class.tensors().filter(|(_, it)| is_updated(class, it)).map(|(tensor, _)| tensor).collect();
     let mut times: BTreeMap<TensorId, i64> = BTreeMap::new();
     // A server updates what it owns and its replicas of each other at different times.
     let owner = |tensor: TensorId| {
@@ -105,8 +105,8 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
     }
 }
 
-/// Whether an update changes a tensor.
-fn is_updated(tensor: &Tensor) -> bool {
+/// Whether an update changes a tensor; none does of what is frozen.
+fn is_updated(class: &Class, tensor: &Tensor) -> bool {
     let of_update = matches!(
         tensor.content,
         Content::Weight
@@ -115,7 +115,8 @@ fn is_updated(tensor: &Tensor) -> bool {
             | Content::PreviousWeight
             | Content::WeightVelocity
     );
-    of_update && tensor.keep != Keep::Transient && tensor.bucket.is_some()
+    let is_trained = tensor.bucket.is_some_and(|bucket| !class.bucket(bucket).is_frozen());
+    of_update && tensor.keep != Keep::Transient && is_trained
 }
 
 fn not_back(step: &Step<'_>, view: View) -> Violation {

@@ -39,12 +39,13 @@ pub(super) fn check(program: &Program, id: ClassId, found: &mut Vec<Violation>) 
     }
 }
 
-/// The fewest versions that are held of any of a class's weights; none if it has none.
+/// The fewest versions that are held of any of a class's weights that are not frozen; none if it has none.
 fn versions(class: &Class) -> Option<u32> {
     let weights = class
         .tensors
         .iter()
-        .filter(|tensor| tensor.content == Content::Weight && tensor.keep != Keep::Transient);
+        .filter(|tensor| tensor.content == Content::Weight && tensor.keep != Keep::Transient)
+        .filter(|tensor| !tensor.bucket.is_some_and(|bucket| class.bucket(bucket).is_frozen()));
     let held = weights.map(|tensor| match tensor.copies {
         Copies::Versions(versions) => versions,
         Copies::One | Copies::PerMicrobatch => 1,

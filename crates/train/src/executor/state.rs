@@ -27,7 +27,7 @@ pub(super) fn carry_out(rank: &mut Rank, command: &StateCommand) -> Result<Answe
         }
         StateCommand::Restore { from, updates } => {
             rank.set_updates(|name| updates.of(name));
-            rank.restore(from.saved()).map(|()| Answer::Done)
+            rank.restore(from.saved(), updates).map(|()| Answer::Done)
         }
         StateCommand::EndRow => Ok(Answer::RowEnd(rank.end_row())),
         StateCommand::BringGradients => Ok(Answer::Gradients(rank.gradients_for_servers())),

@@ -135,7 +135,8 @@ impl Unwritten {
         let class = linker.class;
         let bucket = class.bucket(class.tensor(read.tensor).bucket?);
         let is_of_all = matches!(read.window, Window::Whole | Window::Elements { .. });
-        if read.tensor != bucket.held.replicated.written || !is_of_all {
+        let written = bucket.held.replicated.gradients.map(|it| it.written);
+        if written != Some(read.tensor) || !is_of_all {
             return None;
         }
         let params = bucket.params.iter().map(|&param| (param, class.param(param).range()));

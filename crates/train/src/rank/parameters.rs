@@ -168,7 +168,7 @@ impl Parameters {
         if spec.is_looked_up() {
             return vec![];
         }
-        let is_of_rows = spec.held.replicated.rows.is_some();
+        let is_of_rows = spec.held.replicated.rows().is_some();
         let updated = class.bucket_range(spec.held.replicated.updated, position);
         let extents = shared.program.microbatch_extents(&shared.graph);
         let spec_held = &spec.held.state;

@@ -13,8 +13,9 @@ use shardloom_program::{
 };
 
 use super::own_state::is_own;
-use super::parameters::is_weight;
+use super::parameters::{Owned, is_weight};
 use super::{At, Rank};
+use crate::executor::Updates;
 use crate::{Error, Result};
 
 /// What is to be read of a saved tensor: by its name, the parameter's site, and a flat range of its local part.
@@ -169,18 +170,15 @@ impl Rank {
         }
     }
 
-    /// Checks that replicas with weights of their own are as many as were saved, or that one was saved for all.
-    /// Whether so.
-    fn has_own(&self, checkpoint: &dyn Saved) -> Result<bool> {
-        let class = self.class();
-        let Some(bucket) = class.buckets.iter().find(|bucket| !bucket.params.is_empty()) else {
-            return Ok(false);
-        };
-        let name = self.site(bucket.params[0]).name;
+    /// Checks that replicas with values of their own of a parameter are as many as were saved, or that one was saved for
+    /// all. Whether so.
+    fn has_own(&self, param: ParamId, checkpoint: &dyn Saved) -> Result<bool> {
+        let name = self.site(param).name;
+        let bucket = self.class().bucket(self.class().param(param).bucket);
         let has =
             |replica: &usize| checkpoint.global_shape(&replica_name(*replica, &name)).is_some();
         let saved = (0..).take_while(has).count();
-        let (replicas, _) = class.own_replica(bucket, self.position);
+        let (replicas, _) = self.class().own_replica(bucket, self.position);
         match saved {
             0 => Ok(false),
             _ if saved == replicas => Ok(replicas > 1),
@@ -215,14 +213,14 @@ impl Rank {
     /// Takes weights and all other state from where they were saved, maybe under another plan.
     /// What neither weights nor the optimizer's state is begins anew where the checkpoint has none, because
     /// its plan needed none or an earlier version wrote it. So does the velocity of gradient descent, of which
-    /// a plan without momentum keeps none.
+    /// a plan without momentum keeps none, and the state of parameters that have had none of the `updates`, as they were
+    /// frozen.
     ///
     /// # Errors
     /// If a tensor is missing or has another shape.
-    pub fn restore(&mut self, checkpoint: &dyn Saved) -> Result<()> {
-        let has_own = self.has_own(checkpoint)?;
+    pub fn restore(&mut self, checkpoint: &dyn Saved, updates: &Updates) -> Result<()> {
         let fill = |rank: &mut Rank, wanted: fn(&Tensor) -> bool, read: &Read<'_>| {
-            rank.fill_state(wanted, has_own, read)
+            rank.fill_state(wanted, Some(checkpoint), read)
         };
         fill(self, is_weight, &|name, site, range| {
             let Site { global, placement, .. } = site;
@@ -258,14 +256,16 @@ impl Rank {
         let shared = Arc::clone(&self.shared);
         let has = |parameter: &str| {
             let name = saved_name(Content::OptimizerState(0), parameter);
-            let own = replica_name(0, &name);
-            checkpoint.global_shape(if has_own { &own } else { &name }).is_some()
+            let names = [replica_name(0, &name), name];
+            names.iter().any(|name| checkpoint.global_shape(name).is_some())
         };
         // A checkpoint that has it of some parameters lost it of the others.
         let may_lack = shared.program.optimizer.begins_without_state()
             && !shared.graph.parameters().any(|(_, value)| has(&value.name));
-        fill(self, is_moment, &|name, Site { placement, is_whole, .. }, range| {
-            if may_lack && checkpoint.global_shape(name).is_none() {
+        fill(self, is_moment, &|name, site, range| {
+            let Site { placement, is_whole, name: parameter, .. } = site;
+            let begins = may_lack || updates.of(parameter) == 0;
+            if begins && checkpoint.global_shape(name).is_none() {
                 return Ok(None);
             }
             Ok(Some(match is_whole {
@@ -280,7 +280,7 @@ impl Rank {
     /// # Errors
     /// If a tensor is missing or has another number of elements.
     pub fn set_weights(&mut self, whole: &dyn Fn(&str) -> Option<Vec<f32>>) -> Result<()> {
-        self.fill_state(is_weight, false, |name, site, range| {
+        self.fill_state(is_weight, None, |name, site, range| {
             let Site { global, placement, .. } = site;
             let values =
                 whole(name).ok_or_else(|| Error::MissingWeight { name: name.to_owned() })?;
@@ -310,11 +310,12 @@ impl Rank {
 
     /// Fills lasting tensors that are `wanted` with what `read` gives for the saved name of a parameter's part
     /// and a flat range of its local part, in the tensor's format, and leaves as they are those for which it
-    /// gives nothing. With `own`, names are those of what replicas have of their own. Weights that are made of master weights are filled alike, so that they need not be made.
+    /// gives nothing. Where `saved` has what replicas have of their own, names are those of that. Weights that are made of
+    /// master weights are filled alike, so that they need not be made.
     fn fill_state(
         &mut self,
         wanted: impl Fn(&Tensor) -> bool,
-        own: bool,
+        saved: Option<&dyn Saved>,
         read: impl Fn(&str, &Site, Range<usize>) -> Result<Option<Vec<f32>>>,
     ) -> Result<()> {
         let tensors: Vec<TensorId> =
@@ -323,7 +324,7 @@ impl Rank {
             let slot = self.store.slot(id);
             let taken = self.store.take(slot, At::START);
             let mut buffer = taken.expect("state is there all the time");
-            let filled = self.fill(id, &mut buffer, own, &read);
+            let filled = self.fill(id, &mut buffer, saved, &read);
             self.store.put(slot, At::START, buffer);
             filled?;
         }
@@ -334,7 +335,7 @@ impl Rank {
         &self,
         id: TensorId,
         buffer: &mut Buffer,
-        own: bool,
+        saved: Option<&dyn Saved>,
         read: impl Fn(&str, &Site, Range<usize>) -> Result<Option<Vec<f32>>>,
     ) -> Result<()> {
         let class = self.class();
@@ -347,6 +348,7 @@ impl Rank {
             let spec = class.param(param);
             let site = Site { is_whole, ..self.site(param) };
             let name = saved_name(tensor.content, &site.name);
+            let own = saved.map_or(Ok(false), |saved| self.has_own(param, saved))?;
             let name = if own { self.saved_under(bucket)(&name) } else { name };
             let Some(values) = read(&name, &site, spec.local(&range))? else {
                 continue;
@@ -364,14 +366,19 @@ impl Rank {
         Ok(())
     }
 
-    /// The parameters of which this rank updates a part, by name, and how many updates they have had.
+    /// The parameters of which this rank updates a part, by name, and how many updates they have had that the
+    /// optimizer's state is of: of frozen ones none is kept.
     pub fn updates(&self) -> Vec<(String, u64)> {
         let class = self.class();
         let is_updated_here =
             |param: ParamId| class.bucket(class.param(param).bucket).served.is_empty();
         let owned = self.parameters.owned.iter().flatten();
         let owned = owned.filter(|it| it.piece.elements() > 0 && is_updated_here(it.param));
-        owned.map(|it| (self.site(it.param).name, it.updates)).collect()
+        let updates = |it: &Owned| {
+            let is_frozen = class.bucket(class.param(it.param).bucket).is_frozen();
+            (self.site(it.param).name, if is_frozen { 0 } else { it.updates })
+        };
+        owned.map(updates).collect()
     }
 
     /// Goes on from so many updates of each parameter.

@@ -36,7 +36,7 @@ pub(super) fn allocate(shared: &Shared, class: ClassId, parameters: &Parameters)
             let gradients = instruction.reads[0].tensor;
             let bucket = class.tensor(gradients).bucket.expect("gradients are a bucket's");
             let format = stored(class.tensor(gradients).format);
-            let is_of_rows = class.bucket(bucket).held.replicated.rows.is_some();
+            let is_of_rows = class.bucket(bucket).held.replicated.rows().is_some();
             let owned = parameters.owned[bucket.0 as usize].iter();
             let of = owned.map(|it| match is_of_rows {
                 true => device.row_update_scratch_elements(parameters.optimizer, &it.piece),

@@ -204,8 +204,10 @@ impl Trainer {
             let first_rank = self.shared.program.class(ClassId(class)).first_rank;
             let mut rank = Rank::new(&self.shared, first_rank);
             rank.begin_steps(first_step, row, self.loss_scale.now());
-            rank.set_updates(|name| before.get(name).copied().unwrap_or(0) + u64::from(last));
-            rank.restore(&snapshot)?;
+            let counted = before.iter().map(|(name, it)| (name.clone(), it + u64::from(last)));
+            let updates = Updates { of: counted.collect(), others: u64::from(last) };
+            rank.set_updates(|name| updates.of(name));
+            rank.restore(&snapshot, &updates)?;
             rank.catch_up(last, buckets, &gradients)?;
             for piece in rank.bucket_pieces(buckets) {
                 snapshot.add(&piece.piece())?;

@@ -13,6 +13,7 @@ mod dimension_names;
 mod evaluation;
 mod failed_ranks;
 mod fp16;
+mod frozen;
 mod fused_attention;
 mod golden;
 mod in_flight;

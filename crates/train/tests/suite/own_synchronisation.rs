@@ -11,7 +11,7 @@ use shardloom_cluster::Cluster;
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, Reduction};
 use shardloom_plan::{Mesh, Optimizer, Plan, Uniform};
-use shardloom_program::sync::{Replicated, Synchronisation, Unheld};
+use shardloom_program::sync::{Gradients, Replicated, Synchronisation, Unheld};
 use shardloom_program::{
     Action, Collective, Content, Copies, Extent, Format, Initial, Instruction, Keep, Program,
     Tensor, TensorId, View, lower, lower_with,
@@ -40,9 +40,7 @@ impl Synchronisation for Late {
         Replicated {
             weights,
             used: weights,
-            written,
-            reduced: View::whole(late),
-            rows: None,
+            gradients: Some(Gradients { written, reduced: View::whole(late), rows: None }),
             looked_up: None,
             updated: View::whole(weights),
             own: vec![],
@@ -50,12 +48,17 @@ impl Synchronisation for Late {
     }
 
     fn after_gradient(&self, bucket: &Unheld<'_>, held: &Replicated) -> Vec<Instruction> {
-        let (sum, all) = (Collective::AllReduce(Reduction::Sum), View::whole(held.written));
+        let (sum, all) =
+            (Collective::AllReduce(Reduction::Sum), View::whole(held.trained().written));
         vec![bucket.over_replicas(sum, Algorithm::Ring, all, all)]
     }
 
     fn after_update(&self, _: &Unheld<'_>, held: &Replicated) -> Vec<Instruction> {
-        vec![Instruction::new(Action::Copy, [View::whole(held.written)], [held.reduced])]
+        vec![Instruction::new(
+            Action::Copy,
+            [View::whole(held.trained().written)],
+            [held.trained().reduced],
+        )]
     }
 }
 

@@ -181,7 +181,7 @@ impl Job {
                 },
             }
         }
-        let Some(weights) = &self.weights else { return Ok(()) };
+        let Some(weights) = &self.weights else { return self.note_frozen(terminal) };
         let place = weights.display();
         match self.new_head {
             false => {
@@ -195,6 +195,25 @@ impl Job {
                 ));
             }
         }
+        self.note_frozen(terminal)
+    }
+
+    /// Says how much is frozen.
+    fn note_frozen(&self, terminal: Terminal) -> Result<(), Failure> {
+        let graph = self.model.graph();
+        let frozen = self.plan.frozen_count(graph).map_err(shardloom::Error::from)?;
+        if frozen == 0 {
+            return Ok(());
+        }
+        let drawn = match &self.weights {
+            Some(_) => "",
+            None => ", as they were drawn: there are no weights to start from",
+        };
+        terminal.note(format_args!(
+            "{} of {} parameters are frozen{drawn}",
+            digits(frozen as f64),
+            digits(graph.parameter_count() as f64)
+        ));
         Ok(())
     }
 

@@ -13,7 +13,7 @@ mod roles;
 pub(super) use roles::Tables;
 
 use super::sparse::{Level, RowsOf};
-use super::{Holder, LookedUp, Lookups, Replicated, Rows, Synchronisation, Unheld, add};
+use super::{Gradients, Holder, LookedUp, Lookups, Replicated, Rows, Synchronisation, Unheld, add};
 use crate::{Content, Copies, Extent, Format, Instruction, Keep, Shape, Tensor, TensorId, View};
 
 /// A table of which a worker has the rows that its samples look up.
@@ -53,9 +53,11 @@ fn held(weights: TensorId, own: Vec<TensorId>) -> Replicated {
     Replicated {
         weights,
         used: weights,
-        written: own[1],
-        reduced: View::whole(own[1]),
-        rows: Some(Rows { written: own[0], reduced: own[0] }),
+        gradients: Some(Gradients {
+            written: own[1],
+            reduced: View::whole(own[1]),
+            rows: Some(Rows { written: own[0], reduced: own[0] }),
+        }),
         looked_up: None,
         updated: View::whole(weights),
         own,

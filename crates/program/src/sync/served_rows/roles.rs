@@ -83,13 +83,14 @@ impl<'a> Tables<'a> {
             }
             for piece in &of_worker {
                 let held = own.replicated(piece.bucket);
-                let reads = [held.reduced, View::whole(looked_up(held).rows)];
+                let gradients = held.trained();
+                let reads = [gradients.reduced, View::whole(looked_up(held).rows)];
                 let action = Action::Send { route: piece.gradients };
                 let mut send = Instruction::new(action, reads, []);
                 let is_last = of_worker.iter().rfind(|it| it.bucket == piece.bucket);
                 if is_last.is_some_and(|it| it.gradients == piece.gradients) {
-                    let rows = held.rows.map(|rows| rows.written);
-                    send = send.freeing(rows.into_iter().chain([held.written]));
+                    let rows = gradients.rows.map(|rows| rows.written);
+                    send = send.freeing(rows.into_iter().chain([gradients.written]));
                 }
                 own.exchanged[piece.bucket.0 as usize].push(send);
             }
@@ -170,7 +171,7 @@ impl<'a> Tables<'a> {
             let of_bucket = self.pieces.iter().flatten();
             let of_bucket = of_bucket.filter(|it| (it.server, it.held) == (id, held));
             for piece in of_bucket {
-                let of = parameters.replicated(held);
+                let of = parameters.replicated(held).trained();
                 let rows = of.rows.map(|rows| View::whole(rows.written));
                 let action = Action::Receive { route: piece.gradients };
                 last.push(Instruction::new(action, rows, [of.reduced]));
@@ -205,7 +206,8 @@ fn routes(
     let mut pieces: Vec<Piece> = vec![];
     for (id, bucket) in epilogue::buckets(own).filter(|(_, bucket)| bucket.is_looked_up()) {
         let held = own.replicated(id);
-        let formats = [held.used, held.written].map(|it| own.tensor(View::whole(it)).format);
+        let formats =
+            [held.used, held.trained().written].map(|it| own.tensor(View::whole(it)).format);
         for (number, &ServedRange { server, .. }) in (0..).zip(&bucket.served) {
             let before = pieces.iter().filter(|piece| piece.server == server).count();
             let there = BucketId(before as u32);
@@ -245,7 +247,7 @@ fn routes(
 fn answer(parameters: &Parameters<'_>, worker: usize, piece: &Piece) -> Vec<Instruction> {
     let held = parameters.replicated(piece.held);
     let out = View::whole(taken(held));
-    let Some(rows) = held.rows.map(|rows| rows.written) else { return vec![] };
+    let Some(rows) = held.rows().map(|rows| rows.written) else { return vec![] };
     let each = parameters.tensor(out).local_shape()[0];
     let window = Window::Elements { start: worker * each, end: (worker + 1) * each };
     let of_worker = View { tensor: rows, window };

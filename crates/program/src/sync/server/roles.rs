@@ -90,7 +90,7 @@ impl<'a> Service<'a> {
                         boundaries.add_route(Route::of_range(carried, ends, format, range.len()))
                     };
                     let held = &bucket.held.replicated;
-                    let (gradients, weights) = (held.reduced, View::whole(held.weights));
+                    let (gradients, weights) = (held.trained().reduced, View::whole(held.weights));
                     let (here, there) = ((worker, range.start), (*server, 0));
                     of_worker.push(RangeRoutes {
                         bucket: id,
@@ -128,11 +128,12 @@ impl<'a> Service<'a> {
         let routes = self.routes[worker].iter().filter(|routes| routes.server == own);
         for (index, (bucket, routes)) in parameters.buckets.iter().zip(routes).enumerate() {
             let held = &bucket.held.replicated;
-            let to = adds.map_or(held.reduced, |arrived| View::whole(arrived[index]));
+            let reduced = held.trained().reduced;
+            let to = adds.map_or(reduced, |arrived| View::whole(arrived[index]));
             let receive = Action::Receive { route: routes.gradients };
             push.push(Instruction::new(receive, [], [to]));
             if adds.is_some() {
-                let sum = Instruction::new(Action::Add, [to], [held.reduced]);
+                let sum = Instruction::new(Action::Add, [to], [reduced]);
                 sums.push(sum.with_mode(Mode::Add));
             }
             let send = Action::Send { route: routes.weights };
@@ -143,7 +144,7 @@ impl<'a> Service<'a> {
         if updates {
             for replica in self.replicas.iter().filter(|replica| replica.owner == own) {
                 let send = Action::Send { route: replica.route };
-                let sum = parameters.replicated(replica.bucket).reduced;
+                let sum = parameters.replicated(replica.bucket).trained().reduced;
                 push.push(Instruction::new(send, [sum], []));
             }
             for (id, _) in owned(parameters) {
@@ -177,7 +178,7 @@ impl<'a> Service<'a> {
         let mut updates = vec![];
         for replica in replicas {
             let receive = Action::Receive { route: replica.route };
-            let gradients = parameters.replicated(replica.replica).reduced;
+            let gradients = parameters.replicated(replica.replica).trained().reduced;
             instructions.push(Instruction::new(receive, [], [gradients]));
             updates.extend(epilogue::update(parameters, replica.replica));
         }
@@ -201,7 +202,7 @@ impl Role for Service<'_> {
     ) -> Option<Vec<Instruction>> {
         let send = |routes: &RangeRoutes| {
             let action = Action::Send { route: routes.gradients };
-            Instruction::new(action, [parameters.replicated(routes.bucket).reduced], [])
+            Instruction::new(action, [parameters.replicated(routes.bucket).trained().reduced], [])
         };
         Some(self.routes[worker.0 as usize].iter().map(send).collect())
     }
@@ -283,7 +284,7 @@ fn replica_routes(
         let own = &mut passed[(owner.0 - first) as usize];
         let bucket = BucketId(*own);
         *own += 1;
-        let format = of(*owner).tensor(of(*owner).replicated(bucket).reduced).format;
+        let format = of(*owner).tensor(of(*owner).replicated(bucket).trained().reduced).format;
         for &holder in replicas {
             let ends = [(*owner, 0), (holder, 0)];
             let route = Route::of_range(Carried::Aggregated(bucket), ends, format, range.len());

@@ -119,7 +119,8 @@ impl<'a> Parameters<'a> {
     /// The servers that sum a bucket, piece by piece of each parameter, where its group says so.
     pub fn servers(&self, id: BucketId) -> Option<&'a [u32]> {
         let group = &self.plan.parameters[self.groups[id.0 as usize]?];
-        group.servers.as_deref()
+        // Of what is frozen there is nothing to sum.
+        if group.frozen { Some(&[]) } else { group.servers.as_deref() }
     }
 
     /// Whether servers that sum leave all of a bucket to the workers, as its group has it.

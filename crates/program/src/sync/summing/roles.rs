@@ -15,7 +15,7 @@ use super::pieces::dealt;
 use crate::class::{Body, BodyId, BodyKind, BucketId, Class, ClassId, Part, ServedRange};
 use crate::lower::{Boundaries, Order, Parameters, epilogue};
 use crate::sync::served_rows::Tables;
-use crate::sync::{Role, SUM, add, server};
+use crate::sync::{Gradients, Role, SUM, add, server};
 use crate::{
     Action, Carried, Content, Control, Copies, Entry, Extent, Format, Group, Instruction, Keep,
     Mode, ProgramError, Route, RouteId, Shape, Tensor, View, Window,
@@ -63,8 +63,11 @@ impl<'a> Sums<'a> {
                     ServedRange { server, ..it.clone() }
                 });
                 let summed: Vec<ServedRange> = summed.collect();
-                let format = parameters.tensor(parameters.replicated(id).reduced).format;
+                let gradients = parameters.replicated(id).gradients;
                 let piece = |it: &ServedRange| {
+                    let Gradients { reduced, .. } =
+                        gradients.expect("only what is trained is dealt");
+                    let format = parameters.tensor(reduced).format;
                     let mut add = |carried, ends| {
                         boundaries.add_route(Route::of_range(carried, ends, format, it.range.len()))
                     };
@@ -109,12 +112,13 @@ impl<'a> Sums<'a> {
             sent.extend(bucket.filter(|it| known.insert(*it)));
         }
         // A single worker sums nothing.
-        let own = epilogue::buckets(parameters).filter(|(_, bucket)| !bucket.is_looked_up());
+        let own = epilogue::buckets(parameters)
+            .filter(|(_, bucket)| !bucket.is_looked_up() && !bucket.is_frozen());
         let all = own.map(|(id, _)| id);
         let others: Vec<BucketId> = all.filter(|id| !sent.contains(id)).collect();
         let buckets = [sent, others].concat();
         let receives = |id: &BucketId| -> Vec<Instruction> {
-            let to = parameters.replicated(*id).reduced;
+            let to = parameters.replicated(*id).trained().reduced;
             let receive =
                 |piece: &Piece| Instruction::new(Action::Receive { route: piece.sums }, [], [to]);
             pieces[id.0 as usize].iter().map(receive).collect()
@@ -177,7 +181,8 @@ impl Role for Sums<'_> {
                 if self.pieces[0][bucket][piece].server == own {
                     let of_workers = self.pieces.iter().map(|it| &it[bucket][piece]).collect();
                     let known = &classes[0].buckets[bucket];
-                    let gradients = classes[0].tensor(known.held.replicated.reduced.tensor);
+                    let gradients =
+                        classes[0].tensor(known.held.replicated.trained().reduced.tensor);
                     let about = (known.name.as_str(), gradients.format);
                     instructions.extend(sum(of_workers, about, &mut tensors));
                 }
@@ -240,7 +245,9 @@ fn places(pieces: &[Vec<Piece>]) -> BTreeMap<RouteId, (usize, usize)> {
 fn exchanged(parameters: &Parameters<'_>, pieces: &[Vec<Piece>]) -> Vec<Vec<Instruction>> {
     let of_bucket = |(index, pieces): (usize, &Vec<Piece>)| {
         let bucket = &parameters.buckets[index];
-        let gradients = bucket.held.replicated.reduced;
+        let Some(Gradients { reduced: gradients, .. }) = bucket.held.replicated.gradients else {
+            return vec![];
+        };
         let send = |piece: &Piece| {
             Instruction::new(Action::Send { route: piece.gradients }, [gradients], [])
         };

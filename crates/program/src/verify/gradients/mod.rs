@@ -217,7 +217,8 @@ impl Reductions<'_> {
                     let reads = reads.into_iter();
                     let read: BTreeSet<BucketId> =
                         reads.clone().filter_map(|it| class.tensor(it.tensor).bucket).collect();
-                    let own = class.buckets.iter().filter(|bucket| !bucket.is_looked_up());
+                    let own = class.buckets.iter();
+                    let own = own.filter(|it| !it.is_looked_up() && !it.is_frozen());
                     let all = reads.len() == own.count() && read.len() == reads.len();
                     if !all || !are_whole {
                         let fault =
@@ -320,7 +321,7 @@ impl Reductions<'_> {
     /// nothing is asked.
     fn require_rows(&self, step: &Step<'_>, values: View, found: &mut Vec<Violation>) {
         let Some(bucket) = self.bucket(step, values) else { return };
-        if bucket.held.replicated.rows.is_none() {
+        if bucket.held.replicated.rows().is_none() {
             return;
         }
         let class = step.class;
@@ -388,7 +389,7 @@ impl Reductions<'_> {
         self.require_reduced(step, read, found);
         self.require_rows(step, read, found);
         let Some(bucket) = self.bucket(step, read) else { return };
-        if let Some(rows) = bucket.held.replicated.rows.filter(|_| step.run.arm != Some(false)) {
+        if let Some(rows) = bucket.held.replicated.rows().filter(|_| step.run.arm != Some(false)) {
             let rows = self.sums.entry((rows.reduced, false)).or_default();
             rows.is_used = true;
         }

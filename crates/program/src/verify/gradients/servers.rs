@@ -103,7 +103,7 @@ impl Reductions<'_> {
         let read = step.instruction.reads[0];
         self.require_reduced(step, read, found);
         let Some(bucket) = self.bucket(step, read) else { return };
-        let Some(rows) = bucket.held.replicated.rows else { return };
+        let Some(rows) = bucket.held.replicated.rows() else { return };
         if !self.belong_together(View::whole(rows.written), read) {
             let tensor = step.tensor_name(read.tensor);
             found.push(Violation::RowsOfOthers { at: step.site(), tensor });
@@ -140,7 +140,7 @@ impl Reductions<'_> {
         let sent = self.sent.get_mut(&route).and_then(VecDeque::pop_front);
         let parts = sent.unwrap_or_default();
         let Some(bucket) = self.bucket(step, to) else { return };
-        let Some(rows) = bucket.held.replicated.rows else { return };
+        let Some(rows) = bucket.held.replicated.rows() else { return };
         for tensor in [to.tensor, rows.written] {
             let sum = self.sums.entry((tensor, false)).or_default();
             if sum.is_used {

@@ -3,6 +3,7 @@
 
 mod activations;
 mod buckets;
+mod frozen;
 mod hybrid;
 mod invariants;
 mod layers;

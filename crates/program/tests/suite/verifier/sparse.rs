@@ -93,7 +93,8 @@ fn gradients_of_rows_are_sound_in_every_schedule_and_layout() {
                     let program = lowered(&plan);
                     assert_eq!(verify(&program), Ok(()), "{schedule:?} x {mesh}");
                     let held = program.classes.iter().flat_map(|class| {
-                        let tables = class.buckets.iter().filter_map(|it| it.held.replicated.rows);
+                        let tables =
+                            class.buckets.iter().filter_map(|it| it.held.replicated.rows());
                         tables.map(|_| ()).collect::<Vec<_>>()
                     });
                     assert!(held.count() > 0, "{schedule:?} x {mesh}");

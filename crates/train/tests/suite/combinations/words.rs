@@ -1,5 +1,6 @@
 //! The choices, and the plans that they make.
 
+use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 use shardloom_collectives::Algorithm;
@@ -231,6 +232,22 @@ const AXES: usize = 2;
 /// How the learning rate goes on: a run that loses count of its steps has another.
 const CURVES: usize = 2;
 
+/// What is frozen: nothing; the first half of the parameters, so that the first stages have no gradients; every second
+/// one, so that passes have some of what they give dropped.
+const FROZEN: usize = 3;
+
+/// The parameters that are frozen.
+fn frozen(graph: &Graph, choice: usize) -> Option<ParameterGroup> {
+    let parameters = graph.values().filter(|(_, node)| node.parameter().is_some());
+    let names: Vec<&str> = parameters.map(|(_, node)| node.name.as_str()).collect();
+    let those: Vec<&str> = match choice {
+        0 => return None,
+        1 => names[..names.len() / 2].to_vec(),
+        _ => names.into_iter().step_by(2).collect(),
+    };
+    Some(ParameterGroup { frozen: true, ..ParameterGroup::of_all(&those) })
+}
+
 /// Factors by their places in a row; the others are not named.
 const WAY: usize = 0;
 const LAYOUT: usize = 1;
@@ -244,6 +261,7 @@ const COMPRESSION: usize = 12;
 const ZERO: usize = 13;
 const FORMAT: usize = 14;
 const COMMUNICATES: usize = 15;
+const FREEZES: usize = 16;
 
 static WORDS: LazyLock<Words> = LazyLock::new(Words::new);
 static COVERING: LazyLock<(Vec<Combination<'static>>, Vec<Pair>)> =
@@ -267,7 +285,7 @@ impl Words {
         Words { ways: ways(), graphs: graphs.into() }
     }
 
-    fn choices(&self) -> [usize; 16] {
+    fn choices(&self) -> [usize; 17] {
         [
             self.ways.len(),
             layouts().len(),
@@ -286,6 +304,7 @@ impl Words {
             ZERO_STAGES,
             FORMATS.len(),
             COMMUNICATION.len(),
+            FROZEN,
         ]
     }
 
@@ -350,6 +369,8 @@ impl Words {
                     // Servers hold weights in fp32 only, and corrections move such.
                     FORMAT => (held || moves) && other > 0,
                     COMMUNICATES => negotiated && COMMUNICATION[other] != Communication::Thread,
+                    // Servers hold all parameters alike.
+                    FREEZES => held && other > 0,
                     VALIDATION => other == 1 && way.weights != Weights::Flush,
                     // Both holders of a parameter are updated as often.
                     MODEL => {
@@ -483,6 +504,9 @@ impl Words {
             };
             plan.loss_scale = (!residual).then_some(scale);
         }
+        if let Some(frozen) = frozen(graph, row[FREEZES]) {
+            plan.parameters.insert(0, frozen);
+        }
         if row[11] == 1 {
             rename_axes(&mut plan);
         }
@@ -599,6 +623,16 @@ impl Combination<'_> {
         let (graph, settings) = (self.graph.clone(), self.settings(curve));
         let made = Blueprint::new(graph, &self.plan, self.plan.device_count(), settings);
         made.unwrap_or_else(|error| panic!("{error} in {self}"))
+    }
+
+    /// The parameters that stay as they are.
+    pub fn frozen(&self) -> BTreeSet<&str> {
+        self.plan.frozen(self.graph).expect("names are patterns")
+    }
+
+    /// Whether it freezes nothing of which `other` has several replicas' own.
+    pub fn can_read_own_of(&self, other: &Combination<'_>) -> bool {
+        other.own_replicas() == 1 || self.frozen().is_subset(&other.frozen())
     }
 
     /// How many replicas have weights of their own, which are saved for each of them.
