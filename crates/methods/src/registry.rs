@@ -12,6 +12,7 @@ pub fn all() -> &'static [Method] {
         system::averaging::LOCAL_SGD,
         system::averaging::SYNCHRONOUS,
         system::averaging::PAIRS,
+        system::averaging::ADAPTIVE,
         system::byteps::METHOD,
         system::parallax::METHOD,
         system::herring::METHOD,

@@ -1,9 +1,11 @@
 //! Words for replicas that have weights of their own, which are averaged from time to time.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 use shardloom_graph::{DimId, Graph};
 
-use crate::{Axis, AxisSet, Optimizer, Plan, PlanError, Stage};
+use crate::{Axis, AxisSet, Optimizer, Plan, PlanError, Stage, Sync};
 
 /// Replicas with weights and optimizer state of their own. Each updates them with the mean gradient of its own
 /// samples, and every so many steps its weights become `(1 - rate) x + rate m`, m being the mean over replicas, or
@@ -15,6 +17,9 @@ use crate::{Axis, AxisSet, Optimizer, Plan, PlanError, Stage};
 /// before the update, with gradients at the weights from before, and a rate of 0.1. Pair averaging (KungFu,
 /// `PairAveragingOptimizer`, after Lian et al. 2018, ICML, arXiv 1710.06952) does it with the weights of one other
 /// replica and a rate of one half, and nobody waits for anybody.
+///
+/// Averages may end before the run does: adaptive SGD (KungFu, `AdaptiveSGDOptimizer`) is synchronous model
+/// averaging up to a step, and from there on data parallelism from the weights of the first replica.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Averaging {
@@ -34,6 +39,10 @@ pub struct Averaging {
     /// are kept equal. All that split nothing but the batch if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub over: Option<AxisSet>,
+    /// The step, counted from 0, from which on there are no averages: it begins with all replicas taking the weights
+    /// and the optimizer state of the first, and replicas are kept equal by reduced gradients. Never if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<u32>,
 }
 
 /// On which side of a step's update weights are averaged.
@@ -100,7 +109,7 @@ impl Averaging {
     /// Local SGD: the mean after the update of every so-many-th step.
     pub fn local_sgd(every: u32) -> Averaging {
         let (when, partners) = (AveragingTime::AfterUpdate, Partners::All);
-        Averaging { every, rate: 1.0, when, partners, over: None }
+        Averaging { every, rate: 1.0, when, partners, over: None, until: None }
     }
 
     /// Synchronous model averaging: in every step a tenth of the mean, before the update.
@@ -110,6 +119,7 @@ impl Averaging {
         when: AveragingTime::BeforeUpdate,
         partners: Partners::All,
         over: None,
+        until: None,
     };
 
     /// Pair averaging: in every step half of another replica's weights, before the update.
@@ -158,7 +168,8 @@ impl Averaging {
             let rule = "an update is of a replica's samples, and none for so many";
             return refuse("optimizer.reference_batch", batch.to_string(), rule);
         }
-        self.validate_batch(plan, graph)
+        self.validate_batch(plan, graph)?;
+        self.validate_end(plan, graph)
     }
 
     /// Checks that replicas along its axes have nothing to do with each other in passes.
@@ -192,6 +203,24 @@ impl Averaging {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Checks that there are averages that end.
+    fn validate_end(self, plan: &Plan, graph: &Graph) -> Result<(), PlanError> {
+        let Some(until) = self.until else { return Ok(()) };
+        let key = "sync.averaging.until";
+        if until == 0 {
+            let rule = "at least the first step averages: 1 or more, or leave sync.averaging out";
+            return Err(PlanError::field(key, until, rule));
+        }
+        let axes = plan.averaged_axes(graph);
+        let has_several = |stage: &Stage| axes.iter().any(|&axis| stage.mesh.width(axis) > 1);
+        if !plan.stages().any(|(_, stage)| has_several(stage)) {
+            let rule =
+                "one replica has no averages that could end: a mesh with several, or leave it out";
+            return Err(PlanError::field(key, until, rule));
+        }
+        Ok(())
     }
 
     /// Checks what pairs need: what a replica publishes is all of its weights at one time, so it is one rank.
@@ -263,6 +292,22 @@ impl Plan {
             !dims.is_empty() && dims.iter().all(|&dim| dim == graph.batch())
         };
         self.axes.iter().copied().filter(is_independent).collect()
+    }
+
+    /// What it says of a step of a run, by its number from 0: no averages once they have ended.
+    pub fn in_step(&self, step: u64) -> Cow<'_, Plan> {
+        match self.averaging_ends().is_some_and(|until| step >= until) {
+            false => Cow::Borrowed(self),
+            true => {
+                let sync = Sync { averaging: None, ..self.sync };
+                Cow::Owned(Plan { sync, ..self.clone() })
+            }
+        }
+    }
+
+    /// The step in which averages are no more, counted from 0, if they end.
+    pub fn averaging_ends(&self) -> Option<u64> {
+        Some(self.sync.averaging?.until?.into())
     }
 
     /// The mesh axes along which replicas have weights of their own.

@@ -421,10 +421,16 @@ fn blueprint(
         return Err(Error::Ranks { ranks: devices, most: MOST_RANKS });
     }
     require_sizes(model, plan)?;
-    let blueprint =
-        Blueprint::new(plan.graph_of(model.graph()).into_owned(), plan, devices, settings)?;
+    let made = |plan: &Plan, settings| {
+        Blueprint::new(plan.graph_of(model.graph()).into_owned(), plan, devices, settings)
+    };
+    // Where averages end, what follows is there before what ends is gone.
+    let after = plan.averaging_ends().map(|end| made(&plan.in_step(end), settings.clone()));
+    let after = after.transpose()?;
+    let blueprint = made(plan, settings)?;
     let here = processes.map_or(1.0, |processes| processes.share_here(blueprint.program()));
-    require_memory(&blueprint, here)?;
+    let together = after.map_or(0, |after| after.needed_bytes());
+    require_memory(&blueprint, together, here)?;
     Ok(match processes {
         Some(processes) => blueprint.over(Arc::clone(processes)),
         None => blueprint,
@@ -446,12 +452,14 @@ pub fn guarded(plan: &Plan, on_non_finite: OnNonFinite) -> Plan {
     Plan { skip_non_finite: plan.skip_non_finite || guards, ..plan.clone() }
 }
 
-/// Errors if a share of all ranks together needs more memory than this machine has left, where it says so.
-fn require_memory(blueprint: &Blueprint, share: f64) -> Result<()> {
+/// Errors if a share of all ranks together, and of so many bytes besides, needs more memory than this machine has left,
+/// where it says so.
+fn require_memory(blueprint: &Blueprint, besides: u64, share: f64) -> Result<()> {
     let Some(SystemMemory { available_bytes, .. }) = SystemMemory::of_this_process() else {
         return Ok(());
     };
-    let needed_bytes = (blueprint.needed_bytes() as f64 * share).ceil() as u64;
+    let needed_bytes = blueprint.needed_bytes().saturating_add(besides);
+    let needed_bytes = (needed_bytes as f64 * share).ceil() as u64;
     if needed_bytes > available_bytes {
         let ranks = (blueprint.program().ranks() as f64 * share).ceil() as usize;
         return Err(Error::Memory { needed_bytes, ranks, available_bytes });

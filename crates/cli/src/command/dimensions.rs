@@ -146,6 +146,11 @@ struct Split {
     #[arg(long, requires = "average_every")]
     average_before_update: bool,
 
+    /// Average until so many steps are done: then all replicas take the weights and the optimizer state of the
+    /// first, and reduce gradients [default: average to the end]
+    #[arg(long, value_name = "STEPS", requires = "average_every", value_parser = whole::<u32>)]
+    average_until: Option<u32>,
+
     /// Give data-parallel replicas weights of their own, which take in half of those of one other in each step,
     /// before the update, without either waiting
     #[arg(long, conflicts_with = "average_every")]
@@ -222,6 +227,7 @@ impl Split {
             average_every,
             average_rate,
             average_before_update,
+            average_until,
             average_pairs,
             summation_servers,
             summation_ranges,
@@ -250,6 +256,7 @@ impl Split {
             ("--average-every", average_every.is_some()),
             ("--average-rate", average_rate.is_some()),
             ("--average-before-update", *average_before_update),
+            ("--average-until", average_until.is_some()),
             ("--average-pairs", *average_pairs),
             ("--summation-servers", summation_servers.is_some()),
             ("--summation-ranges", summation_ranges.is_some()),
@@ -584,6 +591,7 @@ impl Dimensions {
             },
             partners: Partners::All,
             over: None,
+            until: self.split.average_until,
         });
         let averaging = every.or(self.split.average_pairs.then_some(Averaging::PAIRS));
         let summation = self.split.summation_servers.map(|servers| Summation {

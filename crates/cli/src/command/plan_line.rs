@@ -111,12 +111,15 @@ pub fn plan_line(plan: &Plan) -> String {
     if !over.is_empty() {
         zero += &format!(" over {}", over.join(" and "));
     }
-    let kept = match plan.sync.averaging {
+    let mut kept = match plan.sync.averaging {
         None => format!("ZeRO {zero}"),
         Some(Averaging { partners: Partners::One, .. }) => "averaged in pairs every step".into(),
         Some(Averaging { every: 1, .. }) => "averaged every step".into(),
         Some(Averaging { every, .. }) => format!("averaged every {every} steps"),
     };
+    if let Some(until) = plan.averaging_ends() {
+        kept += &format!(" until step {until}");
+    }
     format!(
         "{}: {}{}{each}{replicas} of {mesh}{}, {kept}, {schedule}{} of {}, recompute {}{}{attention}{}{}{}{}",
         counted(plan.device_count(), "device"),

@@ -75,6 +75,9 @@ struct Answer<'a> {
     /// In US dollars, where the price of every device of the plan is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     cost: Option<Cost>,
+    /// Of a plan whose averages of replicas end: the rest is of the steps before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    after_averages: Option<After>,
     fit: Fit,
     /// By rank, as `ranks` are.
     memory: Vec<Memory>,
@@ -82,6 +85,14 @@ struct Answer<'a> {
     folded: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     buffers: Option<&'a Buffers>,
+}
+
+/// Steps after the last average.
+#[derive(Clone, Copy, Serialize)]
+struct After {
+    /// The first of them.
+    step: u64,
+    step_seconds: f64,
 }
 
 impl Simulate {
@@ -101,14 +112,25 @@ impl Simulate {
             true => RowCounts::Even,
             false => RowCounts::Shares(self.rows.clone()),
         };
-        let prediction = simulate_rows(&model, &plan, &cluster, !self.unfolded, &rows);
+        let folded = !self.unfolded;
+        let prediction = simulate_rows(&model, &plan, &cluster, folded, &rows);
+        let end = plan.averaging_ends();
+        let after = match end.map(|step| plan.in_step(step)) {
+            Some(after) => simulate_rows(&model, &after, &cluster, folded, &rows).map(Some),
+            None => Ok(None),
+        };
         spinner.finish_and_clear();
-        let prediction = prediction?;
+        let (prediction, after) = (prediction?, after?);
+        let fits = [Some(&prediction), after.as_ref()].into_iter().flatten();
+        let fits = fits.flat_map(|it| &it.memory);
+        let fit = fits.map(|memory| memory.fit()).max().unwrap_or(Fit::Fits);
+        let after = end.zip(after);
+        let after = after.map(|(step, it)| After { step, step_seconds: it.summary.step_seconds });
         let step_seconds = prediction.summary.step_seconds;
         let interval = Interval::of(&plan, &cluster, step_seconds);
         let targets = model.graph().targets_per_sample();
         let cost = Cost::of(&plan, &cluster, step_seconds, targets);
-        let figures = figures(&prediction, &cluster, interval.as_ref(), cost);
+        let figures = figures(&prediction, &cluster, interval.as_ref(), (after, cost));
         if let Some(file) = &trace {
             file.write(perfetto_trace(&[&prediction.timeline]))?;
         }
@@ -129,7 +151,6 @@ impl Simulate {
             };
             file.write(report.html())?;
         }
-        let fit = prediction.memory.iter().map(|memory| memory.fit()).max().unwrap_or(Fit::Fits);
         let buffers = self.buffers.then(|| Buffers::of(&prediction.program));
         if terminal.json() {
             let (summary, folded) = (&prediction.summary, prediction.folded);
@@ -140,6 +161,7 @@ impl Simulate {
                 stack: StackAnswer::of(&cluster),
                 devices: DeviceAnswer::all(&cluster),
                 cost,
+                after_averages: after,
                 fit,
                 memory: Memory::all(&prediction.memory),
                 folded,
@@ -186,7 +208,7 @@ fn figures(
     prediction: &Prediction,
     cluster: &Cluster,
     interval: Option<&Interval>,
-    cost: Option<Cost>,
+    (after, cost): (Option<After>, Option<Cost>),
 ) -> Vec<(String, String)> {
     let summary = &prediction.summary;
     let within = interval.map(|it| it.described()).unwrap_or_default();
@@ -196,6 +218,9 @@ fn figures(
         ("Software".into(), cluster.stack().described()),
         ("Devices".into(), devices_described(cluster)),
     ];
+    figures.extend(after.map(|After { step, step_seconds }| {
+        (format!("Steady step from {step} on"), format!("{}, not averaged", seconds(step_seconds)))
+    }));
     figures.extend(cost.map(|cost| ("Cost".into(), cost.described())));
     figures
 }

@@ -1,6 +1,6 @@
 //! `shardloom program`: what ranks hold and do, as text.
 
-use crate::invocation::Place;
+use crate::invocation::{Outcome, Place};
 
 const MODEL: &str = "gpt:layers=2,hidden=16,heads=2,seq=8,vocab=256";
 
@@ -319,6 +319,81 @@ fn replicas_with_weights_of_their_own_train_by_options_and_by_name() {
         place.run(&format!("explain {method}.toml")).succeeds();
         place.run(&format!("train {method}.toml --data text.txt --steps 2 --json")).succeeds();
     }
+}
+
+#[test]
+fn averages_end_where_it_is_said_and_an_interrupted_run_goes_on_on_either_side() {
+    let place = Place::new();
+    let averaged = "--dp 2 --average-every 1 --average-rate 0.1 --average-before-update";
+    let adaptive = format!("{averaged} --average-until 4 --global-batch 4");
+    let train =
+        format!("train gpt:layers=2,hidden=16,heads=2 --seq 8 --data text.txt --json {adaptive}");
+    let clock = "--clock virtual --cluster h100-80g:2";
+    let whole = place.run(&format!("{train} --steps 8 {clock}")).succeeds();
+    let told = "from step 4 on replicas are not averaged";
+    whole.check(whole.stderr.matches(told).count() == 1, "not said once that averages ended");
+    // What is predicted is a step after them, as the simulator has it.
+    let alike = "--stack shardloom --precision fp32 --algorithm direct --attention unfused";
+    let simulate = format!("simulate {MODEL} --cluster h100-80g:2 {alike} {adaptive}");
+    let simulated = place.run(&format!("{simulate} --json")).succeeds();
+    let after = &simulated.objects()[0]["after_averages"];
+    simulated.check(after["step"] == 4, "not from which step on");
+    whole.check(
+        whole.summary()["predicted_step_seconds"] == after["step_seconds"],
+        "not what is predicted for the part that is measured",
+    );
+    let text = place.run(&simulate).succeeds();
+    text.check(text.stdout.contains("Steady step from 4 on: "), "no time of the other part");
+    let digest = |outcome: &Outcome| outcome.summary()["weights_digest"].clone();
+    for saved in [2, 4, 6] {
+        let folder = format!("run-{saved}");
+        let checkpoints = format!("--checkpoint {folder} --checkpoint-every {saved} --force");
+        place.run(&format!("{train} --steps 8 {clock} {checkpoints}")).succeeds();
+        for step in (1..=8).filter(|step| *step > saved) {
+            let later = place.path(&format!("{folder}/step-{step:08}"));
+            let _ = std::fs::remove_dir_all(later);
+        }
+        let resumed = place.run(&format!("{train} --steps 8 {clock} {checkpoints} --resume"));
+        let resumed = resumed.succeeds();
+        let expected = &whole.losses()[saved..];
+        resumed.check(resumed.losses() == expected, &format!("other losses after {saved} steps"));
+        resumed.check(digest(&resumed) == digest(&whole), "other weights");
+        let says = resumed.stderr.contains(told);
+        resumed.check(says == (saved <= 4), "said where it does not happen, or not where it does");
+    }
+    for (options, place_of, hint) in [
+        ("--steps 4", "--steps", "averages replicas until 4 steps are done"),
+        ("--steps 3", "--steps", "averages replicas until 4 steps are done"),
+    ] {
+        let refused = place.run(&format!("{train} {options}"));
+        refused.refuses("usage", hint);
+        refused.check(refused.stderr.contains(place_of), "not said what to change");
+    }
+    for (options, hint) in [
+        ("--dp 2 --average-every 1 --average-until 0", "at least the first step averages"),
+        ("--average-every 1 --average-until 4", "one replica has no averages that could end"),
+        (
+            "--dp 2 --servers 1 --average-every 1 --average-until 4",
+            "with sync.averaging there are no servers",
+        ),
+    ] {
+        let run = "train gpt:layers=2,hidden=16,heads=2 --seq 8 --data text.txt --steps 8 --json";
+        place.run(&format!("{run} {options}")).refuses("plan", hint);
+    }
+    let run = "train gpt:layers=2,hidden=16,heads=2 --seq 8 --data text.txt --steps 8 --json";
+    place.run(&format!("{run} --average-until 4")).refuses("usage", "--average-every");
+    let plan = "plan gpt:layers=2,hidden=16,heads=2,vocab=256 --seq 8 --cluster h100-80g:2";
+    let plan = format!("{plan} --method adaptive-sgd --global-batch 4 -o adaptive.toml");
+    let planned = place.run(&plan).succeeds();
+    planned.check(planned.stdout.contains("until step 1000"), "not said when averages end");
+    let text = std::fs::read_to_string(place.path("adaptive.toml")).expect("written");
+    planned.check(text.contains("until = 1000"), &text);
+    place.run("simulate adaptive.toml --json").succeeds();
+    let train = "train adaptive.toml --data text.txt --steps";
+    place.run(&format!("{train} 2 --json")).refuses("usage", "averages replicas until 1000 steps");
+    std::fs::write(place.path("soon.toml"), text.replace("until = 1000", "until = 1"))
+        .expect("written");
+    place.run(&format!("{} 2 --json", train.replace("adaptive", "soon"))).succeeds();
 }
 
 #[test]

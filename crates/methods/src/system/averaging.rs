@@ -2,9 +2,11 @@
 //! Communicates Little", ICLR, arXiv 1805.09767; McMahan et al. 2017, AISTATS, arXiv 1602.05629) and synchronous
 //! model averaging (Mai et al. 2020, "KungFu: Making Training in Distributed Machine Learning Adaptive", OSDI,
 //! `SynchronousAveragingOptimizer`; Koliousis et al. 2019, "CROSSBOW", VLDB, arXiv 1901.02244), and pair averaging
-//! (KungFu's `PairAveragingOptimizer`, after AD-PSGD, Lian et al. 2018).
+//! (KungFu's `PairAveragingOptimizer`, after AD-PSGD, Lian et al. 2018); and adaptive SGD, which averages up to a step
+//! and reduces gradients from there on (KungFu's `AdaptiveSGDOptimizer`).
 
 use shardloom_plan::{Averaging, Sync, Uniform};
+use shardloom_search::judge;
 
 use super::replicas;
 use crate::choice::Task;
@@ -51,6 +53,40 @@ pub(crate) const PAIRS: Method = Method {
     rules: |_| Rules::FLUSH,
     chooser: |task| replicated(task, Averaging::PAIRS),
 };
+
+/// Synchronous model averaging first, then data parallelism.
+pub(crate) const ADAPTIVE: Method = Method {
+    name: "adaptive-sgd",
+    family: Family::DataParallel,
+    paper: "Mai et al. 2020, KungFu: Making Training in Distributed Machine Learning Adaptive, OSDI",
+    about: "Up to a step replicas go a tenth of the way to the mean of all and along their own gradients; then all \
+            take the weights of the first, and are kept equal by reduced gradients.",
+    rules: |_| Rules::FLUSH,
+    chooser: |task| {
+        let batch = task.request.global_batch;
+        if replicas::most(task) == 1 {
+            let rule = "one replica has no averages that could end: a batch that some of the devices divide";
+            return Err(task.impossible("global_batch", batch, rule));
+        }
+        let until = Some(AVERAGED_STEPS);
+        let mut choice = replicated(task, Averaging { until, ..Averaging::SYNCHRONOUS })?;
+        let after = choice.plan.in_step(AVERAGED_STEPS.into());
+        let after = judge(task.graph, task.cluster, &after)?;
+        if !after.fits(task.request.memory_share) {
+            let rule = "the steps without averages do not fit in memory";
+            return Err(task.impossible("global_batch", batch, rule));
+        }
+        choice.notes.push(format!(
+            "replicas are averaged until {AVERAGED_STEPS} steps are done, which who trains says: `until` of \
+             `sync.averaging`; from there on a step takes {:.3} ms",
+            1e3 * after.step_seconds
+        ));
+        Ok(choice)
+    },
+};
+
+/// Steps that are averaged, where nobody says it.
+const AVERAGED_STEPS: u32 = 1000;
 
 /// Steps from one average to the next, where nobody says it.
 const LOCAL_STEPS: u32 = 8;

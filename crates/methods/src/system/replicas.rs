@@ -16,7 +16,7 @@ pub(super) fn with_largest_microbatches(
     let (cluster, request) = (task.cluster, task.request);
     let batch = request.global_batch as u32;
     let devices = cluster.device_count();
-    let replicas = divisors(batch).filter(|&it| it <= devices).max().unwrap_or(1);
+    let replicas = most(task);
     let mut selection = Selection::new(request.memory_share);
     let mut simulated = 0;
     for microbatches in divisors(batch / replicas) {
@@ -34,4 +34,10 @@ pub(super) fn with_largest_microbatches(
     let nothing = || task.impossible("global_batch", batch, "at least 1");
     let found = selection.finish(task).map_err(|why| why.unwrap_or_else(nothing))?;
     Ok(found.choice(simulated, simulated).noting_idle(devices, "replicas"))
+}
+
+/// On how many devices the batch can be dealt to replicas.
+pub(super) fn most(task: &Task<'_>) -> u32 {
+    let devices = task.cluster.device_count();
+    divisors(task.request.global_batch as u32).filter(|&it| it <= devices).max().unwrap_or(1)
 }

@@ -7,7 +7,7 @@ use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_methods::{Choice, Family, MethodError, all, named};
 use shardloom_plan::{Number, Optimizer, Precision, Prediction, Recompute, ScheduleKind, Updates};
-use shardloom_search::{Request, Trials};
+use shardloom_search::{Request, Trials, judge};
 
 fn graph(text: &str) -> Graph {
     ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model")
@@ -152,14 +152,36 @@ fn without_flush_nothing_is_validated_afterwards() {
             Family::AsynchronousPipeline => {
                 refuses(found, &[method.name, "post_validation = true", "flush"]);
             }
-            _ if ["parameter-server", "local-sgd", "synchronous-averaging", "pair-averaging"]
-                .contains(&method.name) =>
+            _ if [
+                "parameter-server",
+                "local-sgd",
+                "synchronous-averaging",
+                "pair-averaging",
+                "adaptive-sgd",
+            ]
+            .contains(&method.name) =>
             {
                 refuses(found, &[method.name, "post_validation = true", "norm"]);
             }
             _ => assert!(found.expect("a plan").plan.post_validation, "{}", method.name),
         }
     }
+}
+
+#[test]
+fn averages_that_end_are_of_several_replicas() {
+    for (devices, batch) in [(1, 8), (4, 1), (2, 3)] {
+        let found = ask("adaptive-sgd", GPT, &h100(devices, PLENTY), batch);
+        refuses(found, &["adaptive-sgd", &format!("global_batch = {batch}"), "one replica"]);
+    }
+    let found = ask("adaptive-sgd", GPT, &h100(4, PLENTY), 8).expect("a plan");
+    assert_eq!(found.plan.averaging_ends(), Some(1000));
+    assert_eq!(found.plan.pipeline[0].stage[0].mesh.dp(), 4);
+    // Both parts are simulated, and the other one's time is said.
+    let after = found.plan.in_step(1000).into_owned();
+    let after = judge(&graph(GPT), &h100(4, PLENTY), &after).expect("a plan").step_seconds;
+    let said = format!("a step takes {:.3} ms", 1e3 * after);
+    assert!(found.notes.iter().any(|note| note.contains(&said)), "{:?}", found.notes);
 }
 
 #[test]

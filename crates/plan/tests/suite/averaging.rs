@@ -88,6 +88,31 @@ fn numbers_and_axes_that_mean_nothing_are_refused() {
 }
 
 #[test]
+fn averages_end_with_the_step_that_is_said() {
+    let mut adaptive = plan(Mesh::of(2, 1, 2));
+    assert_eq!(adaptive.averaging_ends(), None);
+    assert_eq!(*adaptive.in_step(u64::MAX), adaptive);
+    let averaging = Averaging { until: Some(3), ..Averaging::SYNCHRONOUS };
+    adaptive.sync.averaging = Some(averaging);
+    assert_eq!(adaptive.validate(&graph(), 8), Ok(()));
+    assert_eq!(Plan::from_toml(&adaptive.to_toml(), "plan.toml").as_ref(), Ok(&adaptive));
+    assert_eq!(adaptive.averaging_ends(), Some(3));
+    let sync = Sync { averaging: None, ..adaptive.sync };
+    let after = Plan { sync, ..adaptive.clone() };
+    for (step, expected) in [(0, &adaptive), (2, &adaptive), (3, &after), (9, &after)] {
+        assert_eq!(*adaptive.in_step(step), *expected, "step {step}");
+    }
+    let error = self::averaging(|it| it.until = Some(0));
+    assert!(error.starts_with("sync.averaging.until = 0: at least the first step"), "{error}");
+    let error = refusal(|it| {
+        it.sync.averaging = Some(averaging);
+        it.pipeline[0].stage[0].mesh = Mesh::of(1, 1, 2);
+        it.pipeline[0].stage[0].devices.0.truncate(2);
+    });
+    assert!(error.starts_with("sync.averaging.until = 3: one replica has no averages"), "{error}");
+}
+
+#[test]
 fn what_needs_equal_replicas_is_refused() {
     let sgd =
         |reference_batch| Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0, reference_batch };

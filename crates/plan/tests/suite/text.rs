@@ -83,6 +83,7 @@ fn sync() -> impl Strategy<Value = Sync> {
             },
             partners: if bucket_bytes % 3 == 0 { Partners::One } else { Partners::All },
             over: shard_over,
+            until: (bucket_bytes % 7 == 0).then_some(bucket_bytes as u32),
         }),
         servers: (zero == 0).then_some(Servers::of(2, staleness(bucket_bytes))),
         compression,

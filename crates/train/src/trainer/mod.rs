@@ -94,9 +94,11 @@ pub struct Step {
 pub struct Trainer {
     running: RunningRanks,
     shared: Arc<Shared>,
-    /// What ranks were started for.
+    /// What it is trained under.
     plan: Plan,
     devices: usize,
+    /// Whether ranks are those of steps in which weights are averaged.
+    averages: bool,
     /// Servers whose ranges others have taken over.
     lost: Vec<LostServer>,
     on_non_finite: OnNonFinite,
@@ -180,6 +182,12 @@ impl Trainer {
                 let reason = "the virtual clock is one process's; start it once".into();
                 return Err(Error::Unsupported { reason });
             }
+            if plan.averaging_ends().is_some() {
+                let reason = "several processes go on under the plan that they started with; train in one, or leave \
+                              sync.averaging.until out"
+                    .into();
+                return Err(Error::Unsupported { reason });
+            }
             // Times of all ranks count from here.
             processes.meet()?;
         }
@@ -205,6 +213,7 @@ impl Trainer {
             running,
             shared,
             loss_scale: LossScaling::new(plan.loss_scale),
+            averages: plan.sync.averaging.is_some(),
             plan,
             devices,
             lost: vec![],
@@ -223,7 +232,7 @@ impl Trainer {
         })
     }
 
-    /// The program that is executed.
+    /// The program that is executed; where averages end, that of the last step.
     pub fn program(&self) -> &Program {
         &self.shared.program
     }
@@ -289,6 +298,11 @@ impl Trainer {
     /// it is the same as so many single steps. With servers a row ends with all gradients applied, and steps
     /// of one row are those that workers may be ahead by.
     ///
+    /// Where the plan says that averages of replicas end (`sync.averaging.until`), all replicas have the weights and
+    /// the optimizer state of the first at the begin of the step that is the first without. Ranks are started anew
+    /// for it, as by [`Trainer::replan`], so that both parts' ranks are there at once for a moment, and bytes are
+    /// counted anew; a row ends before it.
+    ///
     /// Where a server is lost whose ranges have replicas, those that have them take its place and training goes on
     /// from the last update, to weights that are bitwise the same: [`Trainer::lost_servers`] says so. Ranks are
     /// started anew for that, as by [`Trainer::replan`], but in the case of several processes.
@@ -301,8 +315,8 @@ impl Trainer {
     }
 
     /// Likewise, and records what every rank did when; of the first synchronous steps that a plan without
-    /// flush may ask for, which are rows of their own, and of those whose scale of the loss changes, only in the last
-    /// row; after the loss of a server only what
+    /// flush may ask for, which are rows of their own, of those whose scale of the loss changes, and of those before
+    /// averages end, only in the last row; after the loss of a server only what
     /// has been trained since.
     ///
     /// # Errors
@@ -330,6 +344,9 @@ impl Trainer {
         let mut timeline = Timeline { clock, tracks: vec![] };
         let end = self.next_step + u64::from(steps);
         while self.next_step < end {
+            self.end_averaging_if_due()?;
+            let averages = self.averages.then(|| self.plan.averaging_ends()).flatten();
+            let end = averages.map_or(end, |ends| end.min(ends));
             // The first steps may have to be synchronous, each on its own. So are all where what one comes to
             // says how the loss of the next is scaled; there the pipeline is empty after each anyway.
             let synchronous = self.shared.program.corrections.synchronous_steps;

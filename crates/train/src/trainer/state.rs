@@ -1,11 +1,12 @@
 //! What a run goes on from: saved, brought to another plan, given or read.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use shardloom_checkpoint::{Checkpoint, Mean, Meta, Snapshot, Writer, replica_of};
+use shardloom_checkpoint::{Checkpoint, Mean, Meta, Piece, Snapshot, Writer, replica_of};
 use shardloom_plan::Plan;
 
 use super::{OnNonFinite, Trainer};
@@ -53,6 +54,9 @@ impl Trainer {
     pub fn resume(&mut self, checkpoint: Checkpoint) -> Result<()> {
         let step = checkpoint.step();
         let updates = noted_updates(checkpoint.meta(), step);
+        if after(&self.plan, step).sync.averaging.is_some() != self.averages {
+            *self = self.anew(&self.plan, self.devices, step)?;
+        }
         self.loss_scale.read(checkpoint.meta());
         self.restore(SavedState::Files(checkpoint), updates, step)
     }
@@ -67,6 +71,33 @@ impl Trainer {
     /// If ranks live in several processes; if the plan does not fit the model, or asks for number formats that are not trained in, or there are more
     /// ranks than the system has threads: the run is as before then. If a rank fails.
     pub fn replan(&mut self, plan: &Plan, devices: usize) -> Result<()> {
+        let next = self.anew(plan, devices, self.next_step)?;
+        self.hand_over(next, |piece| Some(piece))
+    }
+
+    /// Has the ranks be those of the step that comes next: where averages end with it, all of them go on from the
+    /// weights and the optimizer state of the first replica.
+    ///
+    /// # Errors
+    /// As [`Trainer::replan`].
+    pub(super) fn end_averaging_if_due(&mut self) -> Result<()> {
+        let step = self.next_step;
+        if !self.averages || self.plan.averaging_ends().is_none_or(|end| step < end) {
+            return Ok(());
+        }
+        let next = self.anew(&self.plan, self.devices, step + 1)?;
+        let repeated = self.repeated.take();
+        self.hand_over(next, |piece| match replica_of(&piece.name) {
+            Some((0, name)) => Some(Piece { name: name.to_owned(), ..piece }),
+            Some(_) => None,
+            None => Some(piece),
+        })?;
+        self.repeated = repeated;
+        Ok(())
+    }
+
+    /// Ranks of `plan` after so many steps, with fresh weights and all else as in this run.
+    fn anew(&self, plan: &Plan, devices: usize, steps: u64) -> Result<Trainer> {
         if matches!(self.connected, Connected::Over(_)) {
             let reason =
                 "several processes go on under the plan that they started with; save, and \
@@ -75,16 +106,29 @@ impl Trainer {
             return Err(Error::Unsupported { reason });
         }
         let graph = self.shared.graph.clone();
-        let settings = self.settings.clone();
-        let mut blueprint = Blueprint::lowered(graph, plan, devices, settings, self.way.clone())?
+        let (settings, way) = (self.settings.clone(), self.way.clone());
+        let now = after(plan, steps);
+        let mut blueprint = Blueprint::lowered(graph, &now, devices, settings, way)?
             .on(Arc::clone(&self.shared.device));
         blueprint.connected = self.connected.clone();
+        let mut next = Trainer::started(blueprint, Arc::clone(&self.shared.source))?;
+        next.plan = plan.clone();
+        Ok(next)
+    }
+
+    /// Goes on as `next` does from the state that all ranks bring, as far as `of` takes it.
+    fn hand_over(
+        &mut self,
+        mut next: Trainer,
+        of: impl for<'p> Fn(Piece<'p>) -> Option<Piece<'p>>,
+    ) -> Result<()> {
         let updates = self.updates()?;
         let mut snapshot = Snapshot::default();
         for piece in self.bring(StateCommand::BringAll)? {
-            snapshot.add(&piece.piece())?;
+            if let Some(piece) = of(piece.piece()) {
+                snapshot.add(&piece)?;
+            }
         }
-        let mut next = Trainer::started(blueprint, Arc::clone(&self.shared.source))?;
         let step = self.next_step;
         next.restore(SavedState::Memory(snapshot), Updates { of: updates, others: step }, step)?;
         next.lost = std::mem::take(&mut self.lost);
@@ -194,6 +238,11 @@ impl Trainer {
         let of_rank = |answer| matches!(answer, Answer::Done).then_some(());
         self.ask(command, of_rank).map(|_| ())
     }
+}
+
+/// What a plan says after so many steps: the end of averages belongs to the step that begins with it.
+fn after(plan: &Plan, steps: u64) -> Cow<'_, Plan> {
+    plan.in_step(steps.saturating_sub(1))
 }
 
 /// Key of the number of updates in a checkpoint's extra entries; of a parameter that has had fewer than

@@ -18,41 +18,41 @@ use shardloom_program::{Content, Format, Rank};
 use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{RunClock, Settings, Trainer};
 
-const BATCH: usize = 24;
-const STEPS: usize = 7;
-const CURVE: Curve =
+pub const BATCH: usize = 24;
+pub const STEPS: usize = 7;
+pub const CURVE: Curve =
     Curve::Cosine { peak: 0.1, warmup_steps: 2, total_steps: STEPS as u64, floor: 0.01 };
 
 fn uniform(optimizer: Optimizer) -> Uniform {
     Uniform { global_batch: BATCH, clip_norm: None, optimizer, ..serial() }
 }
 
-fn averaged(averaging: Averaging, optimizer: Optimizer) -> Uniform {
+pub fn averaged(averaging: Averaging, optimizer: Optimizer) -> Uniform {
     let averaging = Some(averaging);
     let algorithm = "direct".parse().expect("an algorithm");
     let sync = Sync { averaging, algorithm, bucket_bytes: 4000, ..Sync::default() };
     Uniform { sync, ..uniform(optimizer) }
 }
 
-fn trainer(graph: &Graph, plan: &Plan) -> Trainer {
+pub fn trainer(graph: &Graph, plan: &Plan) -> Trainer {
     trainer_with(graph, plan, Samples::patterned(64, 8, 32), settings(CURVE))
 }
 
 /// Numbers by the name of the parameter that they are of.
-type Tensors = BTreeMap<String, Vec<f32>>;
+pub type Tensors = BTreeMap<String, Vec<f32>>;
 
 /// The gradients of runs on one rank, one after the other on the samples as they come.
-struct Gradients(Trainer);
+pub struct Gradients(pub Trainer);
 
 impl Gradients {
-    fn new(graph: &Graph, samples: usize) -> Gradients {
+    pub fn new(graph: &Graph, samples: usize) -> Gradients {
         // The velocity after a first step is the gradient.
         let alone = Uniform { global_batch: samples, ..uniform(Optimizer::sgd(0.5)) };
         Gradients(trainer(graph, &alone.plan(graph, "model", "local")))
     }
 
     /// The loss with these weights on the samples that come next, and the gradient of its mean over them.
-    fn next(&mut self, weights: &Tensors) -> (f64, Tensors) {
+    pub fn next(&mut self, weights: &Tensors) -> (f64, Tensors) {
         let Gradients(run) = self;
         run.set_weights(weights.clone()).expect("weights");
         let loss = losses(run, 1)[0];
@@ -70,14 +70,14 @@ impl Gradients {
 
 /// A replica with weights and optimizer state of its own.
 #[derive(Clone)]
-struct Replica {
-    weights: Tensors,
-    moments: [Tensors; 2],
+pub struct Replica {
+    pub weights: Tensors,
+    pub moments: [Tensors; 2],
 }
 
 impl Replica {
     /// Updates it for the n-th time, counted from 0.
-    fn update(&mut self, graph: &Graph, optimizer: Optimizer, gradient: &Tensors, step: usize) {
+    pub fn update(&mut self, graph: &Graph, optimizer: Optimizer, gradient: &Tensors, step: usize) {
         let rate = LearningRate::new(CURVE).expect("a positive rate").at(step as u64) as f32;
         for (_, value) in graph.parameters() {
             let decays = value.parameter().is_some_and(|it| it.decays);
@@ -118,8 +118,9 @@ fn average(replicas: &mut [Replica], rate: f64) {
     }
 }
 
-/// What so many serial replicas come to: the loss of each step, and the weights of each replica.
-fn replayed(
+/// What so many serial replicas come to: the loss of each step, and the weights of each replica, or of all if averages
+/// have ended.
+pub fn replayed(
     graph: &Graph,
     count: usize,
     averaging: Averaging,
@@ -132,8 +133,21 @@ fn replayed(
     let mut replicas = vec![Replica { weights, moments: [zero.clone(), zero] }; count];
     let mut mean_losses = vec![];
     for step in 0..STEPS {
+        let until = averaging.until.map(|until| until as usize);
+        if until == Some(step) {
+            let first = replicas[0].clone();
+            replicas.fill(first);
+        }
         let found: Vec<_> = replicas.iter().map(|it| gradients.next(&it.weights)).collect();
         mean_losses.push(found.iter().map(|(loss, _)| loss).sum::<f64>() / count as f64);
+        if until.is_some_and(|until| step >= until) {
+            // All have the same weights.
+            let gradient = mean(found.iter().map(|(_, gradient)| gradient));
+            for replica in &mut replicas {
+                replica.update(graph, optimizer, &gradient, step);
+            }
+            continue;
+        }
         let is_due = (step + 1).is_multiple_of(averaging.every as usize);
         let averages = |when| is_due && count > 1 && averaging.when == when;
         if averages(AveragingTime::BeforeUpdate) {
@@ -146,10 +160,29 @@ fn replayed(
             average(&mut replicas, averaging.rate);
         }
     }
+    if averaging.until.is_some() {
+        replicas.truncate(1);
+    }
     (mean_losses, replicas.into_iter().map(|replica| replica.weights).collect())
 }
 
-fn assert_near(found: &[Tensors], expected: &[Tensors], most: f32, of: &str) {
+/// The mean, added up in order.
+fn mean<'a>(of: impl ExactSizeIterator<Item = &'a Tensors>) -> Tensors {
+    let count = of.len() as f32;
+    let mut sums = Tensors::new();
+    for tensors in of {
+        for (name, values) in tensors {
+            match sums.get_mut(name) {
+                None => drop(sums.insert(name.clone(), values.clone())),
+                Some(sum) => sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value),
+            }
+        }
+    }
+    sums.values_mut().flatten().for_each(|value| *value /= count);
+    sums
+}
+
+pub fn assert_near(found: &[Tensors], expected: &[Tensors], most: f32, of: &str) {
     assert_eq!(found.len(), expected.len(), "{of}");
     for (replica, (found, expected)) in found.iter().zip(expected).enumerate() {
         for (name, expected) in expected {
@@ -163,7 +196,7 @@ fn assert_near(found: &[Tensors], expected: &[Tensors], most: f32, of: &str) {
 }
 
 /// With an epsilon so large that rounding of a gradient that is zero does not become an update.
-const ADAMW: Optimizer =
+pub const ADAMW: Optimizer =
     Optimizer::Adamw { beta1: 0.9, beta2: 0.95, epsilon: 1e-2, weight_decay: 0.1 };
 
 const EACH_STEP: Averaging = Averaging {
@@ -172,6 +205,7 @@ const EACH_STEP: Averaging = Averaging {
     when: AveragingTime::AfterUpdate,
     partners: Partners::All,
     over: None,
+    until: None,
 };
 
 const LOCAL: [Averaging; 2] = [EACH_STEP, Averaging { every: 3, ..EACH_STEP }];
@@ -203,18 +237,18 @@ fn replicas_come_to_what_serial_runs_that_are_averaged_come_to() {
     }
 }
 
-fn digest(run: &mut Trainer) -> String {
+pub fn digest(run: &mut Trainer) -> String {
     run.weights_digest().expect("a digest")
 }
 
-fn saved(run: &mut Trainer) -> (tempfile::TempDir, Checkpoint) {
+pub fn saved(run: &mut Trainer) -> (tempfile::TempDir, Checkpoint) {
     let folder = tempfile::tempdir().expect("a folder");
     run.save(folder.path(), Meta::default(), None).expect("saved");
     let latest = Store::open(folder.path()).and_then(|store| store.load_latest());
     (folder, latest.expect("the checkpoint").0)
 }
 
-fn plan(graph: &Graph, uniform: &Uniform) -> Plan {
+pub fn plan(graph: &Graph, uniform: &Uniform) -> Plan {
     uniform.plan(graph, "model", "local")
 }
 

@@ -1,5 +1,6 @@
 //! Tests of the whole crate, as one program.
 
+mod adaptive_sgd;
 mod asynchronous;
 mod averaging;
 mod bf16;

@@ -258,6 +258,14 @@ impl Train {
                 self.plan_for_processes(&model, plan_file, (launched, &local), terminal)?
             }
         };
+        if let Some(end) = plan.averaging_ends().filter(|&end| end >= self.steps.get()) {
+            let message = format!(
+                "--steps {}: the plan averages replicas until {end} steps are done (sync.averaging.until, \
+                 --average-until), and the run ends before; give more steps, or let it average to the end",
+                self.steps
+            );
+            return Err(Failure::usage("--steps", message));
+        }
         if let Some(launched) = launched {
             let (ranks, processes) =
                 (plan.device_count(), launched.processes().process().of as usize);
@@ -283,6 +291,13 @@ impl Train {
                 (RunClock::Wall, predict_in_processes(&model, &plan, &local, launched)?)
             }
         };
+        let prediction_after = match plan.averaging_ends().map(|end| plan.in_step(end)) {
+            None => None,
+            Some(after) => match &clock {
+                RunClock::Wall => predict_here(&model, &after, &local)?,
+                RunClock::Virtual(cluster) => Some(simulate(&model, &after, cluster, false)?),
+            },
+        };
         let settings = self.settings(clock)?;
         let checkpoints = folder.map(|folder| Checkpoints {
             folder,
@@ -301,6 +316,7 @@ impl Train {
             checkpoints,
             validation,
             prediction,
+            prediction_after,
             in_processes: launched.is_some(),
             html,
             trace,

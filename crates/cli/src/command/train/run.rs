@@ -37,6 +37,8 @@ pub struct Job {
     pub validation: Option<Validation>,
     /// What a step is predicted to be.
     pub prediction: Option<Prediction>,
+    /// What one is predicted to be once averages have ended, where they do.
+    pub prediction_after: Option<Prediction>,
     /// Whether ranks are in several processes.
     pub in_processes: bool,
     /// Where a report goes.
@@ -78,7 +80,7 @@ pub struct Validation {
 pub struct History {
     /// Losses by step.
     pub losses: Vec<LossPoint>,
-    /// How long each step took.
+    /// How long each step took; since averages have ended, if they have.
     pub step_seconds: Vec<f64>,
     /// Targets of a step.
     pub tokens: u64,
@@ -90,6 +92,8 @@ pub struct History {
     pub stragglers: Vec<Straggler>,
     /// Servers that were lost and whose ranges others have, as far as was said.
     pub lost: Vec<LostServer>,
+    /// The step with which averages ended, if that was in this run.
+    pub averages_ended: Option<u64>,
     /// The signal by which the user stopped it.
     pub interrupted: Option<i32>,
     /// Why nothing more is printed, if so.
@@ -122,7 +126,7 @@ const LINES: u64 = 20;
 impl Job {
     /// Trains; with ranks in several processes, if this one leads some.
     pub fn run(
-        self,
+        mut self,
         data: Data,
         settings: Settings,
         launched: Option<&Launched>,
@@ -143,6 +147,9 @@ impl Job {
         let outcome = self.steps(&mut session, &mut history, &bar, terminal);
         bar.finish_and_clear();
         outcome?;
+        if self.plan.averaging_ends().is_some_and(|end| session.next_step() > end) {
+            self.prediction = self.prediction_after.take();
+        }
         let concluded = ending::conclude(&self, &mut session, &history, terminal);
         // That nobody reads on is the least of reasons to end.
         match (concluded.and(history.unprinted.map_or(Ok(()), Err)), history.interrupted) {
@@ -256,6 +263,9 @@ impl Job {
         let first = session.next_step();
         let lines_every = ((self.steps - first) / LINES).max(1);
         while session.next_step() < self.steps {
+            if self.plan.averaging_ends() == Some(session.next_step()) {
+                bar.suspend(|| history.note_end_of_averages(session.next_step(), terminal));
+            }
             let row = match session.runs_ahead() {
                 true => self.row(session.next_step()),
                 false => 1,
@@ -329,7 +339,8 @@ impl Job {
             self.checkpoints.as_ref().and_then(|it| it.every),
         ];
         let until = every.into_iter().flatten().map(|every| every.get() - next % every.get());
-        let row = until.fold(self.steps - next, u64::min);
+        let end = self.plan.averaging_ends().filter(|&end| end > next).map(|end| end - next);
+        let row = until.chain(end).fold(self.steps - next, u64::min);
         u32::try_from(row).unwrap_or(u32::MAX)
     }
 
@@ -393,6 +404,13 @@ impl History {
         self.stragglers = now;
     }
 
+    /// Says that averages end with the step that comes next; times are those of other steps from here on.
+    fn note_end_of_averages(&mut self, step: u64, terminal: Terminal) {
+        terminal.note(averages_ended(step));
+        self.averages_ended = Some(step);
+        self.step_seconds.clear();
+    }
+
     /// Says which servers were lost since it was said last.
     fn note_lost(&mut self, all: &[LostServer], terminal: Terminal) {
         for lost in &all[self.lost.len()..] {
@@ -425,6 +443,14 @@ pub fn taken_over(LostServer { server, step, taken_over_by, reason }: &LostServe
     format!(
         "server {server} was lost after {step} steps ({reason}); {noun} {others} had replicas of its ranges and took \
          them over"
+    )
+}
+
+/// What is said where replicas are averaged no more.
+pub fn averages_ended(step: u64) -> String {
+    format!(
+        "from step {step} on replicas are not averaged: all have taken the first one's weights and optimizer state, \
+         and reduce gradients"
     )
 }
 

@@ -108,6 +108,7 @@ fn ways() -> Vec<Way> {
         (ScheduleKind::OneForwardOneBackward, Averaging::local_sgd(2)),
         (ScheduleKind::ZeroBubbleH1, Averaging::local_sgd(1)),
         (ScheduleKind::Interleaved, Averaging::SYNCHRONOUS),
+        (ScheduleKind::ZeroBubbleH1, Averaging { until: Some(4), ..Averaging::SYNCHRONOUS }),
         (ScheduleKind::Chimera, Averaging { every: 2, ..Averaging::SYNCHRONOUS }),
     ] {
         ways.push(Way { averaging: Some(averaging), ..way(schedule, Weights::Flush) });
@@ -342,6 +343,10 @@ impl Words {
                 match second {
                     // Workers are one device, and the answers to several have no one order.
                     LAYOUT if served => layouts()[other].0 != Mesh::SINGLE,
+                    // Of one replica nothing is averaged that could end.
+                    LAYOUT if way.averaging.is_some_and(|it| it.until.is_some()) => {
+                        layouts()[other].0.dp() == 1
+                    }
                     // Updates are of a worker's part of the batch.
                     OPTIMIZER if one_by_one || apart => matches!(
                         optimizers()[other].0,
