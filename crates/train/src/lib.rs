@@ -2,6 +2,7 @@
 
 mod blueprint;
 mod classifier;
+mod delay_bound;
 pub mod error;
 mod executor;
 mod forward;
@@ -16,6 +17,7 @@ mod trainer;
 pub use blueprint::Blueprint;
 pub(crate) use blueprint::Connected;
 pub use classifier::{Classification, Classifier};
+pub use delay_bound::{BoundChange, DelayBound, Distances};
 pub use error::{Error, Result};
 pub use processes::Processes;
 pub use rank::{Contribution, RowExchange};

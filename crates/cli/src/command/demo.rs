@@ -141,6 +141,7 @@ impl Demo {
             html: Some(OutputFile::new(&folder.join("report.html"), true)?),
             trace: None,
             drain_every: super::train::DRAIN_EVERY,
+            delay_bound: None,
         };
         job.run(data, settings, None, terminal)?;
         if terminal.json() {

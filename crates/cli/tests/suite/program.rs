@@ -397,6 +397,34 @@ fn averages_end_where_it_is_said_and_an_interrupted_run_goes_on_on_either_side()
 }
 
 #[test]
+fn a_bound_on_staleness_follows_how_far_apart_workers_are_and_says_so() {
+    let place = Place::new();
+    let train = "train gpt:layers=2,hidden=16,heads=2 --seq 8 --data text.txt --steps 36 --json";
+    let clock = "--clock virtual --cluster h100-80g:3 --drain-every 12";
+    let servers = "--dp 2 --servers 1 --staleness 8 --staleness-within 2:8";
+    let run = place.run(&format!("{train} {servers} {clock} --checkpoint run --html page.html"));
+    let run = run.succeeds();
+    // Workers that are alike are less apart than that, at the latest when their first steps are over.
+    let said = "steps ahead of the slowest, before 8: none was held back";
+    run.check(run.stderr.contains(said), "not said how the bound changes");
+    let page = std::fs::read_to_string(place.path("page.html")).expect("written");
+    run.check(page.contains("before 8: none was held back"), "not in the report");
+    let saved = std::fs::read_to_string(place.path("run/step-00000036/manifest.json"));
+    run.check(saved.is_ok_and(|it| it.contains("staleness.bound")), "not in the checkpoint");
+    for (options, hint) in [
+        ("--dp 2 --staleness-within 1:4", "of which the plan has none"),
+        ("--dp 2 --servers 1 --staleness-within 1:4", "begins with the plan's, which is 0"),
+        ("--dp 2 --servers 1 --staleness 5 --staleness-within 1:4", "which is 5"),
+        ("--dp 2 --servers 1 --staleness unbounded --staleness-within 1:4", "which is unbounded"),
+        ("--dp 2 --servers 1 --staleness 1 --staleness-within 0:4", "from 1 step on"),
+        ("--dp 2 --servers 1 --staleness 1 --staleness-within 4:1", "the lesser first"),
+        ("--dp 2 --servers 1 --staleness 1 --staleness-within 4", "as in 1:4"),
+    ] {
+        place.run(&format!("{train} {options}")).refuses("usage", hint);
+    }
+}
+
+#[test]
 fn workers_train_with_servers_that_sum_whose_plan_is_written_simulated_and_explained() {
     let servers = "--dp 2 --summation-servers 1 --summation-share 0.5 --global-batch 4";
     let place = Place::new();

@@ -21,6 +21,7 @@ use shardloom_program::{Group, MeasuredRows, Program};
 use shardloom_sim::Recording;
 
 use crate::blueprint::{Blueprint, Connected, Way};
+use crate::delay_bound::{BoundChange, DelayBound, Distances};
 use crate::executor::{self, Answer, Answers, Command, Done, RunningRanks, StateCommand};
 use crate::learning_rate::LearningRate;
 use crate::rank::{Shared, StepOutcome};
@@ -117,6 +118,9 @@ pub struct Trainer {
     answers: Answers,
     repeated: Option<Arc<Answers>>,
     watch: Watch,
+    /// How the bound on staleness follows how far apart workers are, if it does, and how it has.
+    delay_bound: Option<DelayBound>,
+    bound_changes: Vec<BoundChange>,
 }
 
 impl Trainer {
@@ -229,6 +233,8 @@ impl Trainer {
             answers: vec![],
             repeated: None,
             watch: Watch::new(alike),
+            delay_bound: None,
+            bound_changes: vec![],
         })
     }
 
@@ -345,6 +351,7 @@ impl Trainer {
         let end = self.next_step + u64::from(steps);
         while self.next_step < end {
             self.end_averaging_if_due()?;
+            self.bound_as_said()?;
             let averages = self.averages.then(|| self.plan.averaging_ends()).flatten();
             let end = averages.map_or(end, |ends| end.min(ends));
             // The first steps may have to be synchronous, each on its own. So are all where what one comes to
@@ -388,9 +395,11 @@ impl Trainer {
                 Clock::Virtual | Clock::Simulated => timeline.makespan().seconds(),
             };
             let outcomes: Vec<&[StepOutcome]> = done.iter().map(|done| &done.steps[..]).collect();
+            let first = trained.len();
             for number in 0..row as usize {
                 trained.push(self.trained(&outcomes, number, seconds / f64::from(row))?);
             }
+            self.note_distances(&trained[first..]);
         }
         Ok((trained, timeline))
     }
@@ -425,6 +434,53 @@ impl Trainer {
     /// modelled.
     pub fn stragglers(&self) -> Vec<Straggler> {
         self.watch.stragglers()
+    }
+
+    /// Has the bound on the staleness of workers follow how far apart they are from here on: each row of steps has the
+    /// bound that `delay_bound` says after the row before. Ranks are started anew for another bound, as by
+    /// [`Trainer::replan`]; once that was given a plan, the bound is that plan's and follows nothing.
+    ///
+    /// # Errors
+    /// If ranks live in several processes.
+    pub fn follow_distances(&mut self, delay_bound: DelayBound) -> Result<()> {
+        if matches!(self.connected, Connected::Over(_)) {
+            let reason =
+                "several processes keep the bound on staleness that they started with".into();
+            return Err(Error::Unsupported { reason });
+        }
+        self.delay_bound = Some(delay_bound);
+        Ok(())
+    }
+
+    /// How far apart workers of parameter servers were in the last row of steps, which had so many; nothing where
+    /// servers are synchronous, or there are none or no bound.
+    fn distances(&self, steps: u32) -> Option<Distances> {
+        let bound = self.plan.sync.servers?.staleness.bound()?;
+        let mut all = Distances::default();
+        let answered = self.answers.iter().filter(|answers| !answers.is_empty());
+        for answers in answered {
+            all = all.add(answers, self.plan.pipeline.len(), steps, bound)?;
+        }
+        Some(all)
+    }
+
+    /// How the bound on staleness has changed, in order.
+    pub fn bound_changes(&self) -> &[BoundChange] {
+        &self.bound_changes
+    }
+
+    /// Takes in how far apart workers were in a row of these steps.
+    fn note_distances(&mut self, row: &[Step]) {
+        let distances = self.distances(row.len() as u32);
+        if let (Some(distances), Some(delay_bound)) = (distances, &mut self.delay_bound) {
+            let from = delay_bound.next();
+            let loss = row.iter().map(|step| step.loss).sum::<f64>() / row.len() as f64;
+            delay_bound.note(&distances, loss);
+            let (step, to) = (self.next_step, delay_bound.next());
+            if to != from {
+                self.bound_changes.push(BoundChange { step, from, to, distances });
+            }
+        }
     }
 
     /// By rank, what it has decided in the last row of steps: of a server the clients that it has answered, in

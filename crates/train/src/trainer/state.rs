@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use shardloom_checkpoint::{Checkpoint, Mean, Meta, Piece, Snapshot, Writer, replica_of};
-use shardloom_plan::Plan;
+use shardloom_plan::{Plan, Servers, Staleness, Sync};
 
 use super::{OnNonFinite, Trainer};
 use crate::blueprint::{Blueprint, Connected};
@@ -43,6 +43,9 @@ impl Trainer {
         let mut meta = meta;
         note_updates(&mut meta, &updates);
         self.loss_scale.write(&mut meta);
+        if let Some(delay_bound) = &self.delay_bound {
+            delay_bound.write(&mut meta);
+        }
         Ok(writer.finish(meta, keep)?)
     }
 
@@ -58,6 +61,9 @@ impl Trainer {
             *self = self.anew(&self.plan, self.devices, step)?;
         }
         self.loss_scale.read(checkpoint.meta());
+        if let Some(delay_bound) = &mut self.delay_bound {
+            delay_bound.read(checkpoint.meta());
+        }
         self.restore(SavedState::Files(checkpoint), updates, step)
     }
 
@@ -93,6 +99,28 @@ impl Trainer {
             None => Some(piece),
         })?;
         self.repeated = repeated;
+        Ok(())
+    }
+
+    /// Has the ranks keep the bound on staleness that follows how far apart workers were.
+    ///
+    /// # Errors
+    /// As [`Trainer::replan`].
+    pub(super) fn bound_as_said(&mut self) -> Result<()> {
+        let Some((bound, servers)) = self.delay_bound.as_ref().zip(self.plan.sync.servers) else {
+            return Ok(());
+        };
+        let staleness = Staleness::Within(bound.next());
+        if servers.staleness == staleness {
+            return Ok(());
+        }
+        let servers = Some(Servers { staleness, ..servers });
+        let plan = Plan { sync: Sync { servers, ..self.plan.sync }, ..self.plan.clone() };
+        let next = self.anew(&plan, self.devices, self.next_step)?;
+        let (bound, changes) = (self.delay_bound.take(), std::mem::take(&mut self.bound_changes));
+        let repeated = self.repeated.take();
+        self.hand_over(next, |piece| Some(piece))?;
+        (self.delay_bound, self.bound_changes, self.repeated) = (bound, changes, repeated);
         Ok(())
     }
 

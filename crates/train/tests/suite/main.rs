@@ -9,6 +9,7 @@ mod classes;
 mod combinations;
 mod communication_thread;
 mod compression;
+mod delay_bound;
 mod device;
 mod dimension_names;
 mod evaluation;

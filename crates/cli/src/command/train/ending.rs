@@ -9,7 +9,7 @@ use shardloom::program::timeline::Timeline;
 use shardloom::train::Straggler;
 use shardloom_report::{Report, Table, perfetto_trace, swimlane};
 
-use super::run::{History, Job, averages_ended, straggling, taken_over};
+use super::run::{History, Job, averages_ended, bound_changed, straggling, taken_over};
 use crate::command::targets::per_second;
 use crate::failure::Failure;
 use crate::output_file::OutputFile;
@@ -147,6 +147,7 @@ fn write_files(
             notes: {
                 let ended = history.averages_ended.map(averages_ended).into_iter();
                 let lost = ended.chain(history.lost.iter().map(taken_over));
+                let lost = lost.chain(history.bound_changes.iter().map(bound_changed));
                 lost.chain(history.stragglers.iter().map(straggling)).collect()
             },
             tables: vec![

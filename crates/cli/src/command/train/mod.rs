@@ -7,13 +7,14 @@ mod shape;
 
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use shardloom::cluster::Stack;
 use shardloom::data::TEXT_FIELD;
 use shardloom::plan::Plan;
-use shardloom::train::{OnNonFinite, RunClock, Settings};
+use shardloom::train::{DelayBound, OnNonFinite, RunClock, Settings};
 use shardloom::{
     CheckpointFolder, Data, Defaults, Launched, LocalProfile, Model, Prediction, Sampling, Session,
     TextTokenizer, folder_has_weights, guarded, predict_here, predict_in_processes,
@@ -118,6 +119,11 @@ pub struct Train {
     #[arg(long, value_name = "STEPS", value_parser = whole::<NonZeroU64>, default_value_t = DRAIN_EVERY)]
     drain_every: NonZeroU64,
 
+    /// Have the bound on the staleness of workers of parameter servers follow how far apart they are, within so many
+    /// steps, as in 1:4: it begins with --staleness and may change with every row of steps, which --drain-every says
+    #[arg(long, value_name = "LEAST:MOST")]
+    staleness_within: Option<Limits>,
+
     /// Whether ranks run in real time, or in the modelled time of a cluster
     #[arg(long, value_name = "CLOCK", value_enum, default_value_t = Clock::Wall)]
     clock: Clock,
@@ -170,6 +176,24 @@ struct Files {
     /// Overwrite files that exist, and delete another run's checkpoints
     #[arg(long)]
     force: bool,
+}
+
+/// The least and the most steps that a bound may be.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    least: u32,
+    most: u32,
+}
+
+impl FromStr for Limits {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Limits, String> {
+        let limits = text.split_once(':').and_then(|(least, most)| {
+            Some(Limits { least: least.parse().ok()?, most: most.parse().ok()? })
+        });
+        limits.ok_or_else(|| "two whole numbers of steps are needed, as in 1:4".to_owned())
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -266,6 +290,7 @@ impl Train {
             );
             return Err(Failure::usage("--steps", message));
         }
+        let delay_bound = self.delay_bound(&plan, launched)?;
         if let Some(launched) = launched {
             let (ranks, processes) =
                 (plan.device_count(), launched.processes().process().of as usize);
@@ -321,8 +346,28 @@ impl Train {
             html,
             trace,
             drain_every: self.drain_every,
+            delay_bound,
         };
         job.run(data, settings, launched, terminal)
+    }
+
+    /// The bound on staleness that follows how far apart workers are, if it is to.
+    fn delay_bound(
+        &self,
+        plan: &Plan,
+        launched: Option<&Launched>,
+    ) -> Result<Option<DelayBound>, Failure> {
+        let Some(Limits { least, most }) = self.staleness_within else { return Ok(None) };
+        let option = "--staleness-within";
+        let refuse =
+            |why: String| Failure::usage(option, format!("{option} {least}:{most}: {why}"));
+        if launched.is_some() {
+            return Err(refuse(
+                "ranks in several processes keep their bound; start it once".into(),
+            ));
+        }
+        let bound = DelayBound::new(least, most, plan);
+        bound.map(Some).map_err(|error| refuse(error.to_string()))
     }
 
     /// The plan that is asked for.

@@ -8,7 +8,9 @@ use serde::Serialize;
 use shardloom::plan::Plan;
 use shardloom::program::quantity::{digits, percent, seconds};
 use shardloom::program::timeline::Timeline;
-use shardloom::train::{Evaluation, LostServer, Settings, Step, Straggler};
+use shardloom::train::{
+    BoundChange, DelayBound, Evaluation, LostServer, Settings, Step, Straggler,
+};
 use shardloom::{CheckpointFolder, Data, Launched, Model, Prediction, Resumed, Session};
 use shardloom_report::LossPoint;
 
@@ -47,6 +49,8 @@ pub struct Job {
     pub trace: Option<OutputFile>,
     /// Steps after which a pipeline without flush is drained.
     pub drain_every: NonZeroU64,
+    /// How the bound on staleness follows how far apart workers are, if it does.
+    pub delay_bound: Option<DelayBound>,
 }
 
 /// Where checkpoints go, and when.
@@ -92,6 +96,8 @@ pub struct History {
     pub stragglers: Vec<Straggler>,
     /// Servers that were lost and whose ranges others have, as far as was said.
     pub lost: Vec<LostServer>,
+    /// How the bound on staleness has changed, as far as was said.
+    pub bound_changes: Vec<BoundChange>,
     /// The step with which averages ended, if that was in this run.
     pub averages_ended: Option<u64>,
     /// The signal by which the user stopped it.
@@ -139,6 +145,10 @@ impl Job {
             Some(launched) => Session::lead(model, plan, data, settings, launched, folder),
         }?;
         let mut history = History::default();
+        if let Some(delay_bound) = self.delay_bound.take() {
+            let follows = session.trainer().follow_distances(delay_bound);
+            follows.map_err(shardloom::Error::from)?;
+        }
         self.begin(&mut session, terminal)?;
         interrupt::listen()?;
         let first = session.next_step();
@@ -289,6 +299,8 @@ impl Job {
             bar.suspend(|| history.note_stragglers(stragglers, terminal));
             let lost = session.trainer().lost_servers();
             bar.suspend(|| history.note_lost(lost, terminal));
+            let changes = session.trainer().bound_changes();
+            bar.suspend(|| history.note_bound_changes(changes, terminal));
             let unit = counted(&self.model);
             for step in trained {
                 self.note(&step, None, history, terminal);
@@ -411,6 +423,14 @@ impl History {
         self.step_seconds.clear();
     }
 
+    /// Says how the bound on staleness has changed since it was said last.
+    fn note_bound_changes(&mut self, all: &[BoundChange], terminal: Terminal) {
+        for change in &all[self.bound_changes.len()..] {
+            terminal.note(bound_changed(change));
+            self.bound_changes.push(*change);
+        }
+    }
+
     /// Says which servers were lost since it was said last.
     fn note_lost(&mut self, all: &[LostServer], terminal: Terminal) {
         for lost in &all[self.lost.len()..] {
@@ -451,6 +471,20 @@ pub fn averages_ended(step: u64) -> String {
     format!(
         "from step {step} on replicas are not averaged: all have taken the first one's weights and optimizer state, \
          and reduce gradients"
+    )
+}
+
+/// What is said of a bound on staleness that has become another.
+pub fn bound_changed(BoundChange { step, from, to, distances }: &BoundChange) -> String {
+    let why = match distances.held {
+        0 => {
+            let farthest = distances.farthest;
+            format!("none was held back, and none was more than {farthest} ahead")
+        }
+        _ => format!("{} of fetches were held back", percent(distances.held_share())),
+    };
+    format!(
+        "from step {step} on workers may be {to} steps ahead of the slowest, before {from}: {why}"
     )
 }
 
