@@ -1,4 +1,4 @@
-//! What a page draws of timelines: no more than a browser can.
+//! What a page or a trace has of timelines: no more than what shows them can.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,10 @@ use crate::totals::first_start;
 /// The most intervals and changes of memory that a page draws, over all of its timelines. They make about 25 MB.
 pub(crate) const MOST_DRAWN: usize = 500_000;
 
-/// The timelines of a page as they are drawn.
+/// The most that a Perfetto trace has of them. They make about 200 MB.
+pub(crate) const MOST_TRACED: usize = 2_000_000;
+
+/// The timelines of a page or a trace as they are in it.
 pub(crate) struct Drawn<'a> {
     /// With where each comes from.
     pub(crate) timelines: Vec<(&'static str, Cow<'a, Timeline>)>,
@@ -20,15 +23,19 @@ pub(crate) struct Drawn<'a> {
 
 impl<'a> Drawn<'a> {
     /// As many of the first ranks of each timeline as have `most` intervals and changes of memory together; of a
-    /// first rank that has more by itself the first of them.
-    pub(crate) fn of(timelines: &[(&'static str, &'a Timeline)], most: usize) -> Drawn<'a> {
+    /// first rank that has more by itself the first of them. What they are for is said by `has`, such as `a page draws`.
+    pub(crate) fn of(
+        timelines: &[(&'static str, &'a Timeline)],
+        most: usize,
+        has: &str,
+    ) -> Drawn<'a> {
         let each = most / timelines.len().max(1);
         let mut drawn = Drawn { timelines: vec![], left_out: vec![] };
         for &(source, timeline) in timelines {
             let (part, left_out) = first_part(timeline, each);
             drawn.timelines.push((source, part));
             drawn.left_out.extend(left_out.map(|what| {
-                format!("Of the {source} timeline {what}, since a page draws {each} at most.")
+                format!("Of the {source} timeline {what}, since {has} {each} at most.")
             }));
         }
         drawn
@@ -39,7 +46,7 @@ fn size(track: &Track) -> usize {
     track.intervals.len() + track.memory.len()
 }
 
-/// What is drawn of a timeline, and what of it that is in words if it is not all.
+/// What there is of a timeline, and what of it that is in words if it is not all.
 fn first_part(timeline: &Timeline, most: usize) -> (Cow<'_, Timeline>, Option<String>) {
     let all: usize = timeline.tracks.iter().map(size).sum();
     if all <= most {
@@ -55,7 +62,7 @@ fn first_part(timeline: &Timeline, most: usize) -> (Cow<'_, Timeline>, Option<St
     let of = counted(timeline.tracks.len(), "row");
     let sum = format!("with {all} intervals and changes of memory");
     if !tracks.is_empty() {
-        let words = format!("{of} {sum} the first {} are drawn", tracks.len());
+        let words = format!("{of} {sum} the first {} are there", tracks.len());
         return (Cow::Owned(Timeline { tracks, ..*timeline }), Some(words));
     }
     let Some(track) = timeline.tracks.first() else { return (Cow::Borrowed(timeline), None) };
@@ -64,7 +71,7 @@ fn first_part(timeline: &Timeline, most: usize) -> (Cow<'_, Timeline>, Option<St
     let memory = track.memory.iter().copied().filter(|&(at, _)| at < end).collect();
     let track = Track { intervals, memory, ..track.clone() };
     let length = seconds(end.since(first_start(timeline)).seconds());
-    let words = format!("{of} {sum} only the first {length} of the first are drawn");
+    let words = format!("{of} {sum} only the first {length} of the first are there");
     (Cow::Owned(Timeline { tracks: vec![track], ..*timeline }), Some(words))
 }
 
@@ -102,7 +109,7 @@ mod tests {
 
     fn drawn(passes: &[u64], most: usize) -> (Vec<usize>, Vec<String>) {
         let timeline = timeline(passes);
-        let drawn = Drawn::of(&[("predicted", &timeline)], most);
+        let drawn = Drawn::of(&[("predicted", &timeline)], most, "a page draws");
         let sizes = drawn.timelines[0].1.tracks.iter().map(size).collect();
         (sizes, drawn.left_out)
     }
@@ -117,7 +124,7 @@ mod tests {
         let (sizes, left_out) = drawn(&[3, 2, 4], 12);
         assert_eq!(sizes, [6, 4]);
         let told = "Of the predicted timeline 3 rows with 18 intervals and changes of memory the first 2 are \
-                    drawn, since a page draws 12 at most.";
+                    there, since a page draws 12 at most.";
         assert_eq!(left_out, [told]);
     }
 
@@ -126,7 +133,7 @@ mod tests {
         let (sizes, left_out) = drawn(&[100, 1], 10);
         assert_eq!(sizes, [10], "five passes, and as many changes of memory");
         assert!(
-            left_out[0].contains("only the first 50.0 ps of the first are drawn"),
+            left_out[0].contains("only the first 50.0 ps of the first are there"),
             "{left_out:?}"
         );
     }
@@ -134,9 +141,9 @@ mod tests {
     #[test]
     fn two_timelines_have_half_of_it_each() {
         let (one, other) = (timeline(&[4]), timeline(&[2, 2]));
-        let drawn = Drawn::of(&[("predicted", &one), ("measured", &other)], 16);
+        let drawn = Drawn::of(&[("predicted", &one), ("measured", &other)], 16, "a page draws");
         assert_eq!(drawn.left_out, Vec::<String>::new());
-        let drawn = Drawn::of(&[("predicted", &one), ("measured", &other)], 14);
+        let drawn = Drawn::of(&[("predicted", &one), ("measured", &other)], 14, "a page draws");
         assert_eq!(drawn.left_out.len(), 2);
     }
 }

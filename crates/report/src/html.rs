@@ -92,7 +92,7 @@ impl Report {
     /// ```
     pub fn html(&self) -> String {
         let timelines = self.timelines();
-        let drawn = Drawn::of(&timelines, MOST_DRAWN);
+        let drawn = Drawn::of(&timelines, MOST_DRAWN, "a page draws");
         let shown: Vec<(&'static str, &Timeline)> =
             drawn.timelines.iter().map(|(source, timeline)| (*source, timeline.as_ref())).collect();
         let payload = Payload::new(&self.losses, shown.iter().copied());

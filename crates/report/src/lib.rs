@@ -27,7 +27,7 @@ mod visible;
 
 pub use html::{LossPoint, Report, Table};
 pub use palette::Colour;
-pub use perfetto::perfetto_trace;
+pub use perfetto::{PerfettoTrace, perfetto_trace};
 pub use schedule_table::{schedule_legend, schedule_table};
 pub use swimlane::swimlane;
 pub use validation::{Compared, ComparedRow, Property, ValidationPage};

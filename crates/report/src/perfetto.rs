@@ -3,8 +3,9 @@
 mod schema;
 
 use prost::Message;
-use shardloom_program::timeline::{Interval, Lane, Picos, Timeline, Track};
+use shardloom_program::timeline::{Clock, Interval, Lane, Picos, Timeline, Track};
 
+use crate::drawn::{Drawn, MOST_TRACED};
 use crate::palette::look;
 use crate::shade::Part;
 use crate::stacking::stack;
@@ -24,23 +25,47 @@ const SEQUENCE: u32 = 1;
 /// several tracks of the lane's name. Every timeline starts at time zero, so that a predicted and a
 /// measured one lie under each other. Times are whole nanoseconds, rounded down.
 ///
+/// Of timelines with more than 2,000,000 intervals and changes of memory together the first ranks are there, and the
+/// trace says so.
+///
 /// # Examples
 ///
 /// ```
 /// use shardloom_program::timeline::{Clock, Timeline};
 ///
 /// let timeline = Timeline { clock: Clock::Simulated, tracks: Vec::new() };
-/// assert!(shardloom_report::perfetto_trace(&[&timeline]).is_empty());
+/// assert!(shardloom_report::perfetto_trace(&[&timeline]).bytes.is_empty());
 /// ```
-pub fn perfetto_trace(timelines: &[&Timeline]) -> Vec<u8> {
+pub fn perfetto_trace(timelines: &[&Timeline]) -> PerfettoTrace {
+    traced(timelines, MOST_TRACED)
+}
+
+/// A Perfetto trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PerfettoTrace {
+    /// The encoded trace.
+    pub bytes: Vec<u8>,
+    /// What it lacks, a sentence for each timeline of which something is missing.
+    pub left_out: Vec<String>,
+}
+
+/// A trace of no more than `most` intervals and changes of memory.
+fn traced(timelines: &[&Timeline], most: usize) -> PerfettoTrace {
+    let named = |&timeline: &&'_ Timeline| match timeline.clock {
+        Clock::Simulated => "predicted",
+        Clock::Virtual | Clock::Wall => "measured",
+    };
+    let timelines: Vec<(&'static str, &Timeline)> =
+        timelines.iter().map(|timeline| (named(timeline), *timeline)).collect();
+    let Drawn { timelines, left_out } = Drawn::of(&timelines, most, "a trace has");
     let mut writer = Writer::default();
-    for timeline in timelines {
+    for (_, timeline) in &timelines {
         let origin = first_start(timeline);
         for track in &timeline.tracks {
             writer.track(track, clock_words(timeline.clock), origin);
         }
     }
-    writer.trace.encode_to_vec()
+    PerfettoTrace { bytes: writer.trace.encode_to_vec(), left_out }
 }
 
 #[derive(Default)]
@@ -257,7 +282,8 @@ mod tests {
 
     #[test]
     fn a_rank_becomes_a_process_with_lanes_and_a_memory_counter() {
-        let trace = Trace::decode(&*perfetto_trace(&[&small()])).expect("our own bytes decode");
+        let trace =
+            Trace::decode(&*perfetto_trace(&[&small()]).bytes).expect("our own bytes decode");
         let mut lines = Vec::new();
         for packet in trace.packet {
             let time = packet.timestamp.map(|t| format!("{t} ")).unwrap_or_default();
@@ -289,11 +315,27 @@ mod tests {
     }
 
     #[test]
+    fn of_more_than_a_trace_has_the_first_ranks_are_there_and_it_says_so() {
+        let mut timeline = small();
+        timeline.tracks = vec![timeline.tracks[0].clone(); 3];
+        let each = timeline.tracks[0].intervals.len() + timeline.tracks[0].memory.len();
+        let whole = traced(&[&timeline], 3 * each);
+        assert_eq!(whole, perfetto_trace(&[&timeline]));
+        assert_eq!(whole.left_out, Vec::<String>::new());
+        let part = traced(&[&timeline], 3 * each - 1);
+        timeline.tracks.truncate(2);
+        assert_eq!(part.bytes, perfetto_trace(&[&timeline]).bytes);
+        let told = format!("the first 2 are there, since a trace has {} at most.", 3 * each - 1);
+        assert!(part.left_out[0].ends_with(&told), "{:?}", part.left_out);
+    }
+
+    #[test]
     fn micro_batch_chunk_and_direction_become_annotations_and_categories() {
         let mut timeline = small();
         let first = &mut timeline.tracks[0].intervals[0];
         *first = Interval { label: "F7@2<".to_owned(), chunk: Some(2), ..first.clone() };
-        let trace = Trace::decode(&*perfetto_trace(&[&timeline])).expect("our own bytes decode");
+        let trace =
+            Trace::decode(&*perfetto_trace(&[&timeline]).bytes).expect("our own bytes decode");
         let event = trace.packet.iter().find_map(|packet| match &packet.data {
             Some(Data::TrackEvent(event)) if event.name() == "F7@2<" => Some(event),
             _ => None,
@@ -318,7 +360,7 @@ mod tests {
         fn slices_of_every_track_begin_and_end_in_turn_and_never_go_back(
             one in any_timeline(), other in any_timeline()
         ) {
-            let bytes = perfetto_trace(&[&one, &other]);
+            let bytes = perfetto_trace(&[&one, &other]).bytes;
             let trace = Trace::decode(&*bytes).expect("our own bytes decode");
             let mut open: BTreeMap<u64, (bool, u64)> = BTreeMap::new();
             let mut begun = 0;
@@ -365,7 +407,7 @@ mod tests {
                 timeline
             };
             let timelines = [whole(&one), whole(&other)];
-            let bytes = perfetto_trace(&[&timelines[0], &timelines[1]]);
+            let bytes = perfetto_trace(&[&timelines[0], &timelines[1]]).bytes;
             let trace = Trace::decode(&*bytes).expect("our own bytes decode");
             // The process of each track, and the slices of each process.
             let (mut processes, mut begun) = (BTreeMap::new(), BTreeMap::new());

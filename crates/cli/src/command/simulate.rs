@@ -8,7 +8,7 @@ use shardloom::cluster::Cluster;
 use shardloom::program::quantity::{bytes, percent, seconds};
 use shardloom::sim::{Fit, MemoryFit, RowCounts, Summary};
 use shardloom::{Buffers, Prediction, RankBuffers, simulate_rows};
-use shardloom_report::{Report, Table, perfetto_trace, swimlane};
+use shardloom_report::{PerfettoTrace, Report, Table, perfetto_trace, swimlane};
 
 use super::cost::Cost;
 use super::interval::Interval;
@@ -132,7 +132,9 @@ impl Simulate {
         let cost = Cost::of(&plan, &cluster, step_seconds, targets);
         let figures = figures(&prediction, &cluster, interval.as_ref(), (after, cost));
         if let Some(file) = &trace {
-            file.write(perfetto_trace(&[&prediction.timeline]))?;
+            let PerfettoTrace { bytes, left_out } = perfetto_trace(&[&prediction.timeline]);
+            file.write(bytes)?;
+            left_out.into_iter().for_each(|what| terminal.note(what));
         }
         if let Some(file) = &html {
             let report = Report {

@@ -7,7 +7,7 @@ use shardloom::Session;
 use shardloom::program::quantity::{bytes, digits, percent, seconds, signed_percent};
 use shardloom::program::timeline::Timeline;
 use shardloom::train::Straggler;
-use shardloom_report::{Report, Table, perfetto_trace, swimlane};
+use shardloom_report::{PerfettoTrace, Report, Table, perfetto_trace, swimlane};
 
 use super::run::{History, Job, averages_ended, bound_changed, straggling, taken_over};
 use crate::command::targets::per_second;
@@ -60,7 +60,7 @@ pub fn conclude(
 ) -> Result<(), Failure> {
     let summary = summary(job, session, history)?;
     let memory = memory_rows(job, session);
-    let written = write_files(job, history, &summary, &memory);
+    let written = write_files(job, history, &summary, &memory, terminal);
     let report = job.html.as_ref().filter(|_| written.is_ok()).map(OutputFile::path);
     let said = say(job, history, (summary, &memory, report), terminal);
     if history.interrupted.is_some() {
@@ -128,11 +128,15 @@ fn write_files(
     history: &History,
     summary: &Summary,
     memory: &[Vec<String>],
+    terminal: Terminal,
 ) -> Result<(), Failure> {
     let predicted = job.prediction.as_ref().map(|prediction| &prediction.timeline);
     let trace = job.trace.as_ref().map_or(Ok(()), |file| {
         let timelines: Vec<&Timeline> = predicted.into_iter().chain(&history.measured).collect();
-        file.write(perfetto_trace(&timelines))
+        let PerfettoTrace { bytes, left_out } = perfetto_trace(&timelines);
+        file.write(bytes)?;
+        left_out.into_iter().for_each(|what| terminal.note(what));
+        Ok(())
     });
     if let Some(file) = &job.html {
         let report = Report {
