@@ -2,6 +2,9 @@
 
 use crate::Plan;
 
+/// How many characters of a value are shown to people.
+const MOST_SHOWN: usize = 100;
+
 /// One field in which two plans differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
@@ -15,7 +18,13 @@ pub struct Difference {
 
 impl std::fmt::Display for Difference {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "absent".into());
+        let text = |value: &Option<String>| match value {
+            None => "absent".into(),
+            Some(value) => match value.char_indices().nth(MOST_SHOWN) {
+                Some((end, _)) => format!("{}.. ({} characters)", &value[..end], value.len()),
+                None => value.clone(),
+            },
+        };
         write!(out, "{}: {} -> {}", self.key, text(&self.before), text(&self.after))
     }
 }

@@ -121,6 +121,8 @@ pub struct Bucket {
     pub splits: Vec<Axis>,
     /// Classes that all hold it (tied weights), this one included; empty if only this one does.
     pub classes: Vec<ClassId>,
+    /// Whether its parameters are frozen: they have no gradients, and no update changes them.
+    pub is_frozen: bool,
     /// Whether ranks of this class count its gradients towards the norm of all, where several classes hold it:
     /// one does, or, where each finds that norm by itself, all.
     pub owned_here: bool,
@@ -138,11 +140,6 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Whether its parameters are frozen: they have no gradients, and no update changes them.
-    pub fn is_frozen(&self) -> bool {
-        self.held.replicated.gradients.is_none()
-    }
-
     /// Whether it is a table that servers hold, of which ranks of this class look up rows.
     pub fn is_looked_up(&self) -> bool {
         !self.served.is_empty() && self.held.replicated.rows().is_some()

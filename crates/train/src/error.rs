@@ -31,6 +31,17 @@ pub enum Error {
         /// Replicas with weights of their own in the plan; 1 where replicas are kept equal.
         replicas: usize,
     },
+    /// A parameter of which several replicas have weights of their own cannot be frozen as it is.
+    #[error(
+        "the checkpoint has {parameter} of {saved} replicas with weights of their own, and the plan freezes it for all \
+         alike: freeze it in a new run from the checkpoint's exported weights, which are the mean"
+    )]
+    FrozenReplicas {
+        /// The parameter.
+        parameter: String,
+        /// Replicas that were saved.
+        saved: usize,
+    },
 
     /// A checkpoint cannot be written or read.
     #[error(transparent)]

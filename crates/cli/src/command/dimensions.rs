@@ -47,9 +47,9 @@ pub struct Dimensions {
     stochastic_rounding: bool,
 
     /// Leave parameters as they are: `trunk`, which is all but the head, or those of names like these, where * is
-    /// any characters, ? is one and {a,b} either, as in {embedding.*,block.0.*}
+    /// any characters and ? is one, as in --freeze 'embedding.*' --freeze 'block.0.*'
     #[arg(long, value_name = "trunk|NAMES")]
-    freeze: Option<String>,
+    freeze: Vec<String>,
 
     /// adamw, sgd, lamb or adafactor, with settings as in sgd:momentum=0.9,weight_decay=0.01;
     /// sgd's reference_batch=128 scales momentum and learning rate from batches of 128 samples to those
@@ -346,7 +346,7 @@ impl Dimensions {
             ("--algorithm", algorithm.is_some()),
             ("--precision", precision.is_some()),
             ("--stochastic-rounding", *stochastic_rounding),
-            ("--freeze", freeze.is_some()),
+            ("--freeze", !freeze.is_empty()),
             ("--optimizer", optimizer.is_some()),
             ("--clip-norm", clip_norm.is_some()),
             ("--no-clip", *no_clip),
@@ -423,45 +423,48 @@ impl Dimensions {
 
     /// Refuses a thread for collectives, and frozen parameters, where `chooser`, an option as well, judges plans
     /// without them.
-    pub fn require_judged(&self, chooser: &str) -> Result<(), Failure> {
-        let option = match (self.communication(), &self.freeze) {
-            (Communication::InLine, None) => return Ok(()),
+    pub fn refuse_unjudged(&self, chooser: &str) -> Result<(), Failure> {
+        let option = match (self.communication(), self.freeze.is_empty()) {
+            (Communication::InLine, true) => return Ok(()),
             (Communication::Thread, _) => "--communication-thread",
-            (Communication::InLine, Some(_)) => "--freeze",
+            (Communication::InLine, false) => "--freeze",
         };
         let message = format!("{option} cannot be given with {chooser}, which judges without it");
         Err(Failure::usage(option, message))
     }
 
-    /// The parameters that stay as they are.
-    fn frozen(&self, model: &Model) -> Result<Option<ParameterGroup>, Failure> {
-        let Some(what) = self.freeze.as_deref() else { return Ok(None) };
+    /// The parameters that stay as they are, a group for each time that the option was given.
+    fn frozen(&self, model: &Model) -> Result<Vec<ParameterGroup>, Failure> {
         let graph = model.graph();
-        let name = |id| graph.value(id).name.as_str();
-        let group = match what {
-            "trunk" => {
-                let trunk: Vec<&str> = graph.trunk_parameters().into_iter().map(name).collect();
-                if trunk.is_empty() {
-                    let message = "--freeze trunk: the model has no head that tells classes apart; give names";
-                    return Err(Failure::usage("--freeze", message));
-                }
-                ParameterGroup::of_all(&trunk)
-            }
-            names => ParameterGroup::named(names),
-        };
-        let frozen = ParameterGroup { frozen: true, ..group };
-        let has = frozen
-            .matcher()
-            .map_err(|error| Failure::usage("--freeze", format!("--freeze {what}: {error}")))?;
         let names: Vec<&str> = graph.parameters().map(|(_, node)| node.name.as_str()).collect();
-        if !names.iter().any(|name| has.is_match(name)) {
-            let some = names[..names.len().min(3)].join(", ");
-            let message = format!(
-                "--freeze {what}: no parameter has such a name; names are {some} and so on"
-            );
-            return Err(Failure::usage("--freeze", message));
-        }
-        Ok(Some(frozen))
+        let of = |what: &String| {
+            let refuse =
+                |why: String| Err(Failure::usage("--freeze", format!("--freeze {what}: {why}")));
+            let group = match what.as_str() {
+                "trunk" => {
+                    let trunk = graph.trunk_parameters().into_iter();
+                    let trunk: Vec<&str> = trunk.map(|id| graph.value(id).name.as_str()).collect();
+                    if trunk.is_empty() {
+                        return refuse(
+                            "the model has no head that tells classes apart; give names".into(),
+                        );
+                    }
+                    ParameterGroup::of_all(&trunk)
+                }
+                names => ParameterGroup::named(names),
+            };
+            let frozen = ParameterGroup { frozen: true, ..group };
+            let has = match frozen.matcher() {
+                Ok(has) => has,
+                Err(error) => return refuse(error.to_string()),
+            };
+            if !names.iter().any(|name| has.is_match(name)) {
+                let some = names[..names.len().min(3)].join(", ");
+                return refuse(format!("no parameter has such a name; names are {some} and so on"));
+            }
+            Ok(frozen)
+        };
+        self.freeze.iter().map(of).collect()
     }
 
     /// Global norm to which gradients are clipped.
@@ -663,7 +666,7 @@ mod tests {
             algorithm: None,
             precision: None,
             stochastic_rounding: false,
-            freeze: None,
+            freeze: vec![],
             optimizer: None,
             clip_norm: None,
             no_clip: false,

@@ -7,8 +7,14 @@ use shardloom::plan::{
 };
 use shardloom::program::quantity::counted;
 
-/// Devices, stages, mesh, ZeRO, schedule, micro-batches, recomputation and attention.
+/// [`split_line`], and whether some parameters are frozen.
 pub fn plan_line(plan: &Plan) -> String {
+    let frozen = plan.parameters.iter().any(|group| group.frozen);
+    format!("{}{}", split_line(plan), if frozen { ", some parameters frozen" } else { "" })
+}
+
+/// Devices, stages, mesh, ZeRO, schedule, micro-batches, recomputation and attention.
+fn split_line(plan: &Plan) -> String {
     let turns = turns(plan);
     let own = plan.stages().filter(|(_, stage)| stage.recompute.is_some()).count();
     let recompute = match own {
@@ -73,7 +79,7 @@ pub fn plan_line(plan: &Plan) -> String {
     }
     if let Some(summation) = plan.sync.summation {
         let share = match summation.share {
-            _ if plan.parameters.iter().any(|group| group.frozen || group.servers.is_some()) => {
+            _ if plan.parameters.iter().any(|group| group.servers.is_some()) => {
                 let on_servers = |group: &ParameterGroup| {
                     let servers = group.servers.as_ref().is_some_and(|it| !it.is_empty());
                     group.sparse == Some(true) && servers
@@ -121,7 +127,7 @@ pub fn plan_line(plan: &Plan) -> String {
         kept += &format!(" until step {until}");
     }
     format!(
-        "{}: {}{}{each}{replicas} of {mesh}{}, {kept}, {schedule}{} of {}, recompute {}{}{attention}{}{}{}{}",
+        "{}: {}{}{each}{replicas} of {mesh}{}, {kept}, {schedule}{} of {}, recompute {}{}{attention}{}{}{}",
         counted(plan.device_count(), "device"),
         counted(stages, "stage"),
         if pipelines > 1 {
@@ -136,12 +142,7 @@ pub fn plan_line(plan: &Plan) -> String {
         if plan.spares_last() { " except the last" } else { "" },
         if plan.post_validation { ", post-validation" } else { "" },
         exchanged(plan),
-        if plan.sync.negotiation.is_some() { ", reductions negotiated" } else { "" },
-        if plan.parameters.iter().any(|group| group.frozen) {
-            ", some parameters frozen"
-        } else {
-            ""
-        }
+        if plan.sync.negotiation.is_some() { ", reductions negotiated" } else { "" }
     )
 }
 
@@ -179,7 +180,8 @@ fn turns(plan: &Plan) -> Option<Vec<usize>> {
 #[cfg(test)]
 mod tests {
     use shardloom::plan::{
-        DeviceList, Mesh, Pipeline, Recompute, ScheduleKind, Stage, Sync, Uniform,
+        DeviceList, Mesh, ParameterGroup, Pipeline, Recompute, ScheduleKind, Stage, Summation,
+        Sync, Uniform,
     };
     use shardloom::{Model, uniform_plan};
 
@@ -195,6 +197,23 @@ mod tests {
         };
         assert!(line(Recompute::None).ends_with("recompute none"));
         assert!(line(Recompute::Stage).ends_with("recompute stage except the last"));
+    }
+
+    #[test]
+    fn frozen_parameters_are_said_whatever_keeps_replicas_equal() {
+        let model = Model::load("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=16").expect("a model");
+        let summation = Some(Summation::of(1));
+        for sync in [Sync::default(), Sync { summation, ..Sync::default() }] {
+            let mesh = Mesh::of(2, 1, 1);
+            let uniform = Uniform { mesh, sync, global_batch: 2, ..Uniform::default() };
+            let mut plan = uniform_plan(&model, &uniform, "local:3").expect("a plan");
+            assert!(!plan_line(&plan).contains("frozen"));
+            let frozen = ParameterGroup { frozen: true, ..ParameterGroup::named("block.*") };
+            plan.parameters.push(frozen);
+            let line = plan_line(&plan);
+            assert!(line.ends_with(", some parameters frozen"), "{line}");
+            assert!(!line.contains("by groups of parameters"), "{line}");
+        }
     }
 
     fn numbers(schedule: ScheduleKind, pp: usize, microbatches: usize) -> Uniform {

@@ -87,7 +87,7 @@ impl PlanOrModel {
                 Ok(Planned { model, plan, cluster: Some(cluster) })
             }
             cluster => {
-                if !path.exists() && Model::load(&self.what).is_ok() {
+                if !is_plan(path)? && Model::load(&self.what).is_ok() {
                     let message = format!("--cluster is needed to make a plan of {}", self.what);
                     return Err(Failure::usage("--cluster", message));
                 }

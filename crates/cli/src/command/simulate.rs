@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 use shardloom::cluster::Cluster;
-use shardloom::program::quantity::{bytes, percent, seconds};
+use shardloom::program::quantity::{bytes, digits, percent, seconds};
 use shardloom::sim::{Fit, MemoryFit, RowCounts, Summary};
 use shardloom::{Buffers, Prediction, RankBuffers, simulate_rows};
 use shardloom_report::{PerfettoTrace, Report, Table, perfetto_trace, swimlane};
@@ -78,6 +78,9 @@ struct Answer<'a> {
     /// Of a plan whose averages of replicas end: the rest is of the steps before.
     #[serde(skip_serializing_if = "Option::is_none")]
     after_averages: Option<After>,
+    /// Elements of parameters that stay as they are.
+    #[serde(skip_serializing_if = "is_zero")]
+    frozen_parameters: u64,
     fit: Fit,
     /// By rank, as `ranks` are.
     memory: Vec<Memory>,
@@ -85,6 +88,10 @@ struct Answer<'a> {
     folded: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     buffers: Option<&'a Buffers>,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// Steps after the last average.
@@ -130,7 +137,13 @@ impl Simulate {
         let interval = Interval::of(&plan, &cluster, step_seconds);
         let targets = model.graph().targets_per_sample();
         let cost = Cost::of(&plan, &cluster, step_seconds, targets);
-        let figures = figures(&prediction, &cluster, interval.as_ref(), (after, cost));
+        let mut figures = figures(&prediction, &cluster, interval.as_ref(), (after, cost));
+        let frozen = plan.frozen_count(model.graph()).map_err(shardloom::Error::from)?;
+        if frozen > 0 {
+            let of = digits(model.graph().parameter_count() as f64);
+            let share = format!("{} of {of} parameters", digits(frozen as f64));
+            figures.push(("Frozen".into(), share));
+        }
         if let Some(file) = &trace {
             let PerfettoTrace { bytes, left_out } = perfetto_trace(&[&prediction.timeline]);
             file.write(bytes)?;
@@ -164,6 +177,7 @@ impl Simulate {
                 devices: DeviceAnswer::all(&cluster),
                 cost,
                 after_averages: after,
+                frozen_parameters: frozen,
                 fit,
                 memory: Memory::all(&prediction.memory),
                 folded,

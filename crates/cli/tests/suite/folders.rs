@@ -109,6 +109,7 @@ fn a_frozen_trunk_stays_as_it_was_loaded_and_the_new_head_trains() {
     for (what, more, kind, says) in [
         ("model", "--freeze attention", "usage", "names are embedding.token"),
         ("model", "--freeze [", "usage", "--freeze ["),
+        ("model", "--freeze embedding.* --freeze blok.*", "usage", "--freeze blok.*: no parameter"),
         ("model", "--freeze *", "plan", "nothing to train"),
         ("model", "--freeze trunk --ranks 2", "usage", "judges without it"),
         ("model", "--freeze trunk --servers 1", "plan", "no groups"),
@@ -121,6 +122,20 @@ fn a_frozen_trunk_stays_as_it_was_loaded_and_the_new_head_trains() {
     ] {
         place.run(&run(what, more)).refuses(kind, says);
     }
+    let resumed =
+        place.run(&format!("{} --resume --checkpoint run", run("model", "--freeze trunk")));
+    let resumed = resumed.succeeds();
+    resumed.check(resumed.stderr.contains("are frozen\""), "it does not say that much is");
+    let rounded = place.run(&run("model", "--freeze trunk --precision bf16")).succeeds();
+    rounded.check(rounded.stderr.contains("are frozen, held in bf16"), "it says nothing of bits");
+    let of_model = "--seq 8 --global-batch 4 --cluster h100-80g:1 --freeze trunk";
+    let program = place.run(&format!("program model {of_model} --rank 0")).succeeds();
+    program.check(program.stdout.contains(", frozen: "), "a bucket is not said to be frozen");
+    place
+        .run("program model --seq 8 --json")
+        .refuses("usage", "--cluster is needed to make a plan");
+    let simulated = place.run(&format!("simulate model {of_model}")).succeeds();
+    simulated.check(simulated.stdout.contains("Frozen: "), "it does not say how much is");
     let dlrm = "dlrm:dense=4,rows=8-9,embed=4,bottom=4,top=4";
     let headless = format!("simulate {dlrm} --cluster h100-80g:1 --freeze trunk --json");
     place.run(&headless).refuses("usage", "no head");

@@ -41,6 +41,19 @@ fn what_is_frozen_has_no_master_copy_and_nothing_of_gradients() {
 }
 
 #[test]
+fn tables_that_are_frozen_have_no_sparse_gradients() {
+    let graph = shardloom_graph::ModelSpec::parse("dlrm:dense=4,rows=8-9,embed=4,bottom=4,top=4");
+    let graph = graph.and_then(|spec| spec.graph()).expect("a model");
+    let plan = Uniform::default().plan(&graph, "model", "local");
+    let plan = Plan { sync: Sync { sparse: true, ..plan.sync }, ..plan };
+    assert_eq!(plan.validate(&graph, 1), Ok(()));
+    let frozen = ParameterGroup { frozen: true, ..ParameterGroup::named("table.*") };
+    let plan = Plan { parameters: vec![frozen], ..plan };
+    let error = plan.validate(&graph, 1).expect_err("refused").to_string();
+    assert!(error.contains("all that only embeddings read are frozen"), "{error}");
+}
+
+#[test]
 fn a_frozen_group_says_nothing_of_gradients() {
     let graph = shardloom_graph::ModelSpec::parse("mlp:inputs=4,hidden=4,layers=1,classes=2");
     let graph = graph.and_then(|spec| spec.graph()).expect("a model");

@@ -540,6 +540,7 @@ fn examples_of_the_documentation_are_plans() {
     let [
         whole,
         groups,
+        frozen,
         pipelines,
         compressed,
         negotiated,
@@ -552,7 +553,7 @@ fn examples_of_the_documentation_are_plans() {
         axes,
     ] = documented()[..]
     else {
-        panic!("twelve examples")
+        panic!("thirteen examples")
     };
     let (words, _) = whole.split_once("[[pipeline]]").expect("it has pipelines");
     let (first, rest) = whole.split_once("[sync]").expect("it has a table of sync");
@@ -574,6 +575,7 @@ fn examples_of_the_documentation_are_plans() {
     for text in [
         whole.to_owned(),
         format!("{whole}\n{groups}"),
+        format!("{whole}\n{frozen}"),
         format!("{unshared}\n{compressed}"),
         // A key of the whole plan, and a table.
         negotiated.replacen('[', &format!("{unshared}\n["), 1),

@@ -40,9 +40,9 @@ pub(super) fn body(
         gradients: BTreeMap::new(),
         sharers: BTreeMap::new(),
     };
-    let trained = context.trained;
+    let gradients_needed = context.gradients_needed;
     for (id, transfer) in context.boundaries.out_of(context.stage) {
-        if !trained.needs(transfer.value) {
+        if !gradients_needed.needs(transfer.value) {
             continue;
         }
         let tensor = builder.emitter.gradient(transfer.value, &transfer.handed, "");
@@ -69,7 +69,7 @@ pub(super) fn body(
         builder.differentiate(op)?;
     }
     for (id, transfer) in context.boundaries.into(context.stage) {
-        if !trained.needs(transfer.value) {
+        if !gradients_needed.needs(transfer.value) {
             continue;
         }
         if let Some(operand) = builder.complete_gradient(transfer.value, &transfer.received)? {
@@ -113,7 +113,7 @@ impl Builder<'_> {
             graph.value(input).producer.is_some_and(|op| graph.op(op).block != block)
         };
         let goes_on = of_block().any(|&op| graph.op(op).inputs.iter().any(made_elsewhere));
-        let is_needed = |&op: &OpId| context.trained.needs(graph.op(op).outputs[0]);
+        let is_needed = |&op: &OpId| context.gradients_needed.needs(graph.op(op).outputs[0]);
         if !of_block().any(is_needed) {
             return Ok(());
         }
@@ -140,10 +140,10 @@ impl Builder<'_> {
         let graph = context.graph;
         let node = graph.op(op);
         let output = node.outputs[0];
-        if !context.trained.needs(output) {
+        if !context.gradients_needed.needs(output) {
             return Ok(());
         }
-        let rule = context.trained.rule(graph, op);
+        let rule = context.gradients_needed.rule(graph, op);
         // The loss starts the chain; an operator on no way to the loss has no gradient.
         let starts = node.kind.is_loss();
         let layout = context.model.assignment(op).output(graph, op, 0).reduced();
@@ -247,7 +247,8 @@ impl Builder<'_> {
     fn destination(&mut self, op: OpId, index: usize) -> Vec<Write> {
         let context = self.emitter.context;
         let value = context.graph.op(op).inputs[index];
-        if context.graph.value(value).parameter().is_some() && context.trained.needs(value) {
+        if context.graph.value(value).parameter().is_some() && context.gradients_needed.needs(value)
+        {
             return context.params.gradient(value, || context.model.rows_read(context.graph, op));
         }
         let layout = context.model.assignment(op).input_gradient(context.graph, op, index);

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use shardloom_graph::{Extents, Graph, ValueId};
 use shardloom_plan::Precision;
 
+use super::needed_gradients::NeededGradients;
 use super::stage::{StageId, StageModel};
-use super::trained::Trained;
 use crate::route::{self, Side};
 use crate::{Carried, ClassId, Format, Layout, ProgramError, Route, RouteId, TensorId};
 
@@ -60,7 +60,7 @@ impl Boundaries {
         graph: &Graph,
         precision: Precision,
         stages: &[StageModel],
-        trained: &Trained,
+        gradients_needed: &NeededGradients,
     ) -> Result<Boundaries, ProgramError> {
         let mut found = Boundaries { precision, transfers: vec![], routes: vec![] };
         for (to, consumer) in stages.iter().enumerate() {
@@ -90,7 +90,7 @@ impl Boundaries {
                         false => produced.reduced(),
                     };
                     let ends = (value, StageId(from), StageId(to));
-                    found.add(graph, (stages, trained), ends, handed, received);
+                    found.add(graph, (stages, gradients_needed), ends, handed, received);
                 }
             }
         }
@@ -100,7 +100,7 @@ impl Boundaries {
     fn add(
         &mut self,
         graph: &Graph,
-        (stages, trained): (&[StageModel], &Trained),
+        (stages, gradients_needed): (&[StageModel], &NeededGradients),
         (value, from, to): (ValueId, StageId, StageId),
         handed: Layout,
         received: Layout,
@@ -120,7 +120,7 @@ impl Boundaries {
             let there = route::messages(&global, upstream, downstream);
             let back = route::messages(&global, downstream, upstream);
             let forward = route(Carried::Value(value), producer.class, consumer.class, there);
-            let backward = trained
+            let backward = gradients_needed
                 .needs(value)
                 .then(|| route(Carried::Gradient(value), consumer.class, producer.class, back));
             Way::Messages { forward, backward }

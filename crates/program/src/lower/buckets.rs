@@ -170,6 +170,7 @@ impl<'a> Parameters<'a> {
                 partial: key.partial,
                 copies,
                 splits: key.splits,
+                is_frozen: ways.is_frozen(key.group),
                 owned_here: updates && key.classes.first().is_none_or(|&first| first == class),
                 served: vec![],
                 summed: vec![],
@@ -290,7 +291,7 @@ impl<'a> Parameters<'a> {
     pub fn gradient(&self, value: ValueId, rows_read: impl Fn() -> usize) -> Vec<Write> {
         let param = self.param(value);
         let bucket = self.params[param.0 as usize].bucket;
-        let held = self.replicated(bucket).trained();
+        let held = self.replicated(bucket).expect_gradients();
         match (held.rows, self.lookups[bucket.0 as usize]) {
             (Some(rows), Some(Lookups { columns, .. })) => {
                 let count = rows_read();

@@ -109,7 +109,7 @@ pub(super) fn backups(parameters: &Parameters<'_>) -> Vec<Instruction> {
         let copies = bucket.held.backups.iter().map(|&it| View::whole(it));
         Instruction::new(Action::Copy, parameters.backed_up(bucket), copies)
     };
-    let trained = buckets(parameters).filter(|(_, bucket)| !bucket.is_frozen());
+    let trained = buckets(parameters).filter(|(_, bucket)| !bucket.is_frozen);
     trained.map(copy).collect()
 }
 

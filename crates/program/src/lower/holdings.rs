@@ -215,7 +215,7 @@ impl<'a> Parameters<'a> {
     /// Adds room for each weight moved along its velocity.
     pub(super) fn add_moved(&mut self, graph: &Graph) {
         for (id, param) in (0u32..).map(ParamId).zip(&self.params) {
-            if self.buckets[param.bucket.0 as usize].is_frozen() {
+            if self.buckets[param.bucket.0 as usize].is_frozen {
                 continue;
             }
             let moved = Tensor {

@@ -18,6 +18,7 @@ mod halves;
 mod holdings;
 mod inner_groups;
 mod liveness;
+mod needed_gradients;
 mod order;
 mod overlap;
 mod owners;
@@ -26,7 +27,6 @@ mod queues;
 mod rows;
 mod sharding;
 mod stage;
-mod trained;
 mod versions;
 mod whole_gradients;
 
@@ -46,11 +46,11 @@ use bodies::StageBodies;
 pub(crate) use boundary::Boundaries;
 use boundary::{Handover, Handovers, Transfer, Way};
 pub(crate) use buckets::Parameters;
+use needed_gradients::NeededGradients;
 pub(crate) use order::Order;
 use post_validation::PostValidation;
 use shardloom_schedule::{Instance, PassKind, Schedule, ScheduleError, StageMap};
 use stage::{StageId, StageModel};
-use trained::Trained;
 use versions::Versions;
 
 /// The program of `plan` for `graph` on a cluster of `devices` devices.
@@ -86,8 +86,8 @@ pub fn lower_with(
     let lists = device_lists(plan);
     let stages = stage_models(graph, plan, &lists)?;
     let ways = sync::Ways::new(plan, way)?;
-    let trained = Trained::of(graph, &ways)?;
-    let mut boundaries = Boundaries::find(graph, plan.precision, &stages, &trained)?;
+    let gradients_needed = NeededGradients::of(graph, &ways)?;
+    let mut boundaries = Boundaries::find(graph, plan.precision, &stages, &gradients_needed)?;
     let map = stage_map(plan, &stages)?;
     let schedule = Schedule::of(plan, map)?;
     require_rule(plan, &schedule)?;
@@ -119,7 +119,7 @@ pub fn lower_with(
         let lowering = ClassLowering {
             graph,
             plan,
-            trained: &trained,
+            gradients_needed: &gradients_needed,
             stages: &stages,
             early: &early,
             boundaries: &boundaries,
@@ -244,7 +244,7 @@ fn delay(stages: &[StageModel], versions: &Versions<'_>, class: ClassId) -> f64 
 struct ClassLowering<'a> {
     graph: &'a Graph,
     plan: &'a Plan,
-    trained: &'a Trained,
+    gradients_needed: &'a NeededGradients,
     stages: &'a [StageModel],
     early: &'a owners::Early,
     boundaries: &'a Boundaries,
@@ -273,7 +273,7 @@ impl ClassLowering<'_> {
             let context = stage::Context {
                 graph,
                 plan,
-                trained: self.trained,
+                gradients_needed: self.gradients_needed,
                 model,
                 params: &parameters,
                 boundaries,
@@ -335,7 +335,7 @@ impl ClassLowering<'_> {
             }
         };
         let is_frozen =
-            |it: &Tensor| it.bucket.is_some_and(|id| parameters.buckets[id.0 as usize].is_frozen());
+            |it: &Tensor| it.bucket.is_some_and(|id| parameters.buckets[id.0 as usize].is_frozen);
         let lasting = |it: &&mut Tensor| {
             it.content == Content::Weight && it.keep != Keep::Transient && !is_frozen(it)
         };
@@ -377,7 +377,7 @@ impl ClassLowering<'_> {
             };
             let value = waiting(transfer, &transfer.received, " (waiting)");
             let gradient = self
-                .trained
+                .gradients_needed
                 .needs(transfer.value)
                 .then(|| waiting(transfer, &transfer.handed, ".gradient (waiting)"));
             handovers.insert(id, Handover { value, gradient });

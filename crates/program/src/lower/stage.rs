@@ -8,7 +8,7 @@ use shardloom_plan::{Mesh, Plan, Stage};
 use super::boundary::{Boundaries, Handovers};
 use super::buckets::Parameters;
 use super::liveness::of_microbatch;
-use super::trained::Trained;
+use super::needed_gradients::NeededGradients;
 use crate::{Assignment, ClassId, Instruction, Layout, ProgramError, Tensor, TensorId};
 use shardloom_schedule::Instance;
 
@@ -107,7 +107,7 @@ impl StageModel {
 pub(super) struct Context<'a> {
     pub graph: &'a Graph,
     pub plan: &'a Plan,
-    pub trained: &'a Trained,
+    pub gradients_needed: &'a NeededGradients,
     pub model: &'a StageModel,
     pub params: &'a Parameters<'a>,
     pub boundaries: &'a Boundaries,

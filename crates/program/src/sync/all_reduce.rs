@@ -31,7 +31,7 @@ impl Synchronisation for AllReduce {
         if bucket.replicas.is_empty() {
             return vec![];
         }
-        let gradients = View::whole(held.trained().written);
+        let gradients = View::whole(held.expect_gradients().written);
         vec![bucket.over_replicas(SUM, self.algorithm, gradients, gradients)]
     }
 }

@@ -137,7 +137,7 @@ impl Synchronisation for Compressed {
     }
 
     fn after_gradient(&self, bucket: &Unheld<'_>, held: &Replicated) -> Vec<Instruction> {
-        let gradients = held.trained().written;
+        let gradients = held.expect_gradients().written;
         match (self.how, &held.own[..]) {
             (Compression::Rounded { .. }, &[rounded]) => {
                 vec![self.compress(0, &[gradients], &[rounded]), self.reduce(bucket, rounded)]
@@ -168,7 +168,7 @@ impl Synchronisation for Compressed {
     }
 
     fn before_update(&self, bucket: &Unheld<'_>, held: &Replicated) -> Vec<Instruction> {
-        let gradients = held.trained().written;
+        let gradients = held.expect_gradients().written;
         match (self.how, &held.own[..]) {
             (Compression::Rounded { .. }, &[.., rounded]) => {
                 vec![self.decompress(&[rounded], &[gradients]).freeing([rounded])]

@@ -27,7 +27,7 @@ impl Hybrid {
         let others: Vec<_> = others.collect();
         (!others.is_empty()).then(|| {
             let bucket = Unheld { replicas: &others, ..bucket.clone() };
-            let reduced = held.trained().reduced;
+            let reduced = held.expect_gradients().reduced;
             bucket.over_replicas(SUM, self.within.algorithm, reduced, reduced)
         })
     }

@@ -127,7 +127,7 @@ impl Replicated {
     ///
     /// # Panics
     /// If its parameters are frozen, which have none.
-    pub fn trained(&self) -> Gradients {
+    pub fn expect_gradients(&self) -> Gradients {
         self.gradients.expect("only what is trained has its gradients asked for")
     }
 
@@ -193,7 +193,7 @@ pub trait Synchronisation: Debug {
         algorithm: Algorithm,
     ) -> Vec<Instruction> {
         let group = Group::Mesh(bucket.partial.to_vec());
-        let whole = View::whole(held.trained().written);
+        let whole = View::whole(held.expect_gradients().written);
         let is_summed = !bucket.partial.is_empty();
         is_summed.then(|| all_reduce(group, algorithm, whole)).into_iter().collect()
     }
@@ -208,7 +208,7 @@ pub trait Synchronisation: Debug {
     ) -> Vec<Instruction> {
         let group = Group::Classes(bucket.classes.to_vec());
         let is_summed = !bucket.classes.is_empty();
-        let reduced = held.trained().reduced;
+        let reduced = held.expect_gradients().reduced;
         is_summed.then(|| all_reduce(group, algorithm, reduced)).into_iter().collect()
     }
 

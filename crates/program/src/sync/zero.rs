@@ -67,7 +67,7 @@ impl Synchronisation for Zero {
     }
 
     fn after_gradient(&self, bucket: &Unheld<'_>, held: &Replicated) -> Vec<Instruction> {
-        let Gradients { written, reduced, .. } = held.trained();
+        let Gradients { written, reduced, .. } = held.expect_gradients();
         let scatter = bucket.over_replicas(SCATTER, self.algorithm, View::whole(written), reduced);
         vec![match reduced.tensor == written {
             true => scatter,

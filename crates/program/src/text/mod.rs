@@ -147,7 +147,7 @@ impl Reader<'_> {
         columns(rows.collect(), text);
     }
 
-    /// Who else holds a bucket, and who holds other parts of its parameters.
+    /// Who else holds a bucket, and who holds other parts of its parameters, and whether it is frozen.
     fn spread(&self, bucket: &Bucket) -> String {
         let along = |word: &str, axes: &[Axis]| match axes {
             [] => String::new(),
@@ -156,6 +156,9 @@ impl Reader<'_> {
         let mut text = along("alike along", &bucket.copies)
             + &along("of their own along", &bucket.own)
             + &along("split along", &bucket.splits);
+        if bucket.is_frozen {
+            text += ", frozen";
+        }
         let servers = bucket.served.iter().map(|it| self.program.class(it.server).first_rank);
         let servers: BTreeSet<Rank> = servers.collect();
         if !servers.is_empty() {

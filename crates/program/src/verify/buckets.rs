@@ -13,6 +13,9 @@ pub(super) fn check(class: &Class, found: &mut Vec<Violation>) {
         if !is_filled(class, id, bucket) {
             wrong("it");
         }
+        if bucket.is_frozen == bucket.held.replicated.gradients.is_some() {
+            wrong("what says whether it is frozen");
+        }
         for tensor in class.tensors.iter().filter(|tensor| tensor.bucket == Some(id)) {
             if !fits(class, tensor, bucket) {
                 wrong(&tensor.name);

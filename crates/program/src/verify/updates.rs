@@ -29,6 +29,7 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
         let averages = class.body_of(&run.entry).kind == BodyKind::Averaging;
         for step in instructions(class, id, &[run]) {
             whole(&step, &mut stale, found);
+            found.extend(step.instruction.writes.iter().filter_map(|it| frozen(&step, it.to)));
             match &step.instruction.action {
                 Action::Optimizer => {
                     for write in &step.instruction.writes {
@@ -115,8 +116,16 @@ fn is_updated(class: &Class, tensor: &Tensor) -> bool {
             | Content::PreviousWeight
             | Content::WeightVelocity
     );
-    let is_trained = tensor.bucket.is_some_and(|bucket| !class.bucket(bucket).is_frozen());
+    let is_trained = tensor.bucket.is_some_and(|bucket| !class.bucket(bucket).is_frozen);
     of_update && tensor.keep != Keep::Transient && is_trained
+}
+
+/// That an instruction writes what lasts of a frozen bucket, if it does.
+fn frozen(step: &Step<'_>, to: View) -> Option<Violation> {
+    let tensor = step.class.tensor(to.tensor);
+    let is_frozen = step.class.bucket(tensor.bucket?).is_frozen;
+    (is_frozen && tensor.keep != Keep::Transient)
+        .then(|| Violation::FrozenChanged { at: step.site(), tensor: tensor.name.clone() })
 }
 
 fn not_back(step: &Step<'_>, view: View) -> Violation {

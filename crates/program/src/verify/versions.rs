@@ -45,7 +45,7 @@ fn versions(class: &Class) -> Option<u32> {
         .tensors
         .iter()
         .filter(|tensor| tensor.content == Content::Weight && tensor.keep != Keep::Transient)
-        .filter(|tensor| !tensor.bucket.is_some_and(|bucket| class.bucket(bucket).is_frozen()));
+        .filter(|tensor| !tensor.bucket.is_some_and(|bucket| class.bucket(bucket).is_frozen));
     let held = weights.map(|tensor| match tensor.copies {
         Copies::Versions(versions) => versions,
         Copies::One | Copies::PerMicrobatch => 1,

@@ -337,6 +337,14 @@ pub enum Violation {
         /// What is copied, or put back.
         tensor: String,
     },
+    /// Something writes what is frozen.
+    #[error("{at}: {tensor} is frozen, and written")]
+    FrozenChanged {
+        /// Where.
+        at: Site,
+        /// The weights.
+        tensor: String,
+    },
     /// An update does not change a tensor, or does so more than once.
     #[error("{place}: an update changes {tensor} {times} times")]
     Updates {

@@ -191,7 +191,7 @@ impl Synchronisation for Everywhere {
         let kind = Collective::AllReduce(Reduction::Sum);
         let group = Group::Mesh(vec![Axis::DP, Axis::CP]);
         let action = Action::Collective { kind, group, algorithm: Algorithm::Ring };
-        let gradients = View::whole(held.trained().written);
+        let gradients = View::whole(held.expect_gradients().written);
         vec![Instruction::new(action, [gradients], [gradients])]
     }
 }

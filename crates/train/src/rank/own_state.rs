@@ -43,11 +43,16 @@ impl Rank {
         let class = self.class();
         let named = |(id, tensor): (TensorId, &Tensor)| {
             let bucket = class.bucket(tensor.bucket.expect("state belongs to parameters"));
-            let first = class.param(*bucket.params.first()?);
-            let parameter = &self.shared.graph.value(first.value).name;
+            let names = bucket
+                .params
+                .iter()
+                .map(|&param| self.shared.graph.value(class.param(param).value).name.as_str());
+            let parameter = names.clone().next()?;
+            // Buckets of others may be as large and begin alike.
+            let all = blake3::hash(names.collect::<Vec<_>>().join(",").as_bytes()).to_hex();
             let rank = class.first_rank.0 as usize + self.position();
             let (mesh, what) = (class.mesh, &tensor.name);
-            Some((id, format!("rank-state.{rank}/{parameter}/{what}/{mesh}")))
+            Some((id, format!("rank-state.{rank}/{parameter}/{what}/{mesh}/{}", &all[..16])))
         };
         class.tensors().filter(|(_, tensor)| is_own(tensor)).filter_map(named).collect()
     }

@@ -182,6 +182,7 @@ impl Rank {
         match saved {
             0 => Ok(false),
             _ if saved == replicas => Ok(replicas > 1),
+            _ if bucket.is_frozen => Err(Error::FrozenReplicas { parameter: name, saved }),
             _ => Err(Error::Replicas { saved, replicas }),
         }
     }
@@ -375,7 +376,7 @@ impl Rank {
         let owned = self.parameters.owned.iter().flatten();
         let owned = owned.filter(|it| it.piece.elements() > 0 && is_updated_here(it.param));
         let updates = |it: &Owned| {
-            let is_frozen = class.bucket(class.param(it.param).bucket).is_frozen();
+            let is_frozen = class.bucket(class.param(it.param).bucket).is_frozen;
             (self.site(it.param).name, if is_frozen { 0 } else { it.updates })
         };
         owned.map(updates).collect()

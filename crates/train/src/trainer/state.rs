@@ -58,7 +58,9 @@ impl Trainer {
         let step = checkpoint.step();
         let updates = noted_updates(checkpoint.meta(), step);
         if after(&self.plan, step).sync.averaging.is_some() != self.averages {
-            *self = self.anew(&self.plan, self.devices, step)?;
+            let next = self.planned(&self.plan, self.devices, step)?;
+            let plan = self.plan.clone();
+            *self = Trainer { plan, ..Trainer::started(next, Arc::clone(&self.shared.source))? };
         }
         self.loss_scale.read(checkpoint.meta());
         if let Some(delay_bound) = &mut self.delay_bound {
@@ -77,8 +79,8 @@ impl Trainer {
     /// If ranks live in several processes; if the plan does not fit the model, or asks for number formats that are not trained in, or there are more
     /// ranks than the system has threads: the run is as before then. If a rank fails.
     pub fn replan(&mut self, plan: &Plan, devices: usize) -> Result<()> {
-        let next = self.anew(plan, devices, self.next_step)?;
-        self.hand_over(next, |piece| Some(piece))
+        let next = self.planned(plan, devices, self.next_step)?;
+        self.hand_over(next, plan.clone(), |piece| Some(piece))
     }
 
     /// Has the ranks be those of the step that comes next: where averages end with it, all of them go on from the
@@ -91,9 +93,9 @@ impl Trainer {
         if !self.averages || self.plan.averaging_ends().is_none_or(|end| step < end) {
             return Ok(());
         }
-        let next = self.anew(&self.plan, self.devices, step + 1)?;
-        let repeated = self.repeated.take();
-        self.hand_over(next, |piece| match replica_of(&piece.name) {
+        let next = self.planned(&self.plan, self.devices, step + 1)?;
+        let repeated = self.repeated.clone();
+        self.hand_over(next, self.plan.clone(), |piece| match replica_of(&piece.name) {
             Some((0, name)) => Some(Piece { name: name.to_owned(), ..piece }),
             Some(_) => None,
             None => Some(piece),
@@ -116,16 +118,16 @@ impl Trainer {
         }
         let servers = Some(Servers { staleness, ..servers });
         let plan = Plan { sync: Sync { servers, ..self.plan.sync }, ..self.plan.clone() };
-        let next = self.anew(&plan, self.devices, self.next_step)?;
-        let (bound, changes) = (self.delay_bound.take(), std::mem::take(&mut self.bound_changes));
-        let repeated = self.repeated.take();
-        self.hand_over(next, |piece| Some(piece))?;
+        let next = self.planned(&plan, self.devices, self.next_step)?;
+        let (bound, changes) = (self.delay_bound.clone(), self.bound_changes.clone());
+        let repeated = self.repeated.clone();
+        self.hand_over(next, plan, |piece| Some(piece))?;
         (self.delay_bound, self.bound_changes, self.repeated) = (bound, changes, repeated);
         Ok(())
     }
 
-    /// Ranks of `plan` after so many steps, with fresh weights and all else as in this run.
-    fn anew(&self, plan: &Plan, devices: usize, steps: u64) -> Result<Trainer> {
+    /// What ranks of `plan` are after so many steps, with all else as in this run.
+    fn planned(&self, plan: &Plan, devices: usize, steps: u64) -> Result<Blueprint> {
         if matches!(self.connected, Connected::Over(_)) {
             let reason =
                 "several processes go on under the plan that they started with; save, and \
@@ -139,15 +141,15 @@ impl Trainer {
         let mut blueprint = Blueprint::lowered(graph, &now, devices, settings, way)?
             .on(Arc::clone(&self.shared.device));
         blueprint.connected = self.connected.clone();
-        let mut next = Trainer::started(blueprint, Arc::clone(&self.shared.source))?;
-        next.plan = plan.clone();
-        Ok(next)
+        Ok(blueprint)
     }
 
-    /// Goes on as `next` does from the state that all ranks bring, as far as `of` takes it.
+    /// Goes on with the ranks of `next`, which is of `plan`, from the state that all ranks bring, as far as `of` takes
+    /// it.
     fn hand_over(
         &mut self,
-        mut next: Trainer,
+        next: Blueprint,
+        plan: Plan,
         of: impl for<'p> Fn(Piece<'p>) -> Option<Piece<'p>>,
     ) -> Result<()> {
         let updates = self.updates()?;
@@ -157,6 +159,8 @@ impl Trainer {
                 snapshot.add(&piece)?;
             }
         }
+        let mut next = Trainer::started(next, Arc::clone(&self.shared.source))?;
+        next.plan = plan;
         let step = self.next_step;
         next.restore(SavedState::Memory(snapshot), Updates { of: updates, others: step }, step)?;
         next.lost = std::mem::take(&mut self.lost);
@@ -211,7 +215,16 @@ impl Trainer {
     /// # Errors
     /// If a rank fails.
     pub fn weights_of_replicas(&mut self) -> Result<Vec<BTreeMap<String, Vec<f32>>>> {
-        self.weights_of(None)
+        let mut replicas = self.weights_of(None)?;
+        // What is frozen is saved once for all.
+        if let Some((first, others)) = replicas.split_first_mut() {
+            for (name, values) in first {
+                for other in others.iter_mut().filter(|it| !it.contains_key(name)) {
+                    other.insert(name.clone(), values.clone());
+                }
+            }
+        }
+        Ok(replicas)
     }
 
     /// A digest (BLAKE3) of all weights by name, those of all replicas that have their own, independent of how

@@ -1,11 +1,12 @@
 //! Training with frozen parameters.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use shardloom_checkpoint::{Checkpoint, Meta};
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Optimizer, ParameterGroup, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform, Weights,
+    Averaging, Compression, Optimizer, ParameterGroup, Plan, Precision, Recompute, ScheduleKind,
+    Sync, Uniform, Weights,
 };
 use shardloom_program::Rank;
 use shardloom_train::Trainer;
@@ -218,4 +219,57 @@ fn frozen_weights_are_held_in_16_bits_where_these_are_computed_in_and_train_like
     let is_bf16 = |it: &f32| it.to_bits() & 0xffff == 0;
     assert!(frozen.iter().all(|name| held[name].iter().all(is_bf16)));
     assert!(!held["head.weight"].iter().all(is_bf16), "the head has a copy in fp32");
+}
+
+/// Residuals of equally large buckets of other parameters are no use.
+#[test]
+fn what_compression_leaves_out_is_saved_by_all_parameters_of_a_bucket() {
+    let graph = untied();
+    let sync = Sync { compression: Compression::OneBit, ..Sync::default() };
+    let uniform = Uniform { mesh: mesh(2, 1, 1), clip_norm: None, sync, ..serial() };
+    let names = |block: usize| {
+        let names = graph.parameters().map(|(_, it)| it.name.clone());
+        let prefix = format!("block.{block}.");
+        let frozen: Vec<String> = names.filter(|it| it.starts_with(&prefix)).collect();
+        let mut run = start(&graph, &planned(&graph, &uniform, &frozen));
+        losses(&mut run, 1);
+        let folder = tempfile::tempdir().expect("a folder");
+        let saved = run.save(folder.path(), Meta::default(), None).expect("saved");
+        let checkpoint = Checkpoint::open(&saved).expect("sound");
+        let of_ranks = checkpoint.names().filter(|it| it.starts_with("rank-state."));
+        of_ranks.map(str::to_owned).collect::<BTreeSet<String>>()
+    };
+    let [first, second] = [names(0), names(1)];
+    assert_eq!(first.len(), second.len());
+    assert!(!first.is_empty());
+    assert_eq!(first.intersection(&second).collect::<Vec<_>>(), Vec::<&String>::new());
+    assert_eq!(first, names(0));
+}
+
+#[test]
+fn averaged_replicas_share_what_is_frozen_and_cannot_freeze_what_they_have_of_their_own() {
+    let graph = untied();
+    let [frozen, ..] = choices(&graph);
+    let averaging = Some(Averaging { every: 3, ..Averaging::local_sgd(3) });
+    let sync = Sync { averaging, ..Sync::default() };
+    let uniform = Uniform { mesh: mesh(2, 1, 1), clip_norm: None, sync, ..serial() };
+    let plan = planned(&graph, &uniform, &frozen);
+    let mut run = start(&graph, &plan);
+    let before = weights(&mut run);
+    losses(&mut run, 2);
+    let replicas = run.weights_of_replicas().unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(replicas.len(), 2);
+    for replica in &replicas {
+        assert_eq!(replica.len(), before.len(), "each has all parameters");
+        assert!(frozen.iter().all(|name| replica[name] == before[name]));
+    }
+    assert_ne!(replicas[0]["head.weight"], replicas[1]["head.weight"]);
+    let mut whole = start(&graph, &Plan { parameters: vec![], ..plan.clone() });
+    losses(&mut whole, 2);
+    let folder = tempfile::tempdir().expect("a folder");
+    let saved = whole.save(folder.path(), Meta::default(), None).expect("saved");
+    let refused = start(&graph, &plan).resume(Checkpoint::open(&saved).expect("sound"));
+    let error = refused.expect_err("refused").to_string();
+    assert!(error.contains("of 2 replicas with weights of their own"), "{error}");
+    assert!(error.contains("exported weights, which are the mean"), "{error}");
 }

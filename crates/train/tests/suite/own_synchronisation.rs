@@ -49,15 +49,15 @@ impl Synchronisation for Late {
 
     fn after_gradient(&self, bucket: &Unheld<'_>, held: &Replicated) -> Vec<Instruction> {
         let (sum, all) =
-            (Collective::AllReduce(Reduction::Sum), View::whole(held.trained().written));
+            (Collective::AllReduce(Reduction::Sum), View::whole(held.expect_gradients().written));
         vec![bucket.over_replicas(sum, Algorithm::Ring, all, all)]
     }
 
     fn after_update(&self, _: &Unheld<'_>, held: &Replicated) -> Vec<Instruction> {
         vec![Instruction::new(
             Action::Copy,
-            [View::whole(held.trained().written)],
-            [held.trained().reduced],
+            [View::whole(held.expect_gradients().written)],
+            [held.expect_gradients().reduced],
         )]
     }
 }

@@ -90,7 +90,7 @@ impl Compare {
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
         if self.methods.is_some() {
             self.dimensions.leave_choice_to("--methods", None)?;
-            self.dimensions.require_judged("--methods")?;
+            self.dimensions.refuse_unjudged("--methods")?;
         }
         let tokenizer = self.training.tokenizer()?;
         let vocabulary = self.training.run.then(|| tokenizer.tokenizer().vocabulary_size());

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
 use serde::Serialize;
-use shardloom::plan::Plan;
+use shardloom::plan::{Number, Plan};
 use shardloom::program::quantity::{digits, percent, seconds};
 use shardloom::program::timeline::Timeline;
 use shardloom::train::{
@@ -189,7 +189,8 @@ impl Job {
                                 weights.display()
                             ));
                         }
-                        return self.resumed(&resumed, terminal);
+                        self.resumed(&resumed, terminal)?;
+                        return self.note_frozen(true, terminal);
                     }
                     None => terminal.note(format_args!(
                         "no checkpoint in {} yet; starting with step 0",
@@ -198,7 +199,9 @@ impl Job {
                 },
             }
         }
-        let Some(weights) = &self.weights else { return self.note_frozen(terminal) };
+        let Some(weights) = &self.weights else {
+            return self.note_frozen(false, terminal);
+        };
         let place = weights.display();
         match self.new_head {
             false => {
@@ -212,22 +215,27 @@ impl Job {
                 ));
             }
         }
-        self.note_frozen(terminal)
+        self.note_frozen(true, terminal)
     }
 
-    /// Says how much is frozen.
-    fn note_frozen(&self, terminal: Terminal) -> Result<(), Failure> {
+    /// Says how much is frozen, and whether that `is_loaded` and not as it was drawn.
+    fn note_frozen(&self, is_loaded: bool, terminal: Terminal) -> Result<(), Failure> {
         let graph = self.model.graph();
         let frozen = self.plan.frozen_count(graph).map_err(shardloom::Error::from)?;
         if frozen == 0 {
             return Ok(());
         }
-        let drawn = match &self.weights {
-            Some(_) => "",
-            None => ", as they were drawn: there are no weights to start from",
+        let compute = self.plan.precision.compute;
+        let format = format!("{compute:?}").to_lowercase();
+        let how = match is_loaded {
+            true if compute == Number::Fp32 => String::new(),
+            true => format!(
+                ", held in {format}: what has more digits is rounded, also where it is saved"
+            ),
+            false => ", as they were drawn: there are no weights to start from".into(),
         };
         terminal.note(format_args!(
-            "{} of {} parameters are frozen{drawn}",
+            "{} of {} parameters are frozen{how}",
             digits(frozen as f64),
             digits(graph.parameter_count() as f64)
         ));

@@ -73,7 +73,7 @@ impl Shape {
         on: (&Launched, &LocalProfile),
         terminal: Terminal,
     ) -> Result<Plan, Failure> {
-        self.dimensions.require_judged("a search for a plan")?;
+        self.dimensions.refuse_unjudged("a search for a plan")?;
         found_on(on, terminal, |cluster, file| self.found(model, cluster, file, terminal))
     }
 
@@ -133,7 +133,7 @@ impl Shape {
         terminal: Terminal,
     ) -> Result<Plan, Failure> {
         self.dimensions.leave_choice_to("--ranks", self.order.given())?;
-        self.dimensions.require_judged("--ranks")?;
+        self.dimensions.refuse_unjudged("--ranks")?;
         let cores = load_cluster("local", local, terminal)?.device_count();
         if ranks > cores {
             let message = format!("--ranks {ranks}: this machine has 1 to {cores} to plan for");

@@ -83,7 +83,7 @@ impl<'a> Tables<'a> {
             }
             for piece in &of_worker {
                 let held = own.replicated(piece.bucket);
-                let gradients = held.trained();
+                let gradients = held.expect_gradients();
                 let reads = [gradients.reduced, View::whole(looked_up(held).rows)];
                 let action = Action::Send { route: piece.gradients };
                 let mut send = Instruction::new(action, reads, []);
@@ -171,7 +171,7 @@ impl<'a> Tables<'a> {
             let of_bucket = self.pieces.iter().flatten();
             let of_bucket = of_bucket.filter(|it| (it.server, it.held) == (id, held));
             for piece in of_bucket {
-                let of = parameters.replicated(held).trained();
+                let of = parameters.replicated(held).expect_gradients();
                 let rows = of.rows.map(|rows| View::whole(rows.written));
                 let action = Action::Receive { route: piece.gradients };
                 last.push(Instruction::new(action, rows, [of.reduced]));
@@ -206,8 +206,8 @@ fn routes(
     let mut pieces: Vec<Piece> = vec![];
     for (id, bucket) in epilogue::buckets(own).filter(|(_, bucket)| bucket.is_looked_up()) {
         let held = own.replicated(id);
-        let formats =
-            [held.used, held.trained().written].map(|it| own.tensor(View::whole(it)).format);
+        let formats = [held.used, held.expect_gradients().written]
+            .map(|it| own.tensor(View::whole(it)).format);
         for (number, &ServedRange { server, .. }) in (0..).zip(&bucket.served) {
             let before = pieces.iter().filter(|piece| piece.server == server).count();
             let there = BucketId(before as u32);

@@ -90,7 +90,8 @@ impl<'a> Service<'a> {
                         boundaries.add_route(Route::of_range(carried, ends, format, range.len()))
                     };
                     let held = &bucket.held.replicated;
-                    let (gradients, weights) = (held.trained().reduced, View::whole(held.weights));
+                    let (gradients, weights) =
+                        (held.expect_gradients().reduced, View::whole(held.weights));
                     let (here, there) = ((worker, range.start), (*server, 0));
                     of_worker.push(RangeRoutes {
                         bucket: id,
@@ -128,7 +129,7 @@ impl<'a> Service<'a> {
         let routes = self.routes[worker].iter().filter(|routes| routes.server == own);
         for (index, (bucket, routes)) in parameters.buckets.iter().zip(routes).enumerate() {
             let held = &bucket.held.replicated;
-            let reduced = held.trained().reduced;
+            let reduced = held.expect_gradients().reduced;
             let to = adds.map_or(reduced, |arrived| View::whole(arrived[index]));
             let receive = Action::Receive { route: routes.gradients };
             push.push(Instruction::new(receive, [], [to]));
@@ -144,7 +145,7 @@ impl<'a> Service<'a> {
         if updates {
             for replica in self.replicas.iter().filter(|replica| replica.owner == own) {
                 let send = Action::Send { route: replica.route };
-                let sum = parameters.replicated(replica.bucket).trained().reduced;
+                let sum = parameters.replicated(replica.bucket).expect_gradients().reduced;
                 push.push(Instruction::new(send, [sum], []));
             }
             for (id, _) in owned(parameters) {
@@ -178,7 +179,7 @@ impl<'a> Service<'a> {
         let mut updates = vec![];
         for replica in replicas {
             let receive = Action::Receive { route: replica.route };
-            let gradients = parameters.replicated(replica.replica).trained().reduced;
+            let gradients = parameters.replicated(replica.replica).expect_gradients().reduced;
             instructions.push(Instruction::new(receive, [], [gradients]));
             updates.extend(epilogue::update(parameters, replica.replica));
         }
@@ -202,7 +203,11 @@ impl Role for Service<'_> {
     ) -> Option<Vec<Instruction>> {
         let send = |routes: &RangeRoutes| {
             let action = Action::Send { route: routes.gradients };
-            Instruction::new(action, [parameters.replicated(routes.bucket).trained().reduced], [])
+            Instruction::new(
+                action,
+                [parameters.replicated(routes.bucket).expect_gradients().reduced],
+                [],
+            )
         };
         Some(self.routes[worker.0 as usize].iter().map(send).collect())
     }
@@ -284,7 +289,8 @@ fn replica_routes(
         let own = &mut passed[(owner.0 - first) as usize];
         let bucket = BucketId(*own);
         *own += 1;
-        let format = of(*owner).tensor(of(*owner).replicated(bucket).trained().reduced).format;
+        let format =
+            of(*owner).tensor(of(*owner).replicated(bucket).expect_gradients().reduced).format;
         for &holder in replicas {
             let ends = [(*owner, 0), (holder, 0)];
             let route = Route::of_range(Carried::Aggregated(bucket), ends, format, range.len());

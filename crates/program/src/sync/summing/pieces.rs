@@ -71,7 +71,10 @@ pub(super) fn dealt(
     if (0..servers).all(has_some) {
         return Ok(dealt);
     }
-    let said = |index: usize| parameters.servers(BucketId(index as u32)).is_some();
+    let said = |index: usize| {
+        let is_said = parameters.servers(BucketId(index as u32)).is_some();
+        is_said && !parameters.buckets[index].is_frozen
+    };
     let (ranges, instead) = match ranges {
         _ if (0..dealt.len()).any(said) => (
             dealt.iter().map(Vec::len).sum::<usize>() + of_tables.len(),

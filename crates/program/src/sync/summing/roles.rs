@@ -113,12 +113,12 @@ impl<'a> Sums<'a> {
         }
         // A single worker sums nothing.
         let own = epilogue::buckets(parameters)
-            .filter(|(_, bucket)| !bucket.is_looked_up() && !bucket.is_frozen());
+            .filter(|(_, bucket)| !bucket.is_looked_up() && !bucket.is_frozen);
         let all = own.map(|(id, _)| id);
         let others: Vec<BucketId> = all.filter(|id| !sent.contains(id)).collect();
         let buckets = [sent, others].concat();
         let receives = |id: &BucketId| -> Vec<Instruction> {
-            let to = parameters.replicated(*id).trained().reduced;
+            let to = parameters.replicated(*id).expect_gradients().reduced;
             let receive =
                 |piece: &Piece| Instruction::new(Action::Receive { route: piece.sums }, [], [to]);
             pieces[id.0 as usize].iter().map(receive).collect()
@@ -182,7 +182,7 @@ impl Role for Sums<'_> {
                     let of_workers = self.pieces.iter().map(|it| &it[bucket][piece]).collect();
                     let known = &classes[0].buckets[bucket];
                     let gradients =
-                        classes[0].tensor(known.held.replicated.trained().reduced.tensor);
+                        classes[0].tensor(known.held.replicated.expect_gradients().reduced.tensor);
                     let about = (known.name.as_str(), gradients.format);
                     instructions.extend(sum(of_workers, about, &mut tensors));
                 }

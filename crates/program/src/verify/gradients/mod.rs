@@ -218,7 +218,7 @@ impl Reductions<'_> {
                     let read: BTreeSet<BucketId> =
                         reads.clone().filter_map(|it| class.tensor(it.tensor).bucket).collect();
                     let own = class.buckets.iter();
-                    let own = own.filter(|it| !it.is_looked_up() && !it.is_frozen());
+                    let own = own.filter(|it| !it.is_looked_up() && !it.is_frozen);
                     let all = reads.len() == own.count() && read.len() == reads.len();
                     if !all || !are_whole {
                         let fault =

@@ -336,7 +336,7 @@ fn groups_of_parameters_are_kept_equal_each_in_its_own_way() {
         let tensor = |view: View| class.tensor(view.tensor);
         let held = &bucket.held.replicated;
         let gathers = held.weights != held.used;
-        let shares = tensor(held.trained().reduced).shape == Shape::Flat(Extent::Share);
+        let shares = tensor(held.expect_gradients().reduced).shape == Shape::Flat(Extent::Share);
         let updates_share = held.updated.window == Window::Share || gathers;
         let zero = [updates_share, shares, gathers].iter().filter(|&&it| it).count();
         let all = |pick: &dyn Fn(&str) -> bool| names(&graph, class, bucket).into_iter().all(pick);
@@ -345,7 +345,7 @@ fn groups_of_parameters_are_kept_equal_each_in_its_own_way() {
             let numbers: Vec<String> = numbers.iter().map(|it| format!("block.{it}.")).collect();
             move |name: &str| !ffn(name) && numbers.iter().any(|it| name.starts_with(it))
         };
-        let format = tensor(held.trained().reduced).format;
+        let format = tensor(held.expect_gradients().reduced).format;
         let (belongs, expected) = match zero {
             3 => (all(&ffn), Format::F32),
             1 => (all(&other(&["0", "2"])), Format::Bf16),

@@ -3,6 +3,7 @@
 mod compression;
 mod everywhere;
 mod frees;
+mod frozen;
 mod instructions;
 mod mutants;
 mod mutations;

@@ -289,7 +289,7 @@ pub fn foreign_gradients(program: Program) -> Program {
     change(program, 0, optimizes, |it| {
         let own = class.tensor(it.reads[0].tensor).bucket;
         let other = class.buckets().find(|(id, _)| Some(*id) != own).expect("several buckets").1;
-        it.reads[0] = other.held.replicated.trained().reduced;
+        it.reads[0] = other.held.replicated.expect_gradients().reduced;
     })
 }
 

@@ -8,25 +8,26 @@ use crate::sync::Ways;
 use shardloom_schedule::ScheduleError;
 
 /// By value, whether training needs its gradient.
-pub(super) struct Trained(Vec<bool>);
+pub(super) struct NeededGradients(Vec<bool>);
 
-impl Trained {
+impl NeededGradients {
     /// # Errors
     /// If all parameters that the loss depends on are frozen.
-    pub fn of(graph: &Graph, ways: &Ways<'_>) -> Result<Trained, ProgramError> {
+    pub fn of(graph: &Graph, ways: &Ways<'_>) -> Result<NeededGradients, ProgramError> {
         let is_trained = |name: &str| !ways.is_frozen(ways.group(name));
         let of_parameter =
             |node: &shardloom_graph::Value| node.parameter().is_some() && is_trained(&node.name);
-        let mut trained = Trained(graph.values().map(|(_, node)| of_parameter(node)).collect());
+        let mut needed =
+            NeededGradients(graph.values().map(|(_, node)| of_parameter(node)).collect());
         for (_, op) in graph.ops() {
-            if op.inputs.iter().any(|&input| trained.needs(input)) {
+            if op.inputs.iter().any(|&input| needed.needs(input)) {
                 for &output in &op.outputs {
-                    trained.0[output.index()] = graph.value(output).differentiable();
+                    needed.0[output.index()] = graph.value(output).differentiable();
                 }
             }
         }
-        match trained.needs(graph.loss()) {
-            true => Ok(trained),
+        match needed.needs(graph.loss()) {
+            true => Ok(needed),
             false => Err(ScheduleError::Rule(
                 "parameters: all that the loss depends on are frozen, so that there is nothing to train; \
                  leave some out of the groups with frozen = true"
