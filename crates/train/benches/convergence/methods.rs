@@ -114,6 +114,9 @@ pub fn of_replicas() -> Vec<Method> {
     all.push(averaged("local SGD, every 4 steps", Averaging::local_sgd(4)));
     all.push(averaged("local SGD, every 16 steps", Averaging::local_sgd(16)));
     all.push(averaged("synchronous model averaging", Averaging::SYNCHRONOUS));
+    // Of the 400 steps of the text.
+    let adaptive = Averaging { until: Some(200), ..Averaging::SYNCHRONOUS };
+    all.push(averaged("adaptive SGD, averaged for 200 steps", adaptive));
     all.push(averaged("pair averaging", Averaging::PAIRS));
     all
 }
