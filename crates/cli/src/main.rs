@@ -21,7 +21,8 @@ use command::{
 use failure::Failure;
 use terminal::Terminal;
 
-/// Lowering and searches make and drop many small lists, of which the C library's allocator takes half of the time.
+/// Lowering and searches make and drop many small lists, of which the C library's allocator takes up to half of the
+/// time.
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
