@@ -44,8 +44,9 @@ pub struct ParameterGroup {
     /// Whether the optimizer keeps an fp32 copy of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub master: Option<bool>,
-    /// Whether they stay as they are: they have no gradients that last, no optimizer state and no copy in fp32. Nothing
-    /// is computed for gradients alone that no trained parameter needs, but those that an operator gives along with one.
+    /// Whether they stay as they are: they have no gradients that last, no optimizer state and no copy in fp32.
+    /// Nothing is computed for gradients alone that no trained parameter needs, but those that an operator gives
+    /// along with one.
     #[serde(default, skip_serializing_if = "is_false")]
     pub frozen: bool,
 }

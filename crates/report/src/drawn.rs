@@ -23,7 +23,8 @@ pub(crate) struct Drawn<'a> {
 
 impl<'a> Drawn<'a> {
     /// As many of the first ranks of each timeline as have `most` intervals and changes of memory together; of a
-    /// first rank that has more by itself the first of them. What they are for is said by `has`, such as `a page draws`.
+    /// first rank that has more by itself the first of them. What they are for is said by `has`, such as
+    /// `a page draws`.
     pub(crate) fn of(
         timelines: &[(&'static str, &'a Timeline)],
         most: usize,

@@ -6,13 +6,13 @@ use shardloom::collectives::Algorithm;
 use shardloom::methods::Rules;
 use shardloom::plan::{
     AttentionKind, Averaging, AveragingTime, Communication, Compression, LossScale, Mesh,
-    Negotiation, Number, Optimizer, ParameterGroup, Partners, Plan, Precision, Ranges, Recompute,
-    ScheduleKind, Servers, Share, Staleness, Summation, Sync, Uniform, Updates, Weights,
-    usual_attention,
+    Negotiation, Number, Optimizer, Partners, Plan, Precision, Ranges, Recompute, ScheduleKind,
+    Servers, Share, Staleness, Summation, Sync, Uniform, Updates, Weights, usual_attention,
 };
 use shardloom::search::Request;
 use shardloom::{Model, parse_optimizer, uniform_plan_in_chunks};
 
+use super::freeze::frozen;
 use super::order::Order;
 use super::{algorithm, attention, number, recompute};
 use crate::failure::Failure;
@@ -433,40 +433,6 @@ impl Dimensions {
         Err(Failure::usage(option, message))
     }
 
-    /// The parameters that stay as they are, a group for each time that the option was given.
-    fn frozen(&self, model: &Model) -> Result<Vec<ParameterGroup>, Failure> {
-        let graph = model.graph();
-        let names: Vec<&str> = graph.parameters().map(|(_, node)| node.name.as_str()).collect();
-        let of = |what: &String| {
-            let refuse =
-                |why: String| Err(Failure::usage("--freeze", format!("--freeze {what}: {why}")));
-            let group = match what.as_str() {
-                "trunk" => {
-                    let trunk = graph.trunk_parameters().into_iter();
-                    let trunk: Vec<&str> = trunk.map(|id| graph.value(id).name.as_str()).collect();
-                    if trunk.is_empty() {
-                        return refuse(
-                            "the model has no head that tells classes apart; give names".into(),
-                        );
-                    }
-                    ParameterGroup::of_all(&trunk)
-                }
-                names => ParameterGroup::named(names),
-            };
-            let frozen = ParameterGroup { frozen: true, ..group };
-            let has = match frozen.matcher() {
-                Ok(has) => has,
-                Err(error) => return refuse(error.to_string()),
-            };
-            if !names.iter().any(|name| has.is_match(name)) {
-                let some = names[..names.len().min(3)].join(", ");
-                return refuse(format!("no parameter has such a name; names are {some} and so on"));
-            }
-            Ok(frozen)
-        };
-        self.freeze.iter().map(of).collect()
-    }
-
     /// Global norm to which gradients are clipped.
     fn clip_norm(&self) -> Option<f64> {
         (!self.no_clip).then(|| self.clip_norm.unwrap_or(1.0))
@@ -549,7 +515,7 @@ impl Dimensions {
             }
             plan.updates = updates;
         }
-        plan.parameters.extend(self.frozen(model)?);
+        plan.parameters.extend(frozen(&self.freeze, model)?);
         plan.loss_scale = LossScale::usual(&plan);
         plan.validate(model.graph(), plan.device_count()).map_err(shardloom::Error::from)?;
         Ok(plan)

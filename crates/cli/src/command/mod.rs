@@ -7,6 +7,7 @@ mod demo;
 mod dimensions;
 mod explain;
 mod export;
+mod freeze;
 mod generate;
 mod import;
 mod interval;

@@ -170,8 +170,8 @@ impl Rank {
         }
     }
 
-    /// Checks that replicas with values of their own of a parameter are as many as were saved, or that one was saved for
-    /// all. Whether so.
+    /// Checks that replicas with values of their own of a parameter are as many as were saved, or that one was saved
+    /// for all. Whether so.
     fn has_own(&self, param: ParamId, checkpoint: &dyn Saved) -> Result<bool> {
         let name = self.site(param).name;
         let bucket = self.class().bucket(self.class().param(param).bucket);
@@ -214,8 +214,8 @@ impl Rank {
     /// Takes weights and all other state from where they were saved, maybe under another plan.
     /// What neither weights nor the optimizer's state is begins anew where the checkpoint has none, because
     /// its plan needed none or an earlier version wrote it. So does the velocity of gradient descent, of which
-    /// a plan without momentum keeps none, and the state of parameters that have had none of the `updates`, as they were
-    /// frozen.
+    /// a plan without momentum keeps none, and the state of parameters that have had none of the `updates`, as they
+    /// were frozen.
     ///
     /// # Errors
     /// If a tensor is missing or has another shape.
@@ -311,8 +311,8 @@ impl Rank {
 
     /// Fills lasting tensors that are `wanted` with what `read` gives for the saved name of a parameter's part
     /// and a flat range of its local part, in the tensor's format, and leaves as they are those for which it
-    /// gives nothing. Where `saved` has what replicas have of their own, names are those of that. Weights that are made of
-    /// master weights are filled alike, so that they need not be made.
+    /// gives nothing. Where `saved` has what replicas have of their own, names are those of that. Weights that are
+    /// made of master weights are filled alike, so that they need not be made.
     fn fill_state(
         &mut self,
         wanted: impl Fn(&Tensor) -> bool,
