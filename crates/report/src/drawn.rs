@@ -10,7 +10,7 @@ use crate::totals::first_start;
 /// The most intervals and changes of memory that a page draws, over all of its timelines. They make about 25 MB.
 pub(crate) const MOST_DRAWN: usize = 500_000;
 
-/// The most that a Perfetto trace has of them. They make about 200 MB.
+/// The most that a Perfetto trace has of them. They make about 100 MB.
 pub(crate) const MOST_TRACED: usize = 2_000_000;
 
 /// The timelines of a page or a trace as they are in it.
