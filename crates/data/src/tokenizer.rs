@@ -52,14 +52,18 @@ impl Tokenizer {
     /// # Errors
     ///
     /// [`DataError::Io`] if the file cannot be read; [`DataError::Tokenizer`] if it is
-    /// not a tokenizer, has an empty vocabulary, or has BPE dropout, with which
+    /// not a tokenizer, has an empty vocabulary or a BPE merge whose second token lacks
+    /// the prefix of those that continue a word, or has BPE dropout, with which
     /// the same text would have different tokens each time.
     pub fn open(path: &Path) -> Result<Self> {
         let unusable = |reason: String| DataError::Tokenizer { path: path.to_path_buf(), reason };
         let json = fs::read(path).map_err(DataError::io("read", path))?;
         // The library panics at some text that is not JSON.
-        serde_json::from_slice::<serde_json::Value>(&json)
-            .map_err(|error| unusable(error.to_string()))?;
+        let value: serde_json::Value =
+            serde_json::from_slice(&json).map_err(|error| unusable(error.to_string()))?;
+        if let Some(reason) = merge_without_prefix(&value) {
+            return Err(unusable(reason));
+        }
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(&json)
             .map_err(|error| unusable(error.to_string()))?;
         if let ModelWrapper::BPE(model) = tokenizer.get_model()
@@ -266,6 +270,24 @@ fn failed(error: tokenizers::Error) -> DataError {
     DataError::Tokenize { reason: error.to_string() }
 }
 
+/// Why the first merge is wrong whose second token lacks the prefix of tokens that continue a word, which the library
+/// cuts off unseen.
+fn merge_without_prefix(tokenizer: &serde_json::Value) -> Option<String> {
+    let model = tokenizer.get("model")?;
+    let prefix = model.get("continuing_subword_prefix")?.as_str()?;
+    let second = |merge: &serde_json::Value| -> Option<String> {
+        let second = match merge {
+            serde_json::Value::String(both) => both.split(' ').nth(1)?,
+            other => other.get(1)?.as_str()?,
+        };
+        (!second.starts_with(prefix)).then(|| second.to_owned())
+    };
+    let wrong = model.get("merges")?.as_array()?.iter().find_map(second)?;
+    Some(format!(
+        "its merges have {wrong:?}, which does not begin with {prefix:?} as what continues a word does"
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -358,6 +380,25 @@ mod tests {
     fn text_tokenizer_refuses_bytes_that_are_not_text() {
         let error = gpt2().encode(b"ab\xff").expect_err("not UTF-8");
         assert!(matches!(error, DataError::NotUtf8 { offset: 2 }), "{error}");
+    }
+
+    /// The library would cut it off all the same.
+    #[test]
+    fn merges_of_what_lacks_the_prefix_that_continues_a_word_are_refused() {
+        let of = |merges: serde_json::Value| {
+            let vocab = json!({"a": 0, "b": 1, "##b": 2, "ab": 3});
+            let prefix = "##";
+            let model = json!({
+                "type": "BPE", "vocab": vocab, "merges": merges, "continuing_subword_prefix": prefix,
+            });
+            open(&json!({"version": "1.0", "added_tokens": [], "model": model}))
+        };
+        assert!(of(json!(["a ##b"])).is_ok());
+        assert!(of(json!([["a", "##b"]])).is_ok());
+        for merges in [json!(["a ##b", "a b"]), json!([["a", "b"]])] {
+            let error = of(merges).err().expect("refused").to_string();
+            assert!(error.contains("\"b\", which does not begin with \"##\""), "{error}");
+        }
     }
 
     #[test]
