@@ -21,7 +21,9 @@ impl std::fmt::Display for Difference {
         let text = |value: &Option<String>| match value {
             None => "absent".into(),
             Some(value) => match value.char_indices().nth(MOST_SHOWN) {
-                Some((end, _)) => format!("{}.. ({} characters)", &value[..end], value.len()),
+                Some((end, _)) => {
+                    format!("{}.. ({} characters)", &value[..end], value.chars().count())
+                }
                 None => value.clone(),
             },
         };

@@ -7,7 +7,7 @@
 //! better depends on how many rows of the table a step reads (Kim et al. 2019, EuroSys, arXiv 1808.02621, section 3).
 
 use shardloom_collectives::Kind;
-use shardloom_graph::{Extents, Graph, OpKind, Value, ValueId};
+use shardloom_graph::{Extents, Graph, OpKind, ValueId};
 
 use crate::{ParameterGroups, Plan, PlanError, Sync};
 
@@ -61,10 +61,9 @@ impl Plan {
         }
         match self.sync.sparse && !found {
             true => {
-                let is_frozen = |(value, node): (ValueId, &Value)| {
-                    graph.is_table(value) && groups.is_frozen(self, &node.name)
-                };
-                let rule = match graph.parameters().any(is_frozen) {
+                let mut tables = graph.tables().map(|table| graph.value(table)).peekable();
+                let has_any = tables.peek().is_some();
+                let rule = match has_any && tables.all(|it| groups.is_frozen(self, &it.name)) {
                     true => "for tables that are trained; all that only embeddings read are frozen",
                     false => {
                         "for models with a table that only embeddings read, in no group that is otherwise; \

@@ -40,24 +40,19 @@ pub(super) fn body(
         gradients: BTreeMap::new(),
         sharers: BTreeMap::new(),
     };
-    let gradients_needed = context.gradients_needed;
     for (id, transfer) in context.boundaries.out_of(context.stage) {
-        if !gradients_needed.needs(transfer.value) {
-            continue;
-        }
-        let tensor = builder.emitter.gradient(transfer.value, &transfer.handed, "");
-        match transfer.way {
+        let arrives = match transfer.way {
             Way::Messages { backward, .. } => {
-                let route = backward.expect("a gradient that is needed has a way back");
-                let action = Action::Receive { route };
-                builder.emitter.push(action, vec![], vec![write(tensor)]);
+                backward.map(|route| (Action::Receive { route }, vec![]))
             }
             Way::Stays => {
                 let waiting = context.handovers[&id].gradient;
-                let waiting = View::whole(waiting.expect("a needed gradient waits somewhere"));
-                builder.emitter.push(Action::Copy, vec![waiting], vec![write(tensor)]);
+                waiting.map(|it| (Action::Copy, vec![View::whole(it)]))
             }
-        }
+        };
+        let Some((action, reads)) = arrives else { continue };
+        let tensor = builder.emitter.gradient(transfer.value, &transfer.handed, "");
+        builder.emitter.push(action, reads, vec![write(tensor)]);
         builder.contribute(transfer.value, transfer.handed.clone(), tensor);
     }
     let mut block = None;
@@ -69,22 +64,15 @@ pub(super) fn body(
         builder.differentiate(op)?;
     }
     for (id, transfer) in context.boundaries.into(context.stage) {
-        if !gradients_needed.needs(transfer.value) {
-            continue;
-        }
-        if let Some(operand) = builder.complete_gradient(transfer.value, &transfer.received)? {
-            match transfer.way {
-                Way::Messages { backward, .. } => {
-                    let route = backward.expect("a gradient that is needed has a way back");
-                    let action = Action::Send { route };
-                    builder.emitter.push(action, vec![operand], vec![]);
-                }
-                Way::Stays => {
-                    let waiting = context.handovers[&id].gradient;
-                    let waiting = write(waiting.expect("a needed gradient waits somewhere"));
-                    builder.emitter.push(Action::Copy, vec![operand], vec![waiting]);
-                }
+        let leaves = match transfer.way {
+            Way::Messages { backward, .. } => {
+                backward.map(|route| (Action::Send { route }, vec![]))
             }
+            Way::Stays => context.handovers[&id].gradient.map(|it| (Action::Copy, vec![write(it)])),
+        };
+        let Some((action, writes)) = leaves else { continue };
+        if let Some(operand) = builder.complete_gradient(transfer.value, &transfer.received)? {
+            builder.emitter.push(action, vec![operand], writes);
         }
     }
     Ok(Backward { instructions: builder.emitter.instructions, kept: builder.kept })

@@ -3,8 +3,8 @@
 
 use shardloom_collectives::Algorithm;
 
-use super::{Replicated, Synchronisation, Unheld, Zero, add};
-use crate::{Content, Extent, Format, Instruction, Keep, Tensor, View};
+use super::{Hybrid, Replicated, Synchronisation, Unheld, Zero, add};
+use crate::{Extent, Instruction, Tensor, View};
 
 /// Replicas that hold the same frozen parameters.
 #[derive(Clone, Copy, Debug)]
@@ -13,25 +13,13 @@ pub struct Frozen {
     pub shared: Option<Zero>,
 }
 
-impl Frozen {
-    /// A bucket whose replicas are those that share it.
-    fn shared<'a>(bucket: &Unheld<'a>) -> Unheld<'a> {
-        Unheld { replicas: bucket.shards, ..bucket.clone() }
-    }
-}
-
 impl Synchronisation for Frozen {
     fn tensors(&self, bucket: &Unheld<'_>, tensors: &mut Vec<Tensor>) -> Replicated {
         let is_shared = self.shared.is_some() && !bucket.shards.is_empty();
         let whole = Extent::Exactly(bucket.elements);
         let extent = if is_shared { Extent::Share } else { whole };
         let weights = add(tensors, bucket.weights(extent));
-        let mut used = weights;
-        if is_shared {
-            let format = Format::of_number(bucket.precision.compute);
-            let (name, keep) = ("gathered weights", Keep::Transient);
-            used = add(tensors, bucket.flat(name, whole, format, keep, Content::Weight));
-        }
+        let used = if is_shared { add(tensors, bucket.gathered_weights()) } else { weights };
         Replicated {
             weights,
             used,
@@ -43,7 +31,7 @@ impl Synchronisation for Frozen {
     }
 
     fn before_use(&self, bucket: &Unheld<'_>, held: &Replicated) -> Option<Instruction> {
-        self.shared?.before_use(&Frozen::shared(bucket), held)
+        Hybrid { within: self.shared? }.before_use(bucket, held)
     }
 
     fn gathers_blocks(&self) -> bool {

@@ -321,6 +321,13 @@ impl Unheld<'_> {
         self.flat("weights", extent, format, keep, Content::Weight)
     }
 
+    /// All weights of this bucket while they are used, gathered from shares.
+    pub fn gathered_weights(&self) -> Tensor {
+        let format = Format::of_number(self.precision.compute);
+        let whole = Extent::Exactly(self.elements);
+        self.flat("gathered weights", whole, format, Keep::Transient, Content::Weight)
+    }
+
     /// Gradients of this bucket.
     pub fn gradients(&self, name: &str, extent: Extent, keep: Keep) -> Tensor {
         let format = Format::of_number(self.precision.gradients);

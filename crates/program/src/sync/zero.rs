@@ -7,7 +7,7 @@ use shardloom_collectives::Algorithm;
 use shardloom_graph::Reduction;
 
 use super::{Gradients, Replicated, Synchronisation, Unheld, add, share};
-use crate::{Collective, Content, Extent, Format, Instruction, Keep, Mode, Tensor, View};
+use crate::{Collective, Extent, Instruction, Keep, Mode, Tensor, View};
 
 /// Replicas that each update a share of a bucket.
 #[derive(Clone, Copy, Debug)]
@@ -27,10 +27,7 @@ impl Synchronisation for Zero {
         let (weights, used, updated) = match self.stage {
             3.. => {
                 let weights = add(tensors, bucket.weights(Extent::Share));
-                let format = Format::of_number(bucket.precision.compute);
-                let (name, keep) = ("gathered weights", Keep::Transient);
-                let gathered = bucket.flat(name, whole, format, keep, Content::Weight);
-                (weights, add(tensors, gathered), View::whole(weights))
+                (weights, add(tensors, bucket.gathered_weights()), View::whole(weights))
             }
             _ => {
                 let weights = add(tensors, bucket.weights(whole));

@@ -166,13 +166,13 @@ fn what_was_frozen_trains_on_under_a_plan_that_does_not_freeze_it_as_from_its_fi
     let [frozen, ..] = choices(&graph);
     let uniform = Uniform { clip_norm: None, ..serial() };
     let plan = planned(&graph, &uniform, &frozen);
-    let thawed = Plan { parameters: vec![], ..plan.clone() };
+    let unfrozen = Plan { parameters: vec![], ..plan.clone() };
     let mut run = start(&graph, &plan);
     losses(&mut run, 5);
     let folder = tempfile::tempdir().expect("a folder");
     let saved = run.save(folder.path(), Meta::default(), None).expect("saved");
-    run.replan(&thawed, 1).unwrap_or_else(|error| panic!("{error}"));
-    let mut resumed = start(&graph, &thawed);
+    run.replan(&unfrozen, 1).unwrap_or_else(|error| panic!("{error}"));
+    let mut resumed = start(&graph, &unfrozen);
     resumed.resume(Checkpoint::open(&saved).expect("sound")).unwrap_or_else(|it| panic!("{it}"));
     let before = weights(&mut resumed);
     assert_eq!(losses(&mut run, 1), losses(&mut resumed, 1));
@@ -189,7 +189,7 @@ fn what_was_frozen_trains_on_under_a_plan_that_does_not_freeze_it_as_from_its_fi
     let now = weights(&mut run);
     assert!(frozen.iter().all(|name| now[name] == held[name]));
     assert_ne!(now["head.weight"], held["head.weight"]);
-    run.replan(&thawed, 1).unwrap_or_else(|error| panic!("{error}"));
+    run.replan(&unfrozen, 1).unwrap_or_else(|error| panic!("{error}"));
     let before = weights(&mut run);
     losses(&mut run, 1);
     let [least, most] = moved(&before, &weights(&mut run), "block.0.ffn.up.weight");

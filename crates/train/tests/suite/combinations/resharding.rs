@@ -87,12 +87,12 @@ pub fn read_and_written_again(
             }
         }
     }
-    let is_thawed = |name: &str| frozen.contains(parameter(name));
+    let is_unfrozen = |name: &str| frozen.contains(parameter(name));
     let is_added = |name: &&&str| {
         !written.contains_key(**name)
             && !is_correction(name)
             && !is_of_rank(name)
-            && !is_thawed(name)
+            && !is_unfrozen(name)
     };
     let added = read.keys().find(is_added);
     assert_eq!(added, None, "from {one} to {other}");
