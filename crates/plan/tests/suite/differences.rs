@@ -114,3 +114,17 @@ fn another_kind_of_optimizer_lists_the_settings_that_come_and_go() {
         ]
     );
 }
+
+#[test]
+fn a_long_value_is_shown_in_part_and_kept_whole() {
+    let before = plan(1);
+    let mut after = before.clone();
+    after.model = "ü".repeat(100);
+    let [difference] = &diff(&before, &after)[..] else { panic!("one") };
+    assert_eq!(difference.after, Some(format!("{:?}", after.model)));
+    let shown = difference.to_string();
+    assert!(shown.ends_with(&format!("-> \"{}.. (102 characters)", "ü".repeat(99))), "{shown}");
+    after.model = "ü".repeat(98);
+    let shown = &differences(&before, &after)[0];
+    assert!(shown.ends_with(&format!("-> \"{}\"", after.model)), "{shown}");
+}

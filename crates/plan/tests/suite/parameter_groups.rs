@@ -51,6 +51,13 @@ fn tables_that_are_frozen_have_no_sparse_gradients() {
     let plan = Plan { parameters: vec![frozen], ..plan };
     let error = plan.validate(&graph, 1).expect_err("refused").to_string();
     assert!(error.contains("all that only embeddings read are frozen"), "{error}");
+    let tables: Vec<&str> = graph.tables().map(|it| graph.value(it).name.as_str()).collect();
+    let of = |name: &str| ParameterGroup::of_all(&[name]);
+    let frozen = ParameterGroup { frozen: true, ..of(tables[0]) };
+    let dense = ParameterGroup { sparse: Some(false), ..of(tables[1]) };
+    let plan = Plan { parameters: vec![frozen, dense], ..plan };
+    let error = plan.validate(&graph, 1).expect_err("refused").to_string();
+    assert!(error.contains("in no group that is otherwise"), "{error}");
 }
 
 #[test]
