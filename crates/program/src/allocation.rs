@@ -37,11 +37,7 @@ impl Class {
         instruction: &'a Instruction,
         microbatch: Option<u32>,
     ) -> impl Iterator<Item = Allocated> + 'a {
-        let mut moved = moved(instruction).and_then(|it| self.allocation(it, microbatch));
-        instruction.writes.iter().filter_map(move |write| {
-            let what = self.allocation(write.to.tensor, microbatch)?;
-            Some(Allocated { what, from: moved.take() })
-        })
+        allocated(instruction, move |tensor| self.allocation(tensor, microbatch))
     }
 
     /// What is freed after `instruction` ran.
@@ -58,6 +54,18 @@ impl Class {
         let of = microbatch.map_or(String::new(), |it| format!(" of micro-batch {it}"));
         format!("{}{of}", self.tensor(tensor).name)
     }
+}
+
+/// What is allocated before `instruction` runs, where `allocation` says what a tensor's is.
+pub(crate) fn allocated(
+    instruction: &Instruction,
+    allocation: impl Fn(TensorId) -> Option<Allocation>,
+) -> impl Iterator<Item = Allocated> {
+    let mut moved = moved(instruction).and_then(&allocation);
+    instruction.writes.iter().filter_map(move |write| {
+        let what = allocation(write.to.tensor)?;
+        Some(Allocated { what, from: moved.take() })
+    })
 }
 
 /// The tensor that an all-reduce or a copy turns into its result, because nobody reads it afterwards.

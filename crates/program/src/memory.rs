@@ -1,10 +1,10 @@
 //! How much memory a rank needs: the sum over its tensors, by following its control.
 
-use std::collections::VecDeque;
-
 use serde::Serialize;
+use smallvec::SmallVec;
 
-use crate::allocation::Allocated;
+use crate::allocation::{Allocated, allocated};
+use crate::live_copies::LiveCopies;
 use crate::outstanding::{Follower, Moment};
 use crate::{
     Allocation, BodyKind, Class, Content, Copies, Instruction, Keep, Program, Tensor, TensorId,
@@ -50,12 +50,9 @@ pub struct MemoryUse {
 #[derive(Clone, Debug)]
 pub struct MemoryTracker<'a> {
     class: &'a Class,
-    /// The size of each tensor, or of one of its copies.
-    bytes: Vec<u64>,
-    /// Of each tensor, the micro-batches whose copies there are, in order; of a tensor without copies, one
-    /// number while it is there. Micro-batches come and go in order, or in the reverse of it, so that
-    /// nearly always an end of the list changes.
-    live: Vec<VecDeque<u32>>,
+    /// What is to know of each tensor, side by side: deep models have so many that looking for it in several places
+    /// takes longer than counting.
+    tracked: Vec<Tracked>,
     live_bytes: u64,
     peak_bytes: u64,
     /// Activations among what lives, and lived at the first time of the most.
@@ -63,16 +60,43 @@ pub struct MemoryTracker<'a> {
     peak_activation_bytes: u64,
 }
 
+/// One tensor.
+#[derive(Clone, Debug)]
+struct Tracked {
+    /// Its size, or that of one of its copies.
+    bytes: u64,
+    /// Those of its copies that there are; of a tensor without copies the first, while it is there.
+    live: LiveCopies,
+    is_transient: bool,
+    has_copies: bool,
+    is_activation: bool,
+}
+
+impl Tracked {
+    fn allocation(&self, tensor: TensorId, microbatch: Option<u32>) -> Option<Allocation> {
+        let microbatch = microbatch.filter(|_| self.has_copies);
+        self.is_transient.then_some(Allocation { tensor, microbatch })
+    }
+
+    fn activation_bytes(&self) -> u64 {
+        if self.is_activation { self.bytes } else { 0 }
+    }
+}
+
 impl<'a> MemoryTracker<'a> {
     /// A tracker that begins with what `position` of `class` holds all the time.
     pub fn new(class: &'a Class, position: usize) -> MemoryTracker<'a> {
         let live_bytes = class.persistent_bytes(position).total();
-        let bytes = class.tensors().map(|(id, _)| class.tensor_bytes(id, position)).collect();
-        let live = vec![VecDeque::new(); class.tensors.len()];
+        let tracked = class.tensors().map(|(id, tensor)| Tracked {
+            bytes: class.tensor_bytes(id, position),
+            live: LiveCopies::default(),
+            is_transient: class.allocation(id, None).is_some(),
+            has_copies: tensor.is_of_microbatch(),
+            is_activation: tensor.is_activation(),
+        });
         MemoryTracker {
             class,
-            bytes,
-            live,
+            tracked: tracked.collect(),
             live_bytes,
             peak_bytes: live_bytes,
             activation_bytes: 0,
@@ -107,7 +131,9 @@ impl<'a> MemoryTracker<'a> {
         microbatch: Option<u32>,
         counts: impl Fn(&Tensor) -> bool,
     ) {
-        for Allocated { what, from } in self.class.allocated_by(instruction, microbatch) {
+        let allocation = |tensor| self.tracked(tensor).allocation(tensor, microbatch);
+        let all: SmallVec<[Allocated; 4]> = allocated(instruction, allocation).collect();
+        for Allocated { what, from } in all {
             if let Some(from) = from {
                 self.free(from);
             }
@@ -139,35 +165,32 @@ impl<'a> MemoryTracker<'a> {
 
     /// Counts what `instruction` frees, after it ran.
     pub fn end(&mut self, instruction: &Instruction, microbatch: Option<u32>) {
-        for freed in self.class.freed_by(instruction, microbatch) {
-            self.free(freed);
+        for &tensor in &instruction.frees {
+            if let Some(freed) = self.tracked(tensor).allocation(tensor, microbatch) {
+                self.free(freed);
+            }
         }
     }
 
-    fn allocate(&mut self, what: Allocation) {
-        let Allocation { tensor, microbatch } = what;
-        let live = &mut self.live[tensor.0 as usize];
-        let copy = microbatch.unwrap_or(0);
-        if let Err(place) = live.binary_search(&copy) {
-            live.insert(place, copy);
-            self.live_bytes += self.bytes[tensor.0 as usize];
-            self.activation_bytes += self.activation_bytes_of(tensor);
+    fn tracked(&self, tensor: TensorId) -> &Tracked {
+        &self.tracked[tensor.0 as usize]
+    }
+
+    fn allocate(&mut self, Allocation { tensor, microbatch }: Allocation) {
+        let tracked = &mut self.tracked[tensor.0 as usize];
+        if tracked.live.insert(microbatch.unwrap_or(0)) {
+            self.live_bytes += tracked.bytes;
+            self.activation_bytes += tracked.activation_bytes();
             self.pass(0);
         }
     }
 
     fn free(&mut self, Allocation { tensor, microbatch }: Allocation) {
-        let live = &mut self.live[tensor.0 as usize];
-        if let Ok(place) = live.binary_search(&microbatch.unwrap_or(0)) {
-            live.remove(place);
-            self.live_bytes -= self.bytes[tensor.0 as usize];
-            self.activation_bytes -= self.activation_bytes_of(tensor);
+        let tracked = &mut self.tracked[tensor.0 as usize];
+        if tracked.live.remove(microbatch.unwrap_or(0)) {
+            self.live_bytes -= tracked.bytes;
+            self.activation_bytes -= tracked.activation_bytes();
         }
-    }
-
-    fn activation_bytes_of(&self, tensor: TensorId) -> u64 {
-        let is_activation = self.class.tensor(tensor).is_activation();
-        if is_activation { self.bytes[tensor.0 as usize] } else { 0 }
     }
 }
 

@@ -10,6 +10,7 @@ use shardloom_program::{
     Action, Body, BodyId, ClassId, Exchange, Group, Guard, Instruction, Program, Queue, Rank,
     RouteId,
 };
+use smallvec::SmallVec;
 
 use crate::contention::{Siblings, concurrent_messages};
 use crate::held::ExtraBytes;
@@ -52,7 +53,7 @@ struct Known {
     /// What it takes of memory besides tensors.
     extra: Option<ExtraBytes>,
     /// Its local part, per position of [`ClassDurations::firsts`].
-    local: Vec<(u32, Picos)>,
+    local: SmallVec<[(u32, Picos); 1]>,
     /// As a collective of folded classes.
     slowest: Option<Picos>,
     /// Whether it touches what differs in size by position.
