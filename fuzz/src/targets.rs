@@ -20,7 +20,7 @@ use tempfile::TempDir;
 pub type Target = fn(&[u8]);
 
 /// All targets, by the names of their folders in `corpus`.
-pub const TARGETS: [(&str, Target); 24] = [
+pub const TARGETS: [(&str, Target); 27] = [
     ("plan", plan),
     ("model_words", model_words),
     ("model_toml", model_toml),
@@ -41,9 +41,12 @@ pub const TARGETS: [(&str, Target); 24] = [
     ("log", log),
     ("tables", tables),
     ("documents", documents),
+    ("parquet", parquet),
     ("tokens", tokens),
     ("tokenizer", tokenizer),
     ("safetensors", safetensors),
+    ("weight_index", weight_index),
+    ("trials", trials),
     ("checkpoint", checkpoint),
 ];
 
@@ -358,6 +361,12 @@ pub fn documents(data: &[u8]) {
     corpus(&paths);
 }
 
+/// Documents in Parquet, where that is built in; the fuzzer has it.
+pub fn parquet(data: &[u8]) {
+    let (_folder, paths) = folder(&[("documents.parquet", data)]);
+    corpus(&paths);
+}
+
 /// Files of tokens. The first byte says of whose and how long the index of Megatron-LM is.
 pub fn tokens(data: &[u8]) {
     let Some((&first, rest)) = data.split_first() else { return };
@@ -389,6 +398,22 @@ pub fn tokenizer(data: &[u8]) {
 pub fn safetensors(data: &[u8]) {
     let (_folder, paths) = folder(&[("weights.safetensors", data)]);
     if let Err(error) = read_safetensors(&paths[0]) {
+        let _ = error.to_string();
+    }
+}
+
+/// Indexes of weights in several files.
+pub fn weight_index(data: &[u8]) {
+    let Some(text) = text(data) else { return };
+    if let Ok(files) = shardloom_interop::weights::files_of_index(text) {
+        assert!(files.values().all(|tensors| !tensors.is_empty()), "a file has a tensor");
+    }
+}
+
+/// AutoSync's files of trials.
+pub fn trials(data: &[u8]) {
+    let (_folder, paths) = folder(&[("trials.json", data)]);
+    if let Err(error) = shardloom_methods::trials_in(&paths[0]) {
         let _ = error.to_string();
     }
 }

@@ -6,6 +6,7 @@
 //! outputs before inputs, and Phi-3 has query, key and value one below the other, and gate and up. Query head `h` of a Llama reads key head `h / group` in both, and both rotate
 //! the first half of a head against the second, so nothing is permuted within a head.
 
+mod index;
 mod layout;
 mod names;
 
@@ -14,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use shardloom_graph::{Extents, Graph, ModelSpec};
 
 use crate::{InteropError, ModelType};
+pub use index::files_of_index;
 use layout::{Matrix, Place};
 use names::Scheme;
 

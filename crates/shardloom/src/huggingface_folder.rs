@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use shardloom_checkpoint::{Checkpoint, Stored, read_safetensors, write_safetensors};
 use shardloom_interop::ModelType;
 use shardloom_interop::huggingface::write_config;
-use shardloom_interop::weights::{HuggingFaceTensors, Tensor};
+use shardloom_interop::weights::{HuggingFaceTensors, Tensor, files_of_index};
 
 use crate::local_profile::write_whole;
 use crate::model::read;
@@ -89,23 +89,9 @@ fn files(path: &Path) -> Result<BTreeMap<PathBuf, BTreeSet<String>>> {
         let unread = UNREAD.iter().find(|name| folder.join(name).is_file());
         return Err(Error::NoWeights { folder: folder.to_path_buf(), found: unread.copied() });
     }
-    let wrong = |rule: &str| Error::WeightIndex { path: index.clone(), rule: rule.into() };
-    let text: serde_json::Value =
-        serde_json::from_str(&read(&index)?).map_err(|error| wrong(&error.to_string()))?;
-    let map = text.get("weight_map").and_then(serde_json::Value::as_object);
-    let map = map.ok_or_else(|| wrong("weight_map must be an object of names and files"))?;
-    let mut files: BTreeMap<PathBuf, BTreeSet<String>> = BTreeMap::new();
-    for (name, file) in map {
-        let file = file.as_str().filter(|file| is_plain(file));
-        let file = file.ok_or_else(|| wrong("files of weight_map are names without folders"))?;
-        files.entry(folder.join(file)).or_default().insert(name.clone());
-    }
-    Ok(files)
-}
-
-/// Whether a text names a file of the same folder.
-fn is_plain(file: &str) -> bool {
-    Path::new(file).file_name().is_some_and(|name| name == file)
+    let files = files_of_index(&read(&index)?);
+    let files = files.map_err(|rule| Error::WeightIndex { path: index.clone(), rule })?;
+    Ok(files.into_iter().map(|(file, tensors)| (folder.join(file), tensors)).collect())
 }
 
 /// How a folder for Hugging Face's library is written.

@@ -60,6 +60,14 @@ pub(super) fn read(path: &Path) -> Result<Vec<Trials>, MethodError> {
     Ok(file.trials)
 }
 
+/// How many trials of AutoSync's a file has, of all problems; 0 if there is no such file.
+///
+/// # Errors
+/// If it cannot be read, or is no such file.
+pub fn trials_in(path: &Path) -> Result<usize, MethodError> {
+    Ok(read(path)?.iter().map(|trials| trials.done.len()).sum())
+}
+
 /// Writes trials to a file, in the place of what was there.
 ///
 /// # Errors

@@ -1,0 +1,53 @@
+//! The index of weights in several files.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use serde_json::Value;
+
+/// By the name of a file which tensors it has, as an index says that Hugging Face's library writes beside weights in
+/// several files (`model.safetensors.index.json`).
+///
+/// # Errors
+/// What is wrong with it: it must have a `weight_map` of names of tensors and of files of its own folder.
+pub fn files_of_index(text: &str) -> Result<BTreeMap<String, BTreeSet<String>>, String> {
+    let index: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let map = index.get("weight_map").and_then(Value::as_object);
+    let map = map.ok_or("weight_map must be an object of names and files")?;
+    let mut files: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (name, file) in map {
+        let file = file.as_str().filter(|file| is_plain(file));
+        let file = file.ok_or("files of weight_map are names without folders")?;
+        files.entry(file.to_owned()).or_default().insert(name.clone());
+    }
+    Ok(files)
+}
+
+/// Whether a text names a file of the same folder.
+fn is_plain(file: &str) -> bool {
+    Path::new(file).file_name().is_some_and(|name| name == file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_has_the_tensors_that_name_it() {
+        let text = r#"{"metadata": {}, "weight_map": {"a": "1.st", "b": "2.st", "c": "1.st"}}"#;
+        let files = files_of_index(text).expect("an index");
+        let of = |file: &str| files[file].iter().map(String::as_str).collect::<Vec<_>>();
+        assert_eq!((files.len(), of("1.st"), of("2.st")), (2, vec!["a", "c"], vec!["b"]));
+    }
+
+    #[test]
+    fn files_of_other_folders_are_refused() {
+        for file in ["../1.st", "/etc/passwd", "a/1.st", "..", ""] {
+            let text = format!(r#"{{"weight_map": {{"a": "{file}"}}}}"#);
+            let error = files_of_index(&text).expect_err(file);
+            assert_eq!(error, "files of weight_map are names without folders");
+        }
+        let error = files_of_index(r#"{"weight_map": []}"#).expect_err("a list");
+        assert_eq!(error, "weight_map must be an object of names and files");
+    }
+}
