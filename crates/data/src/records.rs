@@ -69,6 +69,17 @@ impl Records {
         Ok(Records { numbers, categories, labels, dense, features: rows.len(), order })
     }
 
+    /// Rows of one epoch.
+    pub fn training_len(&self) -> u64 {
+        self.order.training_len()
+    }
+
+    /// Bytes that they take in memory.
+    pub fn held_bytes(&self) -> u64 {
+        let indices = size_of_val(&self.categories[..]) + size_of_val(&self.labels[..]);
+        (size_of_val(&self.numbers[..]) + indices) as u64
+    }
+
     /// A digest of all rows, to notice on resuming that the data changed.
     pub fn digest(&self) -> String {
         let mut digest = blake3::Hasher::new();

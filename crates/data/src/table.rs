@@ -64,6 +64,10 @@ impl Order {
         (row < self.rows).then_some(row as usize)
     }
 
+    pub(crate) fn training_len(&self) -> u64 {
+        self.training_rows
+    }
+
     pub(crate) fn validation_len(&self) -> u64 {
         self.rows - self.training_rows
     }
@@ -146,6 +150,16 @@ impl Table {
     /// The number of classes: one more than the largest.
     pub fn classes(&self) -> usize {
         self.classes.iter().max().map_or(0, |&most| most as usize + 1)
+    }
+
+    /// Rows of one epoch.
+    pub fn training_len(&self) -> u64 {
+        self.order.training_len()
+    }
+
+    /// Bytes that it takes in memory.
+    pub fn held_bytes(&self) -> u64 {
+        size_of_val(&self.features[..]) as u64 + size_of_val(&self.classes[..]) as u64
     }
 
     /// A digest of all rows, to notice on resuming that the data changed.

@@ -66,6 +66,11 @@ pub fn digits(value: f64) -> String {
     if decimals > 0 { text } else { grouped(&text) }
 }
 
+/// A whole number, thousands set apart by commas.
+pub fn whole(value: u64) -> String {
+    grouped(&value.to_string())
+}
+
 /// Thousands set apart by commas.
 fn grouped(digits: &str) -> String {
     let mut text = String::new();
@@ -113,6 +118,7 @@ mod tests {
     fn thousands_are_set_apart() {
         let shown = [999.6, 1234.0, -1234567.0, -123.0].map(digits);
         assert_eq!(shown, ["1,000", "1,234", "-1,234,567", "-123"]);
+        assert_eq!([7, 12_345].map(whole), ["7", "12,345"]);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use shardloom_methods::MethodError;
 use shardloom_plan::PlanError;
 use shardloom_profile::ProfileError;
 use shardloom_program::ProgramError;
+use shardloom_program::quantity::bytes;
 use shardloom_search::SearchError;
 use shardloom_sim::SimError;
 
@@ -276,16 +277,20 @@ pub enum Error {
     },
     /// The ranks together need more memory than this machine has.
     #[error(
-        "training needs {needed_bytes} bytes on {ranks} ranks together, but this machine has \
-         {available_bytes} bytes available; take a smaller model, batch or sequence, more \
-         micro-batches, ZeRO or recomputation"
+        "training needs {} on {ranks} ranks together, but this machine has {} available{}; take a smaller model, \
+         batch or sequence, more micro-batches, ZeRO or recomputation",
+        bytes(*needed_bytes),
+        bytes(*available_bytes),
+        besides_data(*data_bytes)
     )]
     Memory {
         /// What all ranks hold at their peaks.
         needed_bytes: u64,
         /// How many ranks.
         ranks: usize,
-        /// What there is.
+        /// What the data take, which are in memory already.
+        data_bytes: u64,
+        /// What there is besides.
         available_bytes: u64,
     },
     /// Processes that a launcher started, and that do not find each other.
@@ -661,6 +666,14 @@ fn cluster_place(error: &ClusterError) -> Option<String> {
         ClusterError::NoPrecision { device, .. } => Some(device.clone()),
         ClusterError::NoLocalProfile => Some("local".into()),
         _ => None,
+    }
+}
+
+/// Bytes of data that are there already, in words.
+fn besides_data(held: u64) -> String {
+    match held {
+        0 => String::new(),
+        _ => format!(" besides {} of data", bytes(held)),
     }
 }
 

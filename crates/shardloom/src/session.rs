@@ -10,7 +10,6 @@ use shardloom_checkpoint::{Checkpoint, Meta, Refused, Store};
 use shardloom_data::DataError;
 use shardloom_interop::weights::{self, WithoutHead};
 use shardloom_plan::{Difference, Plan, diff};
-use shardloom_profile::SystemMemory;
 use shardloom_program::timeline::Timeline;
 use shardloom_train::learning_rate::LearningRate;
 use shardloom_train::{Blueprint, Evaluation, OnNonFinite, Processes, Settings, Step, Trainer};
@@ -19,6 +18,7 @@ use crate::checkpoint_folder::latest_step;
 use crate::huggingface_folder::read_weights;
 use crate::lowering::require_sizes;
 use crate::processes::Order;
+use crate::run_memory::RunMemory;
 use crate::{Data, Error, Launched, Model, Result};
 
 /// A model in training.
@@ -68,6 +68,7 @@ pub struct Session {
     plan: Plan,
     /// What its checkpoints hold besides tensors, but for the position.
     meta: Meta,
+    memory: RunMemory,
 }
 
 /// The most ranks of a run. Every one is a thread with a channel to every other, so that some thousands
@@ -149,7 +150,7 @@ impl Session {
             let folder = probe.parent().unwrap_or(&probe).to_path_buf();
             return Err(Error::FolderUnseen { folder, process: processes.process().number });
         }
-        let blueprint = blueprint(model, &plan, settings, Some(processes))?;
+        let (blueprint, _) = blueprint(model, &plan, &data, settings, Some(processes))?;
         Ok(Trainer::follow(blueprint, data.source)?)
     }
 
@@ -172,12 +173,12 @@ impl Session {
             ..Meta::default()
         };
         meta.extra.insert(LEARNING_RATE.into(), as_text(&settings.learning_rate));
-        if let Some(tokenizer) = data.tokenizer {
-            meta.extra.insert(TOKENIZER.into(), tokenizer);
+        if let Some(tokenizer) = &data.tokenizer {
+            meta.extra.insert(TOKENIZER.into(), tokenizer.clone());
         }
-        let blueprint = blueprint(model, plan, settings, processes)?;
+        let (blueprint, memory) = blueprint(model, plan, &data, settings, processes)?;
         let trainer = Trainer::start(blueprint, data.source)?;
-        Ok(Session { trainer, model: model.clone(), plan: plan.clone(), meta })
+        Ok(Session { trainer, model: model.clone(), plan: plan.clone(), meta, memory })
     }
 
     /// Starts from the weights in a safetensors file, or in a folder as Hugging Face's library saves models
@@ -329,6 +330,11 @@ impl Session {
         self.trainer.next_step()
     }
 
+    /// The memory that it needs in this process, as it was before it started.
+    pub fn memory(&self) -> RunMemory {
+        self.memory
+    }
+
     /// The trainer, for all that it can say.
     pub fn trainer(&mut self) -> &mut Trainer {
         &mut self.trainer
@@ -409,13 +415,14 @@ fn as_text(learning_rate: &LearningRate) -> String {
     toml::to_string(learning_rate).expect("a learning rate is a table of a string and numbers")
 }
 
-/// What a run is made of, if this machine has room for what of it is here.
+/// What a run is made of, if this machine has room for what of it is here, and how much that is.
 fn blueprint(
     model: &Model,
     plan: &Plan,
+    data: &Data,
     settings: Settings,
     processes: Option<&Arc<Processes>>,
-) -> Result<Blueprint> {
+) -> Result<(Blueprint, RunMemory)> {
     let devices = plan.least_devices();
     if devices > MOST_RANKS {
         return Err(Error::Ranks { ranks: devices, most: MOST_RANKS });
@@ -430,11 +437,12 @@ fn blueprint(
     let blueprint = made(plan, settings)?;
     let here = processes.map_or(1.0, |processes| processes.share_here(blueprint.program()));
     let together = after.map_or(0, |after| after.needed_bytes());
-    require_memory(&blueprint, together, here)?;
-    Ok(match processes {
+    let memory = RunMemory::of(&blueprint, together, here, data.memory_bytes()).require()?;
+    let blueprint = match processes {
         Some(processes) => blueprint.over(Arc::clone(processes)),
         None => blueprint,
-    })
+    };
+    Ok((blueprint, memory))
 }
 
 /// `plan` with what `on_non_finite` asks of its program: all ranks look at the gradient before they update
@@ -450,19 +458,4 @@ pub fn guarded(plan: &Plan, on_non_finite: OnNonFinite) -> Plan {
         OnNonFinite::Continue => false,
     };
     Plan { skip_non_finite: plan.skip_non_finite || guards, ..plan.clone() }
-}
-
-/// Errors if a share of all ranks together, and of so many bytes besides, needs more memory than this machine has left,
-/// where it says so.
-fn require_memory(blueprint: &Blueprint, besides: u64, share: f64) -> Result<()> {
-    let Some(SystemMemory { available_bytes, .. }) = SystemMemory::of_this_process() else {
-        return Ok(());
-    };
-    let needed_bytes = blueprint.needed_bytes().saturating_add(besides);
-    let needed_bytes = (needed_bytes as f64 * share).ceil() as u64;
-    if needed_bytes > available_bytes {
-        let ranks = (blueprint.program().ranks() as f64 * share).ceil() as usize;
-        return Err(Error::Memory { needed_bytes, ranks, available_bytes });
-    }
-    Ok(())
 }

@@ -57,6 +57,8 @@ pub struct Data {
     pub(crate) digest: String,
     /// The tokenizer's name; none for a table.
     pub(crate) tokenizer: Option<String>,
+    training_samples: u64,
+    memory_bytes: u64,
 }
 
 impl Data {
@@ -99,6 +101,16 @@ impl Data {
         }
     }
 
+    /// Samples of one epoch.
+    pub fn training_samples(&self) -> u64 {
+        self.training_samples
+    }
+
+    /// Bytes that are in memory all the time; tokens that are read from files where they are wanted are not.
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_bytes
+    }
+
     /// Samples that are kept for validation.
     pub fn validation_samples(&self) -> u64 {
         self.source.validation_len()
@@ -130,9 +142,12 @@ impl Data {
         let corpus =
             Corpus::open(paths, &tokenizer.tokenizer, sampling.validation_fraction, reading)?;
         let digest = corpus.digest().to_owned();
+        let memory_bytes = corpus.held_bytes();
         let batches = Batches::new(corpus, model.spec().seq(), sampling.seed)?;
         let tokenizer = Some(tokenizer.name.clone());
-        Ok(Data { source: Box::new(batches), digest, tokenizer })
+        let training_samples = batches.epoch_len();
+        let source = Box::new(batches);
+        Ok(Data { source, digest, tokenizer, training_samples, memory_bytes })
     }
 
     /// Rows of numbers, and a category for each input `category.0`, `category.1`, ... that looks it up.
@@ -148,7 +163,9 @@ impl Data {
         let Sampling { seed, validation_fraction } = sampling;
         let records = Records::open(path, numbers, &categories, validation_fraction, seed)?;
         let digest = records.digest();
-        Ok(Data { source: Box::new(records), digest, tokenizer: None })
+        let (training_samples, memory_bytes) = (records.training_len(), records.held_bytes());
+        let source = Box::new(records);
+        Ok(Data { source, digest, tokenizer: None, training_samples, memory_bytes })
     }
 
     fn table(
@@ -170,7 +187,9 @@ impl Data {
         }
         require_classes(model, table.classes(), || format!("classes of {}", path.display()))?;
         let digest = table.digest();
-        Ok(Data { source: Box::new(table), digest, tokenizer: None })
+        let (training_samples, memory_bytes) = (table.training_len(), table.held_bytes());
+        let source = Box::new(table);
+        Ok(Data { source, digest, tokenizer: None, training_samples, memory_bytes })
     }
 }
 

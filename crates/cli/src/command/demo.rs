@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use shardloom::plan::Precision;
-use shardloom::program::quantity::seconds;
 use shardloom::search::Request;
 use shardloom::train::learning_rate::{Curve, LearningRate};
 use shardloom::train::{OnNonFinite, RunClock, Settings};
@@ -98,17 +97,6 @@ impl Demo {
         let tokenizer = TextTokenizer::open("bytes")?;
         let sampling = Sampling { seed: SEED, validation_fraction: VALIDATION_FRACTION };
         let data = Data::open(&model, std::slice::from_ref(&source), &tokenizer, sampling)?;
-        if !terminal.json() {
-            terminal.line(format_args!(
-                "Model: {}, {} parameters",
-                model.text(),
-                model.graph().parameter_count()
-            ))?;
-            terminal.line(format_args!("Data: {}", source.display()))?;
-            terminal.line(format_args!("Plan: {}", super::plan_line::plan_line(&plan)))?;
-            let step = predicted.map_or("unknown".into(), seconds);
-            terminal.line(format_args!("Predicted step: {step}; training {steps} steps\n"))?;
-        }
         let warmup_steps = (steps / 20).max(1);
         let peak = 2e-3;
         let curve = Curve::Cosine { peak, warmup_steps, total_steps: steps, floor: peak / 10.0 };
@@ -122,6 +110,7 @@ impl Demo {
         let checkpoints = folder.join("checkpoints");
         let job = Job {
             model,
+            data: vec![source],
             plan,
             steps,
             weights: None,

@@ -57,7 +57,7 @@ fn models() {
         ("gpt:layers=2,hidden=8,heads=2,seq=99999999999999999999999", "model", "whole number"),
         ("gpt:layers=10000,hidden=1099511627776,heads=1,seq=8", "model", "2^40"),
         ("gpt:layers=9999,hidden=4194304,heads=1,seq=8", "model", "at most"),
-        ("llama-3-405b", "memory", "bytes"),
+        ("llama-3-405b", "memory", "training needs"),
         ("missing.json", "file", "missing.json"),
         ("missing.toml", "file", "missing.toml"),
         ("net.onnx", "model", "config.json"),

@@ -104,20 +104,6 @@ fn say(
         if let Some(report) = report {
             terminal.line(format_args!("Report: {}", report.display()))?;
         }
-        if job.prediction.is_none() {
-            terminal.line(match job.in_processes {
-                true => {
-                    "No step time was predicted: the machines of these processes have not been measured as \
-                     they are now (`shardloom profile` does, started as this was) or not in the plan's number \
-                     format, or there are more ranks than processes."
-                }
-                false => {
-                    "No step time was predicted: this machine has not been measured as it is now \
-                     (`shardloom profile` does) or not in the plan's number format (profiles are of \
-                     fp32), or has fewer cores than there are ranks."
-                }
-            })?;
-        }
     }
     Ok(())
 }

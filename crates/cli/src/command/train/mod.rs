@@ -1,6 +1,7 @@
 //! `shardloom train`: trains for real.
 
 mod ending;
+mod opening;
 mod rate;
 pub mod run;
 mod shape;
@@ -334,6 +335,7 @@ impl Train {
         });
         let job = Job {
             model,
+            data: self.data.clone(),
             plan,
             steps: self.steps.get(),
             weights,

@@ -9,12 +9,12 @@ use shardloom::plan::{Number, Plan};
 use shardloom::program::quantity::{digits, percent, seconds};
 use shardloom::program::timeline::Timeline;
 use shardloom::train::{
-    BoundChange, DelayBound, Evaluation, LostServer, Settings, Step, Straggler,
+    BoundChange, DelayBound, Evaluation, LostServer, RunClock, Settings, Step, Straggler,
 };
 use shardloom::{CheckpointFolder, Data, Launched, Model, Prediction, Resumed, Session};
 use shardloom_report::LossPoint;
 
-use super::ending;
+use super::{ending, opening};
 use crate::command::targets::counted;
 use crate::failure::Failure;
 use crate::interrupt;
@@ -25,6 +25,8 @@ use crate::terminal::Terminal;
 pub struct Job {
     /// The model.
     pub model: Model,
+    /// Where its data are.
+    pub data: Vec<PathBuf>,
     /// How it is trained.
     pub plan: Plan,
     /// Steps that it has been trained for in the end.
@@ -140,6 +142,8 @@ impl Job {
     ) -> Result<(), Failure> {
         let (model, plan) = (&self.model, &self.plan);
         let folder = self.checkpoints.as_ref().map(|checkpoints| checkpoints.folder.path());
+        let samples = opening::Samples::of(&data);
+        let is_timed = matches!(settings.clock, RunClock::Wall);
         let mut session = match launched {
             None => Session::start(model, plan, data, settings),
             Some(launched) => Session::lead(model, plan, data, settings, launched, folder),
@@ -150,6 +154,7 @@ impl Job {
             follows.map_err(shardloom::Error::from)?;
         }
         self.begin(&mut session, terminal)?;
+        history.print(|| opening::say(&self, &session, (samples, is_timed), terminal));
         interrupt::listen()?;
         let first = session.next_step();
         let bar = terminal.progress(self.steps);

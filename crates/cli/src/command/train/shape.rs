@@ -153,7 +153,8 @@ impl Shape {
         terminal: Terminal,
     ) -> Result<Plan, Failure> {
         let usual = usual_request(model, cluster, text, self.dimensions.global_batch());
-        let request = self.dimensions.request(Request { precision: Precision::FP32, ..usual })?;
+        let request =
+            self.dimensions.request(Request { precision: Precision::FP32, ..usual }, model)?;
         fastest(model, cluster, &request, terminal)
     }
 }
