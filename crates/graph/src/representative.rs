@@ -29,7 +29,13 @@ pub struct Representative {
 impl Representative {
     /// The representative model of `graph`.
     pub fn of(graph: &Graph) -> Representative {
-        let examples = examples(graph);
+        Representative::of_labelled(graph, &vec![(); graph.blocks().len()])
+    }
+
+    /// The same where blocks with different `labels`, one for each, are of different kinds whatever else they have in
+    /// common.
+    pub fn of_labelled<L: PartialEq>(graph: &Graph, labels: &[L]) -> Representative {
+        let examples = examples(graph, labels);
         let mut taken = examples.clone();
         taken.sort_unstable();
         taken.dedup();
@@ -67,11 +73,11 @@ impl Representative {
 }
 
 /// For each block the first one of its kind.
-fn examples(graph: &Graph) -> Vec<usize> {
-    let mut kinds: Vec<(BlockKind<'_>, usize)> = vec![];
+fn examples<L: PartialEq>(graph: &Graph, labels: &[L]) -> Vec<usize> {
+    let mut kinds: Vec<((BlockKind<'_>, &L), usize)> = vec![];
     let mut examples = vec![];
     for block in 0..graph.blocks().len() {
-        let kind = BlockKind::of(graph, BlockId(block as u32));
+        let kind = (BlockKind::of(graph, BlockId(block as u32)), &labels[block]);
         let known = kinds.iter().find(|(known, _)| *known == kind).map(|&(_, example)| example);
         examples.push(known.unwrap_or(block));
         if known.is_none() {

@@ -96,8 +96,9 @@ impl<'a> Task<'a> {
     /// What each block takes on the cluster's first device with a micro-batch of so many samples.
     pub fn layers(&mut self, samples: usize) -> Result<&[LayerProfile], MethodError> {
         if !self.profiles.contains_key(&samples) {
-            let precision = self.request.precision;
-            let found = profile(self.graph, self.cluster, DeviceId(0), precision, samples)?;
+            let Request { precision, frozen, .. } = self.request;
+            let formats = (*precision, &frozen[..]);
+            let found = profile(self.graph, self.cluster, DeviceId(0), formats, samples)?;
             self.profiles.insert(samples, found);
         }
         Ok(&self.profiles[&samples])
@@ -115,6 +116,17 @@ impl<'a> Task<'a> {
             key,
             value: value.to_string(),
             rule: rule.into(),
+        }
+    }
+
+    /// Errors if parameters are frozen.
+    pub fn require_none_frozen(&self) -> Result<(), MethodError> {
+        match self.request.frozen.first() {
+            None => Ok(()),
+            Some(group) => {
+                let rule = "it treats each parameter by itself, and does not know frozen ones; take another method";
+                Err(self.impossible("frozen", &group.names, rule))
+            }
         }
     }
 
@@ -197,6 +209,7 @@ impl<'a> Task<'a> {
         let cuts = configuration.cut.blocks(self.layers(samples.max(1))?, &places, again)?;
         let (graph, pipelines) = (self.graph, uniform.pipelines(&places, &cuts));
         let mut plan = uniform.plan_of(graph, &request.model, &request.cluster, pipelines);
+        plan.parameters = request.frozen.clone();
         plan.weights = configuration.weights;
         plan.recompute_last = configuration.recompute_last;
         plan.keeps_gathered = self.request.plan_defaults.keeps_gathered;

@@ -3,9 +3,10 @@
 use shardloom_cluster::{Cluster, DeviceId};
 use shardloom_graph::{Extents, Graph};
 use shardloom_plan::{
-    DeviceList, Mesh, Optimizer, Pipeline, Precision, Recompute, ScheduleKind, Stage, Sync, Uniform,
+    DeviceList, Mesh, Optimizer, ParameterGroup, ParameterGroups, Pipeline, Precision, Recompute,
+    ScheduleKind, Stage, Sync, Uniform,
 };
-use shardloom_program::{Action, Body, BodyKind, Program, lower};
+use shardloom_program::{Action, Body, BodyKind, Program, ProgramError, lower};
 use shardloom_sim::CostModel;
 
 use crate::MethodError;
@@ -47,7 +48,8 @@ impl LayerProfile {
     }
 }
 
-/// The profile of each block of `graph` with a micro-batch of `microbatch` samples on `device`.
+/// The profile of each block of `graph` with a micro-batch of `microbatch` samples on `device`, with parameters of
+/// `frozen` groups as they are: backward passes do only what the others need.
 ///
 /// The graph is lowered for this device alone, nothing split and nothing computed twice, and the
 /// instructions are timed by the cost model. What accumulates gradients or copies counts to the block of
@@ -60,10 +62,10 @@ pub fn profile(
     graph: &Graph,
     cluster: &Cluster,
     device: DeviceId,
-    precision: Precision,
+    (precision, frozen): (Precision, &[ParameterGroup]),
     microbatch: usize,
 ) -> Result<Vec<LayerProfile>, MethodError> {
-    let program = alone(graph, cluster, device, precision, microbatch)?;
+    let program = alone(graph, cluster, device, (precision, frozen), microbatch)?;
     let (class_id, class) = program.classes().next().expect("a plan of one stage has one class");
     let costs = CostModel::new(graph, cluster, &program);
     let body = |kind| class.bodies.iter().find(|body| body.kind == kind).expect("each pass once");
@@ -88,7 +90,8 @@ pub fn profile(
             }
         }
     }
-    add_sizes(graph, precision, microbatch, &mut layers);
+    let frozen = ParameterGroups::from_groups(frozen).map_err(ProgramError::from)?;
+    add_sizes(graph, (precision, &frozen), microbatch, &mut layers);
     Ok(layers)
 }
 
@@ -97,7 +100,7 @@ fn alone(
     graph: &Graph,
     cluster: &Cluster,
     device: DeviceId,
-    precision: Precision,
+    (precision, frozen): (Precision, &[ParameterGroup]),
     microbatch: usize,
 ) -> Result<Program, MethodError> {
     let whole = Uniform {
@@ -115,7 +118,8 @@ fn alone(
     };
     let devices = DeviceList(vec![device.0]);
     let stage = Stage::new((0, graph.blocks().len()), whole.mesh, devices);
-    let plan = whole.plan_of(graph, graph.name(), "", vec![Pipeline::of(vec![stage])]);
+    let mut plan = whole.plan_of(graph, graph.name(), "", vec![Pipeline::of(vec![stage])]);
+    plan.parameters = frozen.to_vec();
     Ok(lower(graph, &plan, cluster.device_count() as usize)?)
 }
 
@@ -133,7 +137,12 @@ fn blocks(graph: &Graph, body: &Body) -> impl Iterator<Item = usize> {
 }
 
 /// Fills in the sizes of parameters and of what crosses cuts.
-fn add_sizes(graph: &Graph, precision: Precision, microbatch: usize, layers: &mut [LayerProfile]) {
+fn add_sizes(
+    graph: &Graph,
+    (precision, frozen): (Precision, &ParameterGroups),
+    microbatch: usize,
+    layers: &mut [LayerProfile],
+) {
     let extents = Extents::global(graph, microbatch);
     let block = |op| graph.op(op).block.index();
     for (_, value) in graph.values() {
@@ -144,7 +153,10 @@ fn add_sizes(graph: &Graph, precision: Precision, microbatch: usize, layers: &mu
         if value.parameter().is_some() {
             for &reader in &readers {
                 layers[reader].parameter_bytes += (elements * precision.compute.bytes()) as f64;
-                layers[reader].gradient_bytes += (elements * precision.gradients.bytes()) as f64;
+                if frozen.group(&value.name).is_none() {
+                    layers[reader].gradient_bytes +=
+                        (elements * precision.gradients.bytes()) as f64;
+                }
             }
         }
         if let (Some(producer), Some(&last)) = (value.producer, readers.last()) {

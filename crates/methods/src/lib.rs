@@ -43,3 +43,4 @@ pub use error::MethodError;
 pub use method::{Family, Method, Rules};
 pub use pass_times::pass_times;
 pub use registry::{all, named};
+pub use system::autosync::trials_in;

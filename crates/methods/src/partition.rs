@@ -23,7 +23,7 @@
 //!
 //! let graph = ModelSpec::parse("gpt:layers=6,hidden=256,heads=8,seq=128,vocab=1024")?.graph()?;
 //! let cluster = Cluster::parse("h100-80g:2")?;
-//! let layers = profile(&graph, &cluster, DeviceId(0), Precision::MIXED, 4)?;
+//! let layers = profile(&graph, &cluster, DeviceId(0), (Precision::MIXED, &[]), 4)?;
 //! let seconds: Vec<f64> = layers.iter().map(|layer| layer.seconds()).collect();
 //! let cuts = least_variance(&seconds, 2)?;
 //! assert_eq!((cuts[0], cuts[2]), (0, graph.blocks().len()));

@@ -181,13 +181,21 @@ impl ParameterGroups {
     /// # Errors
     /// If a group's names are no pattern.
     pub fn of(plan: &Plan) -> Result<ParameterGroups, PlanError> {
+        ParameterGroups::from_groups(&plan.parameters)
+    }
+
+    /// These.
+    ///
+    /// # Errors
+    /// As [`ParameterGroups::of`].
+    pub fn from_groups(groups: &[ParameterGroup]) -> Result<ParameterGroups, PlanError> {
         let matcher = |(index, group): (usize, &ParameterGroup)| {
             group.matcher().map_err(|error| {
                 let key = format!("parameters[{index}].names");
                 PlanError::field(key, format!("{:?}", group.names), error.kind().to_string())
             })
         };
-        let matchers = plan.parameters.iter().enumerate().map(matcher);
+        let matchers = groups.iter().enumerate().map(matcher);
         Ok(ParameterGroups(matchers.collect::<Result<_, _>>()?))
     }
 

@@ -282,9 +282,7 @@ fn roomier(
 ) -> Result<Option<Fact>, SearchError> {
     let Sync { averaging, compression, negotiation, .. } = plan.sync;
     let sparse = plan.syncs().any(|sync| sync.sparse);
-    let frozen = plan.parameters.iter().any(|group| group.frozen);
-    let otherwise =
-        averaging.is_some() || negotiation.is_some() || !compression.is_none() || frozen;
+    let otherwise = averaging.is_some() || negotiation.is_some() || !compression.is_none();
     if plan.sync.server_count() > 0 || otherwise || sparse {
         // No search has these among what it chooses from.
         return Ok(None);

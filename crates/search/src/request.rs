@@ -6,8 +6,8 @@ use shardloom_cluster::{Cluster, PlanDefaults, Precision as Format};
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::{AttentionKind, Graph};
 use shardloom_plan::{
-    Compression, LossScale, Number, Optimizer, PassTimes, Plan, Precision, Recompute, ScheduleKind,
-    Sync, Uniform, usual_attention,
+    Compression, LossScale, Number, Optimizer, ParameterGroup, PassTimes, Plan, Precision,
+    Recompute, ScheduleKind, Sync, Uniform, usual_attention,
 };
 use shardloom_sim::estimate::{Candidate, Estimator, Settings};
 
@@ -29,6 +29,8 @@ pub struct Request {
     pub formats_by_machines: bool,
     /// The optimizer.
     pub optimizer: Optimizer,
+    /// Parameters that are frozen: groups that say no more.
+    pub frozen: Vec<ParameterGroup>,
     /// Global norm to which gradients are clipped.
     pub clip_norm: Option<f64>,
     /// Whether updates do not wait for the norm of all gradients, and are validated afterwards.
@@ -87,6 +89,7 @@ impl Request {
             precision: Precision::MIXED,
             formats_by_machines: false,
             optimizer: Optimizer::default(),
+            frozen: vec![],
             clip_norm: Some(1.0),
             post_validation: false,
             algorithm,
@@ -107,6 +110,7 @@ impl Request {
         Request {
             precision: plan.precision,
             optimizer: plan.optimizer,
+            frozen: plan.parameters.iter().filter(|it| it.frozen).cloned().collect(),
             clip_norm: plan.clip_norm,
             post_validation: plan.post_validation,
             algorithm: plan.sync.algorithm,
@@ -185,6 +189,7 @@ impl Request {
             norm: self.clip_norm.is_some() || self.precision.compute == Number::Fp16,
             algorithm: self.algorithm,
             bucket_bytes: self.bucket_bytes,
+            frozen: self.frozen.clone(),
         }
     }
 
@@ -246,6 +251,7 @@ impl Request {
         let pipelines = uniform.pipelines(&places, cuts);
         let mut plan = uniform.plan_of(graph, &self.model, &self.cluster, pipelines);
         plan.layout = candidate.layout(graph);
+        plan.parameters = self.frozen.clone();
         plan.pass_times = times;
         plan.post_validation = self.post_validation;
         plan.keeps_gathered = self.plan_defaults.keeps_gathered;
@@ -268,6 +274,7 @@ mod tests {
         let asked = Request {
             precision: Precision::FP32,
             optimizer: Optimizer::sgd(0.9),
+            frozen: vec![ParameterGroup { frozen: true, ..ParameterGroup::named("*.norm*") }],
             clip_norm: None,
             post_validation: true,
             algorithm: Algorithm::Direct,

@@ -40,6 +40,7 @@ mod planning;
 mod prediction;
 mod processes;
 mod program_text;
+mod run_memory;
 mod saved;
 mod session;
 mod training_data;
@@ -68,6 +69,7 @@ pub use planning::{
 pub use prediction::{Prediction, predict_here, predict_in_processes, simulate, simulate_rows};
 pub use processes::{Launched, is_first_of_launched, launched};
 pub use program_text::{RankText, program_text};
+pub use run_memory::RunMemory;
 pub use saved::{Exported, export_weights};
 pub use session::{Resumed, Session, guarded};
 pub use training_data::{Data, Sampling, TextTokenizer};

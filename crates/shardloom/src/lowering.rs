@@ -4,7 +4,7 @@ use std::path::Path;
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::{Extents, Graph};
-use shardloom_plan::{Axis, Plan, Uniform};
+use shardloom_plan::{Axis, ParameterGroup, Plan, Uniform};
 use shardloom_program::Program;
 use shardloom_sim::estimate::balanced_stages;
 
@@ -101,11 +101,11 @@ impl Written {
 /// # Errors
 /// If it does not fit the model or has numbers beyond any machine.
 pub fn uniform_plan(model: &Model, numbers: &Uniform, cluster: &str) -> Result<Plan> {
-    uniform_plan_in_chunks(model, numbers, cluster, numbers.least_chunks())
+    uniform_plan_in_chunks(model, numbers, cluster, numbers.least_chunks(), vec![])
 }
 
 /// Likewise with `chunks` stages on each device, of one pipeline or, where the schedule has pipelines in
-/// both directions, of as many pipelines.
+/// both directions, of as many pipelines, and with the parameters of some groups `frozen`.
 ///
 /// # Errors
 /// As [`uniform_plan`], and if the schedule has no such stages.
@@ -114,6 +114,7 @@ pub fn uniform_plan_in_chunks(
     numbers: &Uniform,
     cluster: &str,
     chunks: usize,
+    frozen: Vec<ParameterGroup>,
 ) -> Result<Plan> {
     let mesh = numbers.mesh;
     let width = |axis| mesh.width(axis);
@@ -151,23 +152,24 @@ pub fn uniform_plan_in_chunks(
         let rule = format!("with pp = {} these are {stages} stages; {rule}", numbers.pp);
         return Err(Error::PlanSize { key: "chunks", value: chunks as u128, rule });
     }
-    let cuts = balanced_stages(&flops_before(model.graph()), &places);
+    let cuts = balanced_stages(&flops_before(model.graph(), &frozen)?, &places);
     let pipelines = numbers.pipelines(&places, &cuts);
-    let plan = numbers.plan_of(model.graph(), &model.text(), cluster, pipelines);
+    let mut plan = numbers.plan_of(model.graph(), &model.text(), cluster, pipelines);
+    plan.parameters = frozen;
     require_sizes(model, &plan)?;
     plan.validate(model.graph(), plan.device_count())?;
     Ok(plan)
 }
 
 /// FLOPs of a sample in all blocks before each one, and in all.
-fn flops_before(graph: &Graph) -> Vec<f64> {
+fn flops_before(graph: &Graph, frozen: &[ParameterGroup]) -> Result<Vec<f64>> {
     let mut before = vec![0.0];
     let mut flops = 0.0;
-    for block in graph.blocks() {
-        flops += sample_flops(graph, block.ops.iter().copied());
+    for of_block in sample_flops(graph, frozen)? {
+        flops += of_block;
         before.push(flops);
     }
-    before
+    Ok(before)
 }
 
 /// The program of `plan` on a cluster of `devices` devices.
@@ -230,7 +232,7 @@ mod tests {
         let model = Model::load(text).expect("a model");
         let plan = |schedule, pp, chunks| {
             let numbers = Uniform { schedule, ..numbers(pp) };
-            uniform_plan_in_chunks(&model, &numbers, "local:4", chunks)
+            uniform_plan_in_chunks(&model, &numbers, "local:4", chunks, vec![])
         };
         let cuts = |plan: &Plan| -> Vec<Vec<usize>> {
             let ends = |pipeline: &shardloom_plan::Pipeline| {

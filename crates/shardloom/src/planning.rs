@@ -194,7 +194,7 @@ impl Planned {
         let step_seconds = outcome.judgement.step_seconds;
         let tokens = outcome.plan.global_batch as f64 * graph.targets_per_sample() as f64;
         let peak_flops = peak_flops(&outcome.plan, cluster);
-        let sample_flops = sample_flops(graph, graph.ops().map(|(op, _)| op));
+        let sample_flops: f64 = sample_flops(graph, &request.frozen)?.iter().sum();
         let flops = sample_flops * outcome.plan.global_batch as f64;
         let mut outcome = outcome;
         outcome.notes.extend(padding(model, cluster, &outcome)?);

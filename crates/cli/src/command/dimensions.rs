@@ -390,11 +390,11 @@ impl Dimensions {
         self.global_batch.unwrap_or(GLOBAL_BATCH)
     }
 
-    /// What a search or a method is asked, which is `usual` but for what these options say.
+    /// What a search or a method is asked for `model`, which is `usual` but for what these options say.
     ///
     /// # Errors
-    /// If the optimizer is none.
-    pub fn request(&self, usual: Request) -> Result<Request, Failure> {
+    /// If the optimizer is none, or no parameter has such a name as is to be frozen.
+    pub fn request(&self, usual: Request, model: &Model) -> Result<Request, Failure> {
         Ok(Request {
             global_batch: self.global_batch(),
             algorithm: self.algorithm.unwrap_or(usual.algorithm),
@@ -402,6 +402,7 @@ impl Dimensions {
             precision: self.precision.map_or(usual.precision, |compute| self.formats(compute)),
             formats_by_machines: usual.formats_by_machines && self.precision.is_none(),
             optimizer: self.optimizer()?,
+            frozen: frozen(&self.freeze, model)?,
             clip_norm: self.clip_norm(),
             post_validation: self.post_validation,
             ..usual
@@ -421,16 +422,17 @@ impl Dimensions {
         }
     }
 
-    /// Refuses a thread for collectives, and frozen parameters, where `chooser`, an option as well, judges plans
-    /// without them.
+    /// Refuses a thread for collectives where `chooser`, an option as well, judges plans without it.
     pub fn refuse_unjudged(&self, chooser: &str) -> Result<(), Failure> {
-        let option = match (self.communication(), self.freeze.is_empty()) {
-            (Communication::InLine, true) => return Ok(()),
-            (Communication::Thread, _) => "--communication-thread",
-            (Communication::InLine, false) => "--freeze",
-        };
-        let message = format!("{option} cannot be given with {chooser}, which judges without it");
-        Err(Failure::usage(option, message))
+        let option = "--communication-thread";
+        match self.communication() {
+            Communication::InLine => Ok(()),
+            Communication::Thread => {
+                let message =
+                    format!("{option} cannot be given with {chooser}, which judges without it");
+                Err(Failure::usage(option, message))
+            }
+        }
     }
 
     /// Global norm to which gradients are clipped.
@@ -494,7 +496,9 @@ impl Dimensions {
             let usual = numbers.sync.bucket_bytes;
             numbers.sync.bucket_bytes = summation.bucket_bytes(model.graph(), usual);
         }
-        let mut plan = uniform_plan_in_chunks(model, &numbers, &place.cluster, order.chunks())?;
+        let frozen = frozen(&self.freeze, model)?;
+        let mut plan =
+            uniform_plan_in_chunks(model, &numbers, &place.cluster, order.chunks(), frozen)?;
         plan.post_validation = self.post_validation;
         if plan.sync.negotiation.is_none() {
             plan.communication = self.communication();
@@ -515,7 +519,6 @@ impl Dimensions {
             }
             plan.updates = updates;
         }
-        plan.parameters.extend(frozen(&self.freeze, model)?);
         plan.loss_scale = LossScale::usual(&plan);
         plan.validate(model.graph(), plan.device_count()).map_err(shardloom::Error::from)?;
         Ok(plan)

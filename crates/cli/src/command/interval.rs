@@ -15,8 +15,11 @@ pub struct Interval {
 
 impl Interval {
     /// Of a step of `plan` that is predicted to take `step_seconds`; none where the cluster's stack has no
-    /// residuals of such steps.
+    /// residuals of such steps. All published steps train all parameters.
     pub fn of(plan: &Plan, cluster: &Cluster, step_seconds: f64) -> Option<Interval> {
+        if plan.parameters.iter().any(|group| group.frozen) {
+            return None;
+        }
         let residuals = cluster.stack().residuals_of(&step_kind(plan, cluster))?.clone();
         Some(Interval { ends: residuals.interval(step_seconds), residuals })
     }

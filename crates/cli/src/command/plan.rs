@@ -16,6 +16,7 @@ use shardloom::{
 };
 
 use super::cost::Cost;
+use super::freeze::frozen;
 use super::interval::Interval;
 use super::memory::{self, Memory};
 use super::plan_line::plan_line;
@@ -78,6 +79,11 @@ pub struct Plan {
     /// that updates have
     #[arg(long, value_name = "OPTIMIZER", default_value = "adamw")]
     optimizer: String,
+
+    /// Leave parameters as they are: `trunk`, which is all but the head, or those of names like these, where * is
+    /// any characters and ? is one, as in --freeze 'embedding.*' --freeze 'block.0.*'
+    #[arg(long, value_name = "trunk|NAMES")]
+    freeze: Vec<String>,
 
     /// Let stages update before the norm of all gradients is known, and check that in the next step; only
     /// with a method, as a search tries it by itself
@@ -238,6 +244,7 @@ impl Plan {
         let cluster = self.stack.load_cluster(text, &local, terminal)?;
         let mut request = usual_request(model, &cluster, text, self.global_batch);
         request.optimizer = parse_optimizer(&self.optimizer)?;
+        request.frozen = frozen(&self.freeze, model)?;
         request.post_validation = self.post_validation;
         request.trials = Trials {
             count: self.trials,

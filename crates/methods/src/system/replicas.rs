@@ -24,6 +24,7 @@ pub(super) fn with_largest_microbatches(
         let recompute = Recompute::None.under(cluster.stack());
         let uniform = change(Uniform { recompute, ..common });
         let mut plan = uniform.plan(task.graph, &request.model, &request.cluster);
+        plan.parameters = request.frozen.clone();
         plan.post_validation = request.post_validation;
         let judgement = judge(task.graph, cluster, &plan)?;
         simulated += 1;

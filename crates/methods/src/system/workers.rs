@@ -15,7 +15,8 @@ pub(super) fn fastest(
 ) -> Result<Choice, MethodError> {
     let request = task.request;
     fastest_plan(task, |count, common| {
-        Some(with(count, common).plan(task.graph, &request.model, &request.cluster))
+        let plan = with(count, common).plan(task.graph, &request.model, &request.cluster);
+        Some(Plan { parameters: request.frozen.clone(), ..plan })
     })
 }
 

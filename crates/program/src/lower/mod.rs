@@ -46,7 +46,7 @@ use bodies::StageBodies;
 pub(crate) use boundary::Boundaries;
 use boundary::{Handover, Handovers, Transfer, Way};
 pub(crate) use buckets::Parameters;
-use needed_gradients::NeededGradients;
+pub use needed_gradients::NeededGradients;
 pub(crate) use order::Order;
 use post_validation::PostValidation;
 use shardloom_schedule::{Instance, PassKind, Schedule, ScheduleError, StageMap};
@@ -86,7 +86,10 @@ pub fn lower_with(
     let lists = device_lists(plan);
     let stages = stage_models(graph, plan, &lists)?;
     let ways = sync::Ways::new(plan, way)?;
-    let gradients_needed = NeededGradients::of(graph, &ways)?;
+    let gradients_needed = NeededGradients::of(graph, |name| !ways.is_frozen(ways.group(name)));
+    if !gradients_needed.needs(graph.loss()) {
+        return Err(nothing_to_train());
+    }
     let mut boundaries = Boundaries::find(graph, plan.precision, &stages, &gradients_needed)?;
     let map = stage_map(plan, &stages)?;
     let schedule = Schedule::of(plan, map)?;
@@ -384,4 +387,11 @@ impl ClassLowering<'_> {
         }
         handovers
     }
+}
+
+/// All parameters that the loss depends on are frozen.
+fn nothing_to_train() -> ProgramError {
+    let rule = "parameters: all that the loss depends on are frozen, so that there is nothing to train; leave some out \
+                of the groups with frozen = true";
+    ScheduleError::Rule(rule.into()).into()
 }

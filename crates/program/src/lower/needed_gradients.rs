@@ -1,22 +1,17 @@
 //! Which gradients training needs: those on the way from the loss to a parameter that is not frozen.
 
 use shardloom_graph::gradient::{self, GradientOp, Operand};
-use shardloom_graph::{Graph, OpId, ValueId};
-
-use crate::ProgramError;
-use crate::sync::Ways;
-use shardloom_schedule::ScheduleError;
+use shardloom_graph::work::Pass;
+use shardloom_graph::{Graph, OpId, Value, ValueId};
 
 /// By value, whether training needs its gradient.
-pub(super) struct NeededGradients(Vec<bool>);
+#[derive(Clone, Debug)]
+pub struct NeededGradients(Vec<bool>);
 
 impl NeededGradients {
-    /// # Errors
-    /// If all parameters that the loss depends on are frozen.
-    pub fn of(graph: &Graph, ways: &Ways<'_>) -> Result<NeededGradients, ProgramError> {
-        let is_trained = |name: &str| !ways.is_frozen(ways.group(name));
-        let of_parameter =
-            |node: &shardloom_graph::Value| node.parameter().is_some() && is_trained(&node.name);
+    /// Those of a graph of whose parameters these are trained, by name.
+    pub fn of(graph: &Graph, is_trained: impl Fn(&str) -> bool) -> NeededGradients {
+        let of_parameter = |node: &Value| node.parameter().is_some() && is_trained(&node.name);
         let mut needed =
             NeededGradients(graph.values().map(|(_, node)| of_parameter(node)).collect());
         for (_, op) in graph.ops() {
@@ -26,15 +21,7 @@ impl NeededGradients {
                 }
             }
         }
-        match needed.needs(graph.loss()) {
-            true => Ok(needed),
-            false => Err(ScheduleError::Rule(
-                "parameters: all that the loss depends on are frozen, so that there is nothing to train; \
-                 leave some out of the groups with frozen = true"
-                    .into(),
-            )
-            .into()),
-        }
+        needed
     }
 
     /// Whether training needs the gradient of a value.
@@ -42,9 +29,16 @@ impl NeededGradients {
         self.0[value.index()]
     }
 
+    /// The passes of an operator that training needs.
+    pub fn passes(&self, graph: &Graph, op: OpId) -> impl Iterator<Item = Pass> {
+        let gradient::Rule { input, weight, .. } = self.rule(graph, op);
+        let gradients = [input.map(|_| Pass::Input), weight.map(|_| Pass::Weight)];
+        [Some(Pass::Forward)].into_iter().chain(gradients).flatten()
+    }
+
     /// The gradient operators of an operator that training needs, with all that they produce: its input-gradient and
     /// its weight-gradient one. The latter may read what the former alone produces.
-    pub fn rule(&self, graph: &Graph, op: OpId) -> gradient::Rule {
+    pub(super) fn rule(&self, graph: &Graph, op: OpId) -> gradient::Rule {
         let inputs = &graph.op(op).inputs;
         let needed =
             |gradient: &GradientOp| gradient.produces.iter().any(|&it| self.needs(inputs[it]));

@@ -7,8 +7,10 @@ use shardloom_cluster::Cluster;
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::{Graph, Representative};
 use shardloom_plan::{
-    Arrangement, Optimizer, PassTimes, Precision, Recompute, ScheduleKind, even_cut,
+    Arrangement, Optimizer, ParameterGroup, ParameterGroups, PassTimes, Precision, Recompute,
+    ScheduleKind, even_cut,
 };
+use shardloom_program::{NeededGradients, ProgramError};
 use shardloom_schedule::Succession;
 
 use super::block::BlockCost;
@@ -25,7 +27,7 @@ use super::{Candidate, Cut, cut, reduced};
 use crate::SimError;
 
 /// What all candidates have in common.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// Number formats.
     pub precision: Precision,
@@ -37,6 +39,8 @@ pub struct Settings {
     pub algorithm: Algorithm,
     /// Bytes of gradient up to which consecutive blocks share a collective.
     pub bucket_bytes: usize,
+    /// Parameters that are frozen: groups that say no more.
+    pub frozen: Vec<ParameterGroup>,
 }
 
 /// What a candidate is estimated to need.
@@ -79,6 +83,7 @@ const AVERAGE_WEIGHT: f64 = 32.0;
 ///     norm: true,
 ///     algorithm: Algorithm::Ring,
 ///     bucket_bytes: 25_000_000,
+///     frozen: vec![],
 /// };
 /// let mut estimator = Estimator::new(&graph, &cluster, settings)?;
 /// let candidate = Candidate {
@@ -129,19 +134,21 @@ impl<'a> Estimator<'a> {
     /// Estimates for `graph` on `cluster`.
     ///
     /// # Errors
-    /// If a device does not compute in the precision.
+    /// If a device does not compute in the precision, or frozen parameters are named by no pattern.
     pub fn new(
         graph: &'a Graph,
         cluster: &'a Cluster,
         settings: Settings,
     ) -> Result<Estimator<'a>, SimError> {
         let name = settings.optimizer.name();
+        let representative = representative(graph, &settings)?;
+        let place = Place::of(cluster, settings.precision.compute)?;
         Ok(Estimator {
             graph,
             cluster,
             settings,
-            place: Place::of(cluster, settings.precision.compute)?,
-            representative: Representative::of(graph),
+            place,
+            representative,
             update_rate: format!("update.{name}"),
             statistics_rate: format!("statistics.{name}"),
             split_ids: BTreeMap::new(),
@@ -313,7 +320,8 @@ impl<'a> Estimator<'a> {
         let Some(blocks) = self.table(&one)? else { return Ok(None) };
         let blocks = &self.blocks[blocks];
         let mut all = Parameters::default();
-        all.elements[0] = self.splits[blocks.split].total_elements;
+        let split = &self.splits[blocks.split];
+        (all.elements[0], all.frozen[0]) = (split.total_elements, split.total_frozen);
         let sharers = [candidate.sharers(); 2];
         let held =
             persistent_bytes(&self.settings, self.place.stack, candidate.zero, sharers, &all);
@@ -598,6 +606,18 @@ impl<'a> Estimator<'a> {
         self.blocks.push(table);
         Ok(Some(self.blocks.len() - 1))
     }
+}
+
+/// One block of each kind: of those that are frozen alike and of which training needs the same gradients.
+fn representative(graph: &Graph, settings: &Settings) -> Result<Representative, SimError> {
+    let frozen = ParameterGroups::from_groups(&settings.frozen).map_err(ProgramError::from)?;
+    let needed = NeededGradients::of(graph, |name| frozen.group(name).is_none());
+    let labels = graph.blocks().iter().map(|block| {
+        let inputs = block.ops.iter().flat_map(|&op| &graph.op(op).inputs);
+        inputs.map(|&input| needed.needs(input)).collect()
+    });
+    let labels: Vec<Vec<bool>> = labels.collect();
+    Ok(Representative::of_labelled(graph, &labels))
 }
 
 /// A pass that gathers weights comes before or after all of another one that uses them: on a mesh that has

@@ -17,9 +17,11 @@ const OF_CONTEXT: usize = 3;
 /// Parameters of a block on one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Parameters {
-    /// Elements of each kind of bucket.
+    /// Elements of each kind of bucket that are trained.
     pub elements: [f64; BUCKETS],
-    /// Elements on all devices of a replica together, for the size of buckets.
+    /// Those that are frozen.
+    pub frozen: [f64; BUCKETS],
+    /// Elements on all devices of a replica together that are trained, for the size of buckets.
     pub global_elements: f64,
     /// Elements of optimizer state that are not one per parameter.
     pub factored_elements: f64,
@@ -28,19 +30,30 @@ pub(super) struct Parameters {
 }
 
 impl Parameters {
-    /// Elements in all buckets.
+    /// Elements in all buckets that are trained.
     pub fn total(&self) -> f64 {
         self.elements.iter().sum()
     }
 
-    /// Elements that context parallelism splits.
+    /// Elements in all buckets that are frozen.
+    pub fn total_frozen(&self) -> f64 {
+        self.frozen.iter().sum()
+    }
+
+    /// Elements that context parallelism splits and that are trained.
     pub fn of_context(&self) -> f64 {
         self.elements[OF_CONTEXT]
     }
 
+    /// Likewise, frozen.
+    pub fn frozen_of_context(&self) -> f64 {
+        self.frozen[OF_CONTEXT]
+    }
+
     /// Adds another block's.
     pub fn add(&mut self, other: &Parameters) {
-        for (sum, elements) in self.elements.iter_mut().zip(other.elements) {
+        let all = self.elements.iter_mut().chain(&mut self.frozen);
+        for (sum, elements) in all.zip(other.elements.into_iter().chain(other.frozen)) {
             *sum += elements;
         }
         self.global_elements += other.global_elements;
@@ -51,6 +64,10 @@ impl Parameters {
     fn of(param: &WeightParam, bucket: &Bucket, optimizer: &Optimizer) -> Parameters {
         let WeightParam { rows, columns, .. } = *param;
         let mut parameters = Parameters::default();
+        if bucket.is_frozen {
+            parameters.frozen[kind(bucket)] = param.elements() as f64;
+            return parameters;
+        }
         parameters.elements[kind(bucket)] = param.elements() as f64;
         parameters.global_elements = (rows * columns) as f64;
         let factored = optimizer.factored_elements(rows, columns, param.elements());

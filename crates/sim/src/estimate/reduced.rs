@@ -62,6 +62,7 @@ pub(super) fn program(
     };
     let mut plan = uniform.plan(graph, "", "");
     plan.layout = candidate.layout(graph);
+    plan.parameters = settings.frozen.clone();
     plan.keeps_gathered = plan_defaults.keeps_gathered;
     match lower(graph, &plan, stages * mesh.size()) {
         Ok(program) => Ok(Some(program)),

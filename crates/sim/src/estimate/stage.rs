@@ -119,6 +119,13 @@ impl<'c> Terms<'_, 'c> {
             sum.update += self.update_seconds(bucket, parameters);
             sum.owned += self.owned(bucket, elements);
         }
+        if self.shards_weights() {
+            for bucket in (0..BUCKETS).filter(|&bucket| parameters.frozen[bucket] > 0.0) {
+                let elements = parameters.frozen[bucket];
+                sum.gather += self.replicas(bucket).gather.seconds(elements);
+                sum.gather += self.staging_seconds(bucket, elements).1;
+            }
+        }
         self.last_unit = Some((*parameters, sum));
         sum
     }
@@ -181,17 +188,19 @@ pub(super) fn persistent_bytes(
     let precision = settings.precision;
     let master = if precision.master { 4 } else { 0 };
     let state = settings.optimizer.state_bytes_per_parameter() + master;
-    let of_context = parameters.of_context();
-    let elements = [parameters.total() - of_context, of_context];
+    let split = |total: f64, of_context: f64| [total - of_context, of_context];
+    let elements = split(parameters.total(), parameters.of_context());
+    let frozen = split(parameters.total_frozen(), parameters.frozen_of_context());
     let mut bytes = 0.0;
     for (index, count) in sharers.into_iter().enumerate() {
         let held = |from: u8| if zero >= from { 1.0 / f64::from(count) } else { 1.0 };
-        let each = held(3) * precision.compute.bytes() as f64
+        let weight = held(3) * precision.compute.bytes() as f64;
+        let each = weight
             + held(2) * precision.gradients.bytes() as f64
             + held(1) * state as f64
             + copy_bytes(stack, precision, count > 1) as f64;
         let factored = if index == 0 { parameters.factored_elements } else { 0.0 };
-        bytes += elements[index] * each + 4.0 * factored * held(1);
+        bytes += elements[index] * each + frozen[index] * weight + 4.0 * factored * held(1);
     }
     bytes
 }
@@ -365,7 +374,9 @@ impl Addition {
         let filled = self.pending.parameters.global_elements;
         let bytes = (filled + parameters.global_elements) * terms.gradient_bytes();
         let full = terms.shards_weights() || bytes > terms.bucket_bytes() as f64;
-        if self.pending.blocks > 0 && parameters.global_elements > 0.0 && full {
+        let has_any = parameters.global_elements > 0.0
+            || (terms.shards_weights() && parameters.total_frozen() > 0.0);
+        if self.pending.blocks > 0 && has_any && full {
             self.close_unit(terms);
         }
         let (held, held_later) = match terms.shards_weights() {
@@ -501,7 +512,10 @@ impl Addition {
             backward_peak_bytes + self.cost.waiting_bytes + self.cost.begun_bytes;
         let later_peak_bytes = unit.later_peak_bytes + self.cost.waiting_bytes;
         let weight_bytes = match terms.shards_weights() {
-            true => unit.parameters.total() * terms.settings.precision.compute.bytes() as f64,
+            true => {
+                let elements = unit.parameters.total() + unit.parameters.total_frozen();
+                elements * terms.settings.precision.compute.bytes() as f64
+            }
             false => 0.0,
         };
         let forward_peak_bytes = unit.forward_peak_bytes + self.front.weight_bytes;
@@ -558,6 +572,7 @@ mod tests {
             norm: false,
             algorithm: Algorithm::Ring,
             bucket_bytes: 1,
+            frozen: vec![],
         };
         let sums = Parameters { factored_elements: 100.0, ..Parameters::default() };
         let held = |zero| persistent_bytes(&settings, &Stack::default(), zero, [4, 1], &sums);

@@ -16,8 +16,10 @@ use crate::{CostModel, SimError};
 #[derive(Clone, Debug)]
 pub(super) struct SplitTable {
     pub parameters: ParameterTable,
-    /// Elements of the parameters on one device if it had all blocks.
+    /// Elements of the parameters that are trained on one device if it had all blocks.
     pub total_elements: f64,
+    /// Likewise of those that are frozen.
+    pub total_frozen: f64,
     /// For each cut before a block, and the end: bytes of one sample that cross it, on one device.
     pub cut_bytes: Vec<f64>,
 }
@@ -33,11 +35,17 @@ impl SplitTable {
         samples: u32,
     ) -> SplitTable {
         let parameters = ParameterTable::of(graph, representative, program, &settings.optimizer);
-        let own = representative.stand_ins().iter().map(|&kind| parameters.own[kind].total());
-        let shared = parameters.shared.iter().map(|it| it.parameters.total());
-        let total_elements = own.chain(shared).sum();
+        let own = representative.stand_ins().iter().map(|&kind| &parameters.own[kind]);
+        let all = own.chain(parameters.shared.iter().map(|it| &it.parameters));
+        let (trained, frozen): (Vec<f64>, Vec<f64>) =
+            all.map(|it| (it.total(), it.total_frozen())).unzip();
         let cut_bytes = cut_bytes(graph, representative, program, samples);
-        SplitTable { parameters, total_elements, cut_bytes }
+        SplitTable {
+            total_elements: trained.iter().sum(),
+            total_frozen: frozen.iter().sum(),
+            parameters,
+            cut_bytes,
+        }
     }
 }
 

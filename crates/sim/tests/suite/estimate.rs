@@ -7,7 +7,7 @@ use proptest::test_runner::RngSeed;
 use shardloom_cluster::{Cluster, Curve, NodeGroup};
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{Optimizer, Precision, Recompute, ScheduleKind};
+use shardloom_plan::{Optimizer, ParameterGroup, Precision, Recompute, ScheduleKind};
 use shardloom_sim::estimate::{Candidate, Cut, Estimator, Settings};
 
 /// Recomputation that can be estimated.
@@ -64,7 +64,7 @@ fn estimates_rank_plans_as_the_simulator_does() {
     let graph = model("gpt:layers=14,hidden=1024,heads=16,seq=1024,vocab=51200");
     let candidates = sample(candidates(16, 64), 24);
     assert!(candidates.len() > 80, "{} plans", candidates.len());
-    let times = times(&graph, &h100(16), MIXED, &candidates);
+    let times = times(&graph, &h100(16), &MIXED, &candidates);
     let (correlation, error) = (rank_correlation(&times), mean_error(&times));
     assert!(correlation >= 0.98, "rank correlation {correlation}");
     assert!(error <= 0.03, "mean error {error}");
@@ -81,7 +81,7 @@ fn estimates_rank_plans_with_tied_weights_and_slow_links() {
     };
     let candidates: Vec<Candidate> =
         sample(candidates(16, 32), 24).into_iter().filter(|it| it.tp <= 4).collect();
-    let times = times(&graph, &cluster, settings, &candidates);
+    let times = times(&graph, &cluster, &settings, &candidates);
     let (correlation, error) = (rank_correlation(&times), mean_error(&times));
     assert!(correlation >= 0.98, "rank correlation {correlation}");
     assert!(error <= 0.05, "mean error {error}");
@@ -92,7 +92,7 @@ fn estimates_rank_plans_where_lanes_do_not_overlap() {
     let graph = gpt(8, false);
     let settings = Settings { precision: Precision::FP32, bucket_bytes: 100_000, ..MIXED };
     let candidates = sample(candidates(8, 32), 16);
-    let times = times(&graph, &cores(8), settings, &candidates);
+    let times = times(&graph, &cores(8), &settings, &candidates);
     let (correlation, error) = (rank_correlation(&times), mean_error(&times));
     assert!(correlation >= 0.98, "rank correlation {correlation}");
     assert!(error <= 0.05, "mean error {error}");
@@ -109,10 +109,30 @@ fn estimates_rank_plans_with_context_parallelism() {
         let candidates: Vec<Candidate> =
             [2, 4, 8].into_iter().flat_map(of).filter(|it| it.tp <= 4).collect();
         assert!(candidates.len() > 60, "{} plans", candidates.len());
-        let times = times(&graph, &cluster, MIXED, &candidates);
+        let times = times(&graph, &cluster, &MIXED, &candidates);
         let (correlation, error) = (rank_correlation(&times), mean_error(&times));
         assert!(correlation >= 0.98, "{text}: rank correlation {correlation}");
         assert!(error <= 0.04, "{text}: mean error {error}");
+    }
+}
+
+/// Parameters of some blocks, and of none of the head.
+fn frozen(blocks: &[&str]) -> Settings {
+    let names = |names: &&str| ParameterGroup { frozen: true, ..ParameterGroup::named(names) };
+    Settings { frozen: blocks.iter().map(names).collect(), ..MIXED }
+}
+
+/// All below some block, whose stages have no backward passes; some between; some parameters of each.
+#[test]
+fn estimates_rank_plans_of_which_some_parameters_are_frozen() {
+    let graph = model("gpt:layers=14,hidden=1024,heads=16,seq=1024,vocab=51200");
+    let trunk = ["embedding.*", "block.?.*", "block.10.*"];
+    for blocks in [&trunk[..], &["block.[5-9].*"], &["*.mlp.*"]] {
+        let candidates = sample(candidates(16, 64), 24);
+        let times = times(&graph, &h100(16), &frozen(blocks), &candidates);
+        let (correlation, error) = (rank_correlation(&times), mean_error(&times));
+        assert!(correlation >= 0.98, "{blocks:?}: rank correlation {correlation}");
+        assert!(error <= 0.04, "{blocks:?}: mean error {error}");
     }
 }
 
@@ -128,7 +148,7 @@ fn estimates_rank_plans_of_which_some_replicas_share() {
         let all = candidates(16, 64).into_iter().filter(|it| it.zero > 0 && it.dp >= 4);
         let candidates = sample(all.flat_map(shares).collect(), 24);
         assert!(candidates.len() > 60, "{} plans", candidates.len());
-        let times = times(&graph, &cluster, MIXED, &candidates);
+        let times = times(&graph, &cluster, &MIXED, &candidates);
         let (correlation, error) = (rank_correlation(&times), mean_error(&times));
         assert!(correlation >= 0.98, "rank correlation {correlation}");
         assert!(error <= most, "mean error {error}");
@@ -140,7 +160,7 @@ fn estimates_rank_plans_of_which_some_replicas_share() {
 fn estimates_rank_plans_whose_stages_long_skips_connect() {
     let graph = model("u-transformer:layers=14,hidden=1024,heads=16,seq=1024,vocab=51200");
     let candidates = sample(candidates(16, 64), 24);
-    let times = times(&graph, &h100(16), MIXED, &candidates);
+    let times = times(&graph, &h100(16), &MIXED, &candidates);
     let (correlation, error) = (rank_correlation(&times), mean_error(&times));
     assert!(correlation >= 0.98, "rank correlation {correlation}");
     assert!(error <= 0.05, "mean error {error}");
@@ -160,8 +180,8 @@ fn estimates_take_measured_collectives_where_there_are_any() {
     }
     let measured = Cluster::new(groups).expect("a cluster");
     let candidates = sample(candidates(4, 8), 8);
-    let with = times(&graph, &measured, settings, &candidates);
-    let without = times(&graph, &cores(4), settings, &candidates);
+    let with = times(&graph, &measured, &settings, &candidates);
+    let without = times(&graph, &cores(4), &settings, &candidates);
     assert!(mean_error(&with) <= 0.05, "mean error {}", mean_error(&with));
     let slower = with.iter().zip(&without).filter(|(with, without)| with.0 > without.0 + 1e-4);
     assert!(slower.count() > candidates.len() / 2);
@@ -181,7 +201,7 @@ fn estimates_follow_the_optimizer() {
     for optimizer in [lamb, adafactor, sgd] {
         for norm in [false, true] {
             let settings = Settings { optimizer, norm, ..MIXED };
-            let times = times(&graph, &h100(8), settings, &sample(candidates(8, 8), 64));
+            let times = times(&graph, &h100(8), &settings, &sample(candidates(8, 8), 64));
             let error = mean_error(&times);
             assert!(error <= 0.06, "{optimizer:?}, norm {norm}: mean error {error}");
         }
@@ -393,7 +413,7 @@ fn a_balanced_cut_gives_a_heavy_head_fewer_neighbours() {
 fn ratio_of_replicas(
     graph: &Graph,
     cluster: &Cluster,
-    settings: Settings,
+    settings: &Settings,
     (zero, schedule, microbatches): (u8, ScheduleKind, u32),
 ) -> f64 {
     let candidate = Candidate {
@@ -421,7 +441,7 @@ fn slow_reductions_of_every_pass_are_hidden_by_the_next_forward_pass_where_there
     // One card for each node: gradients take longer to reduce than to compute.
     let cluster = Cluster::parse("h100-80g:2x1").expect("a preset");
     for schedule in ScheduleKind::PLAIN {
-        let ratio = ratio_of_replicas(&graph, &cluster, MIXED, (2, schedule, 16));
+        let ratio = ratio_of_replicas(&graph, &cluster, &MIXED, (2, schedule, 16));
         assert!((0.94..=1.06).contains(&ratio), "{schedule:?}: {ratio}");
     }
 }
@@ -434,7 +454,7 @@ fn copies_of_shards_are_estimated_where_lanes_do_not_overlap() {
     let cluster = Cluster::new(groups).expect("a cluster");
     let settings = Settings { precision: Precision::FP32, ..MIXED };
     for zero in 0..=3 {
-        let ratio = ratio_of_replicas(&graph, &cluster, settings, (zero, ScheduleKind::Afab, 2));
+        let ratio = ratio_of_replicas(&graph, &cluster, &settings, (zero, ScheduleKind::Afab, 2));
         assert!((0.99..=1.01).contains(&ratio), "ZeRO-{zero}: {ratio}");
     }
 }
@@ -467,7 +487,7 @@ fn messages_over_slow_links_are_estimated() {
             chunks: 1,
             cut: Cut::Even,
         });
-        let times = times(&model(text), &cluster, MIXED, &candidates);
+        let times = times(&model(text), &cluster, &MIXED, &candidates);
         for ((estimated, simulated), tolerance) in times.into_iter().zip([0.1, 0.06]) {
             let ratio = estimated / simulated;
             assert!((ratio - 1.0).abs() <= tolerance, "{text}: {ratio}");
@@ -515,7 +535,7 @@ fn a_step_of_a_single_device_is_estimated_as_it_is_simulated() {
         for recompute in Recompute::BY_BLOCK {
             let settings = Settings { optimizer, norm: false, ..MIXED };
             let candidate = Candidate { recompute, ..pipeline(1, 1, 3) };
-            assert_as_simulated(&times(&graph, &h100(1), settings, &[candidate]), 1e-6);
+            assert_as_simulated(&times(&graph, &h100(1), &settings, &[candidate]), 1e-6);
         }
     }
 }
@@ -530,11 +550,12 @@ fn waiting_for_the_norm_takes_a_sum_of_one_number_and_a_pass_over_gradients() {
     let candidate = pipeline(1, 2, 2);
     let [without, with] = [false, true].map(|norm| {
         let settings = Settings { precision: Precision::FP32, norm, ..MIXED };
-        let mut estimator = Estimator::new(&graph, &cluster, settings).expect("an estimator");
+        let mut estimator =
+            Estimator::new(&graph, &cluster, settings.clone()).expect("an estimator");
         estimator.estimate(&candidate).expect("costs").expect("a layout").step_seconds
     });
     let settings = Settings { precision: Precision::FP32, ..MIXED };
-    let mut estimator = Estimator::new(&graph, &cluster, settings).expect("an estimator");
+    let mut estimator = Estimator::new(&graph, &cluster, settings.clone()).expect("an estimator");
     let program = program(&graph, &mut estimator, &settings, &candidate);
     let elements: usize = program.classes[0].buckets.iter().map(|it| it.elements).sum();
     // Half of the number goes each way, twice.
@@ -562,7 +583,7 @@ fn statistics_are_added_up_by_those_who_share_a_bucket() {
     for vocab in [128, 129] {
         let text = "llama:layers=1,hidden=64,heads=4,kv_heads=4,seq=32,ffn=96";
         let graph = model(&format!("{text},vocab={vocab}"));
-        assert_as_simulated(&times(&graph, &cluster, settings, &[pipeline(1, 2, 1)]), 0.01);
+        assert_as_simulated(&times(&graph, &cluster, &settings, &[pipeline(1, 2, 1)]), 0.01);
     }
 }
 
@@ -575,7 +596,7 @@ fn tensor_parallel_groups_are_estimated_as_those_that_straddle_nodes() {
         let graph = model(&format!("{config},heads={heads}"));
         let candidate = Candidate { dp, sharing: dp, ..pipeline(1, tp, 4) };
         let cluster = narrow((tp * dp) as usize);
-        assert_as_simulated(&times(&graph, &cluster, MIXED, &[candidate]), 0.02);
+        assert_as_simulated(&times(&graph, &cluster, &MIXED, &[candidate]), 0.02);
     }
 }
 
@@ -588,7 +609,7 @@ fn two_micro_batches_on_four_stages_do_not_wait_for_each_others_messages() {
     node.inter.bytes_per_second /= 20.0;
     node.uplink_bytes_per_second /= 20.0;
     let cluster = Cluster::new(groups).expect("a cluster");
-    assert_as_simulated(&times(&graph, &cluster, MIXED, &[pipeline(4, 1, 2)]), 0.06);
+    assert_as_simulated(&times(&graph, &cluster, &MIXED, &[pipeline(4, 1, 2)]), 0.06);
 }
 
 #[test]
@@ -597,7 +618,7 @@ fn gathers_of_updated_weights_hold_up_the_step_where_links_are_slow() {
     let cluster = Cluster::parse("h100-80g:2x1").expect("a preset");
     for norm in [false, true] {
         let settings = Settings { norm, ..MIXED };
-        let ratio = ratio_of_replicas(&graph, &cluster, settings, (1, ScheduleKind::Afab, 1));
+        let ratio = ratio_of_replicas(&graph, &cluster, &settings, (1, ScheduleKind::Afab, 1));
         assert!((0.97..=1.03).contains(&ratio), "norm {norm}: {ratio}");
     }
 }
@@ -655,8 +676,9 @@ fn of_unlike_devices_the_slowest_and_the_least_memory_count_for_all() {
     let settings = Settings { precision: Precision::FP32, ..MIXED };
     for groups in [[one(&slow), one(&fast)], [one(&fast), one(&slow)]] {
         let unlike = Cluster::new(groups.to_vec()).expect("a cluster");
-        let [mut alike, mut unlike] = [&alike, &unlike]
-            .map(|cluster| Estimator::new(&graph, cluster, settings).expect("an estimator"));
+        let [mut alike, mut unlike] = [&alike, &unlike].map(|cluster| {
+            Estimator::new(&graph, cluster, settings.clone()).expect("an estimator")
+        });
         assert_eq!(unlike.memory_bytes(), 8_000_000_000);
         for candidate in candidates(2, 4) {
             let [alike, unlike] = [&mut alike, &mut unlike]
@@ -672,7 +694,7 @@ fn shards_of_a_single_number_take_what_launching_their_updates_takes() {
     let graph = model("mlp:inputs=1,hidden=1,layers=4,classes=2");
     let settings = Settings { norm: false, bucket_bytes: 1, ..MIXED };
     let candidates = [1, 2].map(|zero| Candidate { dp: 2, zero, sharing: 2, ..pipeline(1, 1, 1) });
-    assert_as_simulated(&times(&graph, &h100(2), settings, &candidates), 1e-6);
+    assert_as_simulated(&times(&graph, &h100(2), &settings, &candidates), 1e-6);
 }
 
 /// While the loss, which has no weights, goes backward, those of the block before it come.
@@ -722,6 +744,6 @@ fn a_loss_by_itself_hides_the_gather_of_the_weights_before_it() {
     let graph = graph.unwrap_or_else(|error| panic!("{error}"));
     let settings = Settings { norm: false, ..MIXED };
     let candidate = Candidate { dp: 2, zero: 3, sharing: 2, microbatch: 4, ..pipeline(1, 1, 1) };
-    let times = times(&graph, &h100(2), settings, &[candidate]);
+    let times = times(&graph, &h100(2), &settings, &[candidate]);
     assert_as_simulated(&times, 1e-6);
 }

@@ -66,10 +66,10 @@ fn candidates(devices: u32, global_batch: u32) -> Vec<Candidate> {
 fn possible(
     graph: &Graph,
     cluster: &Cluster,
-    settings: Settings,
+    settings: &Settings,
     candidates: Vec<Candidate>,
 ) -> Vec<Candidate> {
-    let mut estimator = Estimator::new(graph, cluster, settings).expect("an estimator");
+    let mut estimator = Estimator::new(graph, cluster, settings.clone()).expect("an estimator");
     let exists = |it: &Candidate| estimator.estimate(it).expect("costs").is_some();
     candidates.into_iter().filter(exists).collect()
 }
@@ -88,7 +88,7 @@ fn correlation(times: &[(f64, f64)]) -> f64 {
 fn check(
     graph: &Graph,
     cluster: &Cluster,
-    settings: Settings,
+    settings: &Settings,
     candidates: Vec<Candidate>,
     error: f64,
 ) {
@@ -106,7 +106,7 @@ fn check(
 #[test]
 fn estimates_rank_plans_of_all_schedules() {
     let graph = model("gpt:layers=30,hidden=1024,heads=16,seq=1024,vocab=51200");
-    check(&graph, &h100(16), MIXED, sample(candidates(16, 64), 20), 0.03);
+    check(&graph, &h100(16), &MIXED, sample(candidates(16, 64), 20), 0.03);
 }
 
 #[test]
@@ -117,14 +117,14 @@ fn estimates_rank_plans_of_all_schedules_over_slow_shared_links() {
     let cluster = Cluster::parse("v100-16g:4x4").expect("a preset");
     let precision = Precision { compute: Number::Fp16, ..Precision::MIXED };
     let settings = Settings { precision, ..MIXED };
-    check(&graph, &cluster, settings, sample(candidates(16, 32), 20), 0.05);
+    check(&graph, &cluster, &settings, sample(candidates(16, 32), 20), 0.05);
 }
 
 #[test]
 fn estimates_rank_plans_of_all_schedules_where_lanes_do_not_overlap() {
     let graph = gpt(30, false);
     let settings = Settings { precision: Precision::FP32, bucket_bytes: 100_000, ..MIXED };
-    check(&graph, &cores(8), settings, sample(candidates(8, 32), 20), 0.05);
+    check(&graph, &cores(8), &settings, sample(candidates(8, 32), 20), 0.05);
 }
 
 /// Bounds of time prune only what would not be chosen, as far as what stages cost is estimated right.
@@ -135,9 +135,10 @@ fn no_simulated_step_is_shorter_than_its_bound() {
         let settings = Settings { precision: Precision::FP32, norm: true, ..MIXED };
         let all = candidates(8, 32).into_iter().filter(|it| it.zero < 2).collect();
         let candidates = sample(all, 20);
-        let candidates = possible(&graph, &cluster, settings, candidates);
-        let times = times(&graph, &cluster, settings, &candidates);
-        let mut estimator = Estimator::new(&graph, &cluster, settings).expect("an estimator");
+        let candidates = possible(&graph, &cluster, &settings, candidates);
+        let times = times(&graph, &cluster, &settings, &candidates);
+        let mut estimator =
+            Estimator::new(&graph, &cluster, settings.clone()).expect("an estimator");
         for (candidate, (_, simulated)) in candidates.iter().zip(times) {
             let bound = estimator.bound(candidate).expect("costs").expect("a layout").step_seconds;
             assert!(bound <= simulated * (1.0 + 1e-6), "{bound} {simulated} {candidate:?}");
@@ -152,7 +153,8 @@ fn no_estimate_is_below_its_bounds() {
     for cluster in [h100(8), cores(8)] {
         for norm in [false, true] {
             let settings = Settings { precision: Precision::FP32, norm, ..MIXED };
-            let mut estimator = Estimator::new(&graph, &cluster, settings).expect("an estimator");
+            let mut estimator =
+                Estimator::new(&graph, &cluster, settings.clone()).expect("an estimator");
             for candidate in sample(candidates(8, 32), 12) {
                 let Some(estimate) = estimator.estimate(&candidate).expect("costs") else {
                     continue;
@@ -192,7 +194,7 @@ fn rounds_that_repeat_add_as_much_each() {
         chunks,
         cut: Cut::Balanced,
     });
-    let times = times(&graph, &h100(4), MIXED, &plans);
+    let times = times(&graph, &h100(4), &MIXED, &plans);
     for (plan, (estimated, simulated)) in plans.iter().zip(times) {
         let ratio = estimated / simulated;
         assert!((0.95..=1.05).contains(&ratio), "{:?}: {ratio}", plan.schedule);
@@ -206,7 +208,7 @@ fn memory_of_all_schedules_is_estimated_as_their_programs_hold_it() {
     let cluster = h100(8);
     let mut estimator = Estimator::new(&graph, &cluster, MIXED).expect("an estimator");
     let (mut near, mut count) = (0, 0);
-    for candidate in possible(&graph, &cluster, MIXED, sample(candidates(8, 32), 12)) {
+    for candidate in possible(&graph, &cluster, &MIXED, sample(candidates(8, 32), 12)) {
         let estimated = estimator.mesh_peak_bytes(&candidate).expect("costs").expect("a layout");
         let program = crate::estimated::program(&graph, &mut estimator, &MIXED, &candidate);
         for (class, estimated) in program.classes.iter().zip(&estimated) {

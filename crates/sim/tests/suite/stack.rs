@@ -449,6 +449,7 @@ fn the_estimate_knows_the_host() {
         norm: true,
         algorithm: plan.sync.algorithm,
         bucket_bytes: plan.sync.bucket_bytes,
+        frozen: vec![],
     };
     let mut estimator = Estimator::new(&graph, &cluster, settings).expect("a cluster");
     let candidate = Candidate {

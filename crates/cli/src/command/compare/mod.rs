@@ -219,7 +219,7 @@ impl Compare {
             true => Request { precision: here.precision, algorithm: here.algorithm, ..usual },
             false => usual,
         };
-        let request = Box::new(self.dimensions.request(usual)?);
+        let request = Box::new(self.dimensions.request(usual, model)?);
         Ok(Contenders::Choosers { choosers: choosers.clone(), cluster, request })
     }
 }

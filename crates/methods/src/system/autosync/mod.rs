@@ -32,6 +32,7 @@ use problem::{Problem, Shape};
 use sampler::Sampler;
 use search::Searched;
 use strategy::{Strategy, Synchroniser};
+pub use trials::trials_in;
 use trials::{Trial, Trials};
 
 /// Servers or all-reduces, variable by variable.
@@ -58,6 +59,7 @@ const LEAST_TRIALS: usize = 20;
 
 fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
     task.takes_trials = true;
+    task.require_none_frozen()?;
     let mut selection = Selection::new(task.request.memory_share);
     let fixed = fixed(task, &mut selection)?;
     let problem = problem(task)?;

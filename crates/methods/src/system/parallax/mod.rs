@@ -57,6 +57,7 @@ fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
         ));
         return Ok(choice);
     }
+    task.require_none_frozen()?;
     let mut choice = workers::fastest_plan(task, |servers, common| {
         plan(task, (servers, servers as usize), common)
     })?;

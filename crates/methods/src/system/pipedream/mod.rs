@@ -167,7 +167,9 @@ fn plan(task: &Task<'_>, partition: &Partition, recompute: Recompute) -> Result<
         ..task.uniform(1, Mesh::SINGLE, 1)
     };
     let of = |pipelines| {
-        uniform.plan_of(task.graph, &task.request.model, &task.request.cluster, pipelines)
+        let request = task.request;
+        let plan = uniform.plan_of(task.graph, &request.model, &request.cluster, pipelines);
+        Plan { parameters: request.frozen.clone(), ..plan }
     };
     let stages = stages(task, partition);
     if let [stage] = &stages[..] {

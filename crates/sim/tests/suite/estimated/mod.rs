@@ -14,6 +14,7 @@ pub const MIXED: Settings = Settings {
     norm: true,
     algorithm: Algorithm::Ring,
     bucket_bytes: 25_000_000,
+    frozen: vec![],
 };
 
 fn plan(
@@ -51,6 +52,7 @@ fn plan(
     let pipelines = uniform.pipelines(&places, cuts);
     let mut plan = uniform.plan_of(graph, "model", "cluster", pipelines);
     plan.layout = candidate.layout(graph);
+    plan.parameters = settings.frozen.clone();
     plan.pass_times = times;
     plan
 }
@@ -81,13 +83,13 @@ pub fn sample(all: Vec<Candidate>, n: u64) -> Vec<Candidate> {
 pub fn times(
     graph: &Graph,
     cluster: &Cluster,
-    settings: Settings,
+    settings: &Settings,
     candidates: &[Candidate],
 ) -> Vec<(f64, f64)> {
-    let mut estimator = Estimator::new(graph, cluster, settings).expect("an estimator");
+    let mut estimator = Estimator::new(graph, cluster, settings.clone()).expect("an estimator");
     let time = |candidate: &Candidate| {
         let estimate = estimator.estimate(candidate).expect("costs").expect("a possible layout");
-        let program = program(graph, &mut estimator, &settings, candidate);
+        let program = program(graph, &mut estimator, settings, candidate);
         let found = simulate(graph, cluster, &program, Options::default()).expect("it simulates");
         (estimate.step_seconds, found.step_time().seconds())
     };
