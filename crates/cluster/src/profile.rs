@@ -39,6 +39,14 @@ pub struct MeasuredOn {
     pub kernels: String,
     /// The program's version.
     pub version: String,
+    /// Of the processors' time what other programs took meanwhile, in percent; absent where it is too little to
+    /// matter. Then all that was measured may be too slow.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub others_percent: u32,
+}
+
+fn is_zero(value: &u32) -> bool {
+    *value == 0
 }
 
 impl MeasuredOn {

@@ -22,6 +22,7 @@ mod machine;
 mod measurement;
 mod monotone;
 mod operand;
+mod other_work;
 mod sites;
 mod streaming;
 mod subject;
@@ -36,9 +37,12 @@ use std::num::NonZeroUsize;
 use shardloom_cluster::{MeasuredOn, Profile};
 use shardloom_fabric::Engine;
 
+use other_work::{ProcessorTime, UNDISTURBED};
+
 pub use bench::Timed;
 
 pub use error::{ProfileError, Result};
+pub use other_work::is_busy;
 pub use sites::Sites;
 pub use system_memory::SystemMemory;
 
@@ -96,7 +100,8 @@ pub fn this_machine() -> Result<MeasuredOn> {
 
 /// Measures this machine, with ranks that `engine` connects, as one node of as many devices, called
 /// `local`. `progress` is told
-/// what is being measured and which share of the measurement is done.
+/// what is being measured and which share of the measurement is done. The profile says how much of the processors' time
+/// other programs took meanwhile, if that is enough to matter.
 ///
 /// # Errors
 /// If the size of the memory is unknown, or a rank fails.
@@ -106,7 +111,16 @@ pub fn measure(
     progress: &mut dyn FnMut(&str, f64),
 ) -> Result<Profile> {
     let machine = machine::Machine::of(options)?;
-    measurement::measure(engine, &machine, &measurement::Plan::of(options.effort), progress)
+    let before = ProcessorTime::now();
+    let plan = measurement::Plan::of(options.effort);
+    let mut profile = measurement::measure(engine, &machine, &plan, progress)?;
+    let taken = before
+        .zip(ProcessorTime::now())
+        .map(|(before, now)| now.taken_since(&before, (machine.ranks, machine.measured_on.cores)));
+    if let Some(measured_on) = &mut profile.measured_on {
+        measured_on.others_percent = taken.filter(|&it| it > UNDISTURBED).unwrap_or(0);
+    }
+    Ok(profile)
 }
 
 /// Measures the machines that processes run on, all at once, and the links between them: the profile of the

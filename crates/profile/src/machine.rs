@@ -70,6 +70,7 @@ pub(crate) fn this_machine() -> Result<MeasuredOn> {
         cores: u32::try_from(cores.get()).unwrap_or(u32::MAX),
         kernels: Tier::selected()?.name().to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        others_percent: 0,
     })
 }
 

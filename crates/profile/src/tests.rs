@@ -20,6 +20,7 @@ fn machine() -> Machine {
         cores: 4,
         kernels: "portable".into(),
         version: "1.2.3".into(),
+        others_percent: 0,
     };
     Machine { sites: Sites::one(2), rank: 0, ranks: 2, memory_bytes: 8 << 30, measured_on }
 }

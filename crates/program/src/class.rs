@@ -1,5 +1,6 @@
 //! The program: classes of ranks, what they hold and what they run.
 
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 use shardloom_cluster::DeviceId;
@@ -29,7 +30,7 @@ pub struct ParamId(pub u32);
 pub struct BucketId(pub u32);
 
 /// Identifies a body of a class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BodyId(pub u32);
 
 /// A parameter where it is used.

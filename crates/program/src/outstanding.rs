@@ -12,6 +12,7 @@
 //! order leaves the collective's queue by a point, whoever has the point waits for something of that queue
 //! that was started no earlier. Where it never leaves the queue, the instruction is itself in it.
 
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 use shardloom_plan::Communication;
@@ -22,7 +23,7 @@ use crate::{
 };
 
 /// An instruction of a body, as an entry runs it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Issued {
     /// The body.
     pub body: BodyId,

@@ -212,19 +212,33 @@ impl Timeline {
         end.since(start)
     }
 
-    /// Share of `ranks x makespan` in which compute lanes stood idle; zero for an empty timeline.
+    /// Share of `ranks x makespan` in which compute lanes stood idle; zero for an empty timeline. It is the sum of
+    /// [`dependency_idle_fraction`](Timeline::dependency_idle_fraction) and
+    /// [`exposed_communication_fraction`](Timeline::exposed_communication_fraction).
     pub fn bubble_fraction(&self) -> f64 {
+        self.share_without(Track::busy)
+    }
+
+    /// Share of `ranks x makespan` in which ranks neither compute nor communicate: they wait for what others have not
+    /// done yet. Zero for an empty timeline.
+    pub fn dependency_idle_fraction(&self) -> f64 {
+        self.share_without(|track| track.covered(|_| true))
+    }
+
+    /// Share of `ranks x makespan` in which ranks communicate and do not compute; zero for an empty timeline.
+    pub fn exposed_communication_fraction(&self) -> f64 {
+        self.bubble_fraction() - self.dependency_idle_fraction()
+    }
+
+    /// Share of `ranks x makespan` that is not what `time` says of each track.
+    fn share_without(&self, time: impl Fn(&Track) -> Picos) -> f64 {
         let makespan = self.makespan().seconds();
         let ranks: u64 = self.tracks.iter().map(|track| track.multiplicity).sum();
         if makespan == 0.0 || ranks == 0 {
             return 0.0;
         }
-        let busy: f64 = self
-            .tracks
-            .iter()
-            .map(|track| track.busy().seconds() * track.multiplicity as f64)
-            .sum();
-        1.0 - busy / (ranks as f64 * makespan)
+        let of_track = |track: &Track| time(track).seconds() * track.multiplicity as f64;
+        1.0 - self.tracks.iter().map(of_track).sum::<f64>() / (ranks as f64 * makespan)
     }
 }
 

@@ -285,10 +285,10 @@ fn axis(length: Picos, columns: usize) -> String {
 fn totals_line(timeline: &Timeline) -> String {
     let totals = Totals::of(timeline);
     format!(
-        "step {} · busy {} · bubble {} · exposed communication {} · {}\n",
+        "step {} · busy {} · waiting for others {} · exposed communication {} · {}\n",
         seconds(totals.step_seconds),
         percent(totals.busy_fraction),
-        percent(totals.bubble_fraction),
+        percent(totals.dependency_idle_fraction),
         percent(totals.exposed_fraction),
         clock_words(timeline.clock),
     )

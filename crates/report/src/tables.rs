@@ -78,7 +78,7 @@ pub(crate) fn comparison(timelines: &[(&str, &Timeline)]) -> Markup {
     let rows = vec![
         amount("Step time", |totals| totals.step_seconds, seconds),
         share("Computing", |totals| totals.busy_fraction),
-        share("Bubble (compute idle)", |totals| totals.bubble_fraction),
+        share("Waiting for others", |totals| totals.dependency_idle_fraction),
         share("Communication not hidden by computing", |totals| totals.exposed_fraction),
         amount("Highest peak memory of a rank", |totals| totals.peak_bytes as f64, size),
         amount("Sent by all ranks", |totals| totals.sent_bytes as f64, size),
@@ -192,7 +192,7 @@ mod tests {
         let expected = [
             ["Step time", "100 µs", "200 µs", "+100.0%"],
             ["Computing", "60.0%", "45.0%", "-15.0 points"],
-            ["Bubble (compute idle)", "40.0%", "55.0%", "+15.0 points"],
+            ["Waiting for others", "0.0%", "0.0%", "+0.0 points"],
             ["Communication not hidden by computing", "40.0%", "55.0%", "+15.0 points"],
             ["Highest peak memory of a rank", "1.00 MiB", "1.00 MiB", "+0.0%"],
             ["Sent by all ranks", "1.00 KiB", "1.50 KiB", "+50.0%"],

@@ -34,8 +34,8 @@ pub(crate) struct Totals {
     pub(crate) step_seconds: f64,
     /// Share of `ranks x makespan` spent computing; zero for an empty timeline.
     pub(crate) busy_fraction: f64,
-    /// Idle compute, by the timeline's own definition.
-    pub(crate) bubble_fraction: f64,
+    /// Neither computing nor communicating, by the timeline's own definition.
+    pub(crate) dependency_idle_fraction: f64,
     /// Mean share of time spent communicating while not computing.
     pub(crate) exposed_fraction: f64,
     /// The highest of the ranks' peaks.
@@ -56,12 +56,11 @@ impl Totals {
             let sent = track.sent_bytes.saturating_mul(track.multiplicity);
             sent_bytes = sent_bytes.saturating_add(sent);
         }
-        let bubble_fraction = timeline.bubble_fraction();
         let empty = makespan == Picos::ZERO || ranks == 0.0;
         Totals {
             step_seconds: makespan.seconds(),
-            busy_fraction: if empty { 0.0 } else { 1.0 - bubble_fraction },
-            bubble_fraction,
+            busy_fraction: if empty { 0.0 } else { 1.0 - timeline.bubble_fraction() },
+            dependency_idle_fraction: timeline.dependency_idle_fraction(),
             exposed_fraction: if ranks > 0.0 { exposed / ranks } else { 0.0 },
             peak_bytes,
             sent_bytes,
@@ -122,7 +121,7 @@ mod tests {
         let timeline = Timeline { clock: Clock::Simulated, tracks: vec![busy, waiting] };
         let totals = Totals::of(&timeline);
         assert_eq!(Totals::of(&Timeline { tracks: reversed, ..timeline }), totals);
-        assert!((totals.bubble_fraction - 0.15).abs() < 1e-12);
+        assert!((totals.dependency_idle_fraction - 0.1).abs() < 1e-12);
         assert!((totals.busy_fraction - 0.85).abs() < 1e-12);
         assert!((totals.exposed_fraction - 0.05).abs() < 1e-12);
         assert_eq!((totals.peak_bytes, totals.sent_bytes), (9, 15));
@@ -132,7 +131,7 @@ mod tests {
     fn an_empty_timeline_has_zero_totals() {
         let totals = Totals::of(&Timeline { clock: Clock::Wall, tracks: Vec::new() });
         assert_eq!(
-            (totals.step_seconds, totals.busy_fraction, totals.bubble_fraction),
+            (totals.step_seconds, totals.busy_fraction, totals.dependency_idle_fraction),
             (0.0, 0.0, 0.0)
         );
         assert_eq!((totals.exposed_fraction, totals.peak_bytes), (0.0, 0));

@@ -15,13 +15,18 @@ pub struct Judgement {
     pub step_seconds: f64,
     /// Share of all devices' time in which they do not compute.
     pub bubble_fraction: f64,
-    /// Share of it in which they neither compute nor communicate.
-    pub wait_fraction: f64,
+    /// Share of it in which they neither compute nor communicate, as they wait for others.
+    pub dependency_idle_fraction: f64,
     /// What the devices of each stage need and have.
     pub memory: Vec<MemoryFit>,
 }
 
 impl Judgement {
+    /// Share of all devices' time in which they communicate and do not compute.
+    pub fn exposed_communication_fraction(&self) -> f64 {
+        self.bubble_fraction - self.dependency_idle_fraction
+    }
+
     /// Whether all stages fill at most this share of their devices' memory.
     pub fn fits(&self, memory_share: f64) -> bool {
         self.memory.iter().all(|it| it.peak_bytes as f64 <= memory_share * it.memory_bytes as f64)
@@ -42,13 +47,10 @@ pub fn judge(graph: &Graph, cluster: &Cluster, plan: &Plan) -> Result<Judgement,
     let program = lower(graph, plan, cluster.device_count() as usize)?;
     let simulation = simulate(graph, cluster, &program, Options::default())?;
     let summary = simulation.summary();
-    let ranks: f64 = summary.ranks.iter().map(|rank| rank.multiplicity as f64).sum();
-    let idle_seconds: f64 =
-        summary.ranks.iter().map(|rank| rank.multiplicity as f64 * rank.idle_seconds).sum();
     Ok(Judgement {
         step_seconds: summary.step_seconds,
         bubble_fraction: summary.bubble_fraction,
-        wait_fraction: idle_seconds / (ranks * summary.step_seconds),
+        dependency_idle_fraction: summary.dependency_idle_fraction,
         memory: simulation.memory_fits(&program, cluster)?,
     })
 }

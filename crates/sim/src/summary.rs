@@ -14,8 +14,12 @@ use crate::{SimError, Simulation};
 pub struct Summary {
     /// How long a step takes once steps follow each other.
     pub step_seconds: f64,
-    /// Share of all ranks' time in which they do not compute.
+    /// Share of all ranks' time in which they do not compute: the sum of the next two.
     pub bubble_fraction: f64,
+    /// Share of it in which they neither compute nor communicate, as they wait for what others have not done yet.
+    pub dependency_idle_fraction: f64,
+    /// Share of it in which they communicate and do not compute.
+    pub exposed_communication_fraction: f64,
     /// Per rank, or per class that its first rank stands for.
     pub ranks: Vec<RankSummary>,
 }
@@ -139,11 +143,16 @@ impl Simulation {
             ranks.iter().map(|rank| rank.multiplicity as f64 * what(rank)).sum()
         };
         let available = weigh(|_| 1.0) * step_seconds;
-        let bubble_fraction = match available > 0.0 {
-            true => 1.0 - weigh(|rank| rank.busy_seconds) / available,
-            false => 0.0,
-        };
-        Summary { step_seconds, bubble_fraction, ranks }
+        let share = |seconds: f64| if available > 0.0 { seconds / available } else { 0.0 };
+        let bubble_fraction = share(available - weigh(|rank| rank.busy_seconds));
+        let dependency_idle_fraction = share(weigh(|rank| rank.idle_seconds));
+        Summary {
+            step_seconds,
+            bubble_fraction,
+            dependency_idle_fraction,
+            exposed_communication_fraction: bubble_fraction - dependency_idle_fraction,
+            ranks,
+        }
     }
 
     /// What each rank of `program` needs, but for messages under way, and what its device has.

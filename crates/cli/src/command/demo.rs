@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use shardloom::plan::Precision;
+use shardloom::profile::Options;
 use shardloom::search::Request;
 use shardloom::train::learning_rate::{Curve, LearningRate};
 use shardloom::train::{OnNonFinite, RunClock, Settings};
@@ -66,6 +67,16 @@ impl Demo {
     /// Runs the demo.
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
         let local = self.profile.local()?;
+        if let Err(stale @ shardloom::Error::OtherMachine { .. }) = local.load() {
+            terminal.note(format_args!("{stale}; it is measured again now"));
+            let bar = terminal.share();
+            let measured = local.measure(Options::default(), &mut |what, share| {
+                bar.set_message(format!("measuring this machine: {what}"));
+                bar.set_position((share * 1000.0) as u64);
+            });
+            bar.finish_and_clear();
+            measured?;
+        }
         let cluster = super::load_cluster("local", &local, terminal)?;
         let text = format!("local:{}", cluster.device_count());
         let model = Model::load(MODEL)?;

@@ -230,13 +230,39 @@ fn machines_of(
 /// A cluster by its text; measuring this machine, where that is needed, shows as progress.
 fn load_cluster(text: &str, local: &LocalProfile, terminal: Terminal) -> Result<Cluster, Failure> {
     let bar = terminal.share();
+    let mut is_said = false;
     let mut hear = |what: &str, share: f64| {
+        if !is_said {
+            is_said = true;
+            let path = local.path().display();
+            bar.suspend(|| {
+                terminal.note(format_args!(
+                    "measuring this machine, once, for some ten seconds, or twice as long where other programs \
+                     disturb it; kept in {path}"
+                ));
+            });
+        }
         bar.set_message(format!("measuring this machine: {what}"));
         bar.set_position((share * 1000.0) as u64);
     };
     let cluster = shardloom::load_cluster(text, local, &mut hear);
     bar.finish_and_clear();
-    Ok(cluster?)
+    let cluster = cluster?;
+    for profile in cluster.profiles() {
+        note_disturbed(profile, terminal);
+    }
+    Ok(cluster)
+}
+
+/// Says that what was measured may be too slow, if other programs disturbed it.
+fn note_disturbed(profile: &shardloom::cluster::Profile, terminal: Terminal) {
+    let percent = profile.measured_on.as_ref().map_or(0, |it| it.others_percent);
+    if percent > 0 {
+        terminal.note(format_args!(
+            "other programs took {percent}% of the processors' time while this machine was measured, so that what is \
+             predicted for it may be too slow; `shardloom profile` measures again"
+        ));
+    }
 }
 
 /// Whether a path leads to a plan; a TOML file with a table `model` describes a model instead.

@@ -167,6 +167,8 @@ struct Predicted<'a> {
     /// Of the ranks that simulations tell apart.
     memory: Vec<Memory>,
     bubble_fraction: f64,
+    dependency_idle_fraction: f64,
+    exposed_communication_fraction: f64,
 }
 
 #[derive(Serialize)]
@@ -292,6 +294,8 @@ impl Plan {
                 peak_bytes_per_rank: &planned.peak_bytes_per_rank,
                 memory: Memory::all(&outcome.judgement.memory),
                 bubble_fraction: outcome.judgement.bubble_fraction,
+                dependency_idle_fraction: outcome.judgement.dependency_idle_fraction,
+                exposed_communication_fraction: outcome.judgement.exposed_communication_fraction(),
             },
             stack: StackAnswer::of(cluster),
             devices: DeviceAnswer::all(cluster),
@@ -346,10 +350,11 @@ impl Plan {
             .model_flops_utilisation
             .map(|share| format!(", {} of peak FLOP/s", percent(share)));
         terminal.line(format_args!(
-            "{} {targets}/s{}; bubble {}",
+            "{} {targets}/s{}; waiting for others {}, exposed communication {}",
             digits(planned.tokens_per_second),
             utilisation.unwrap_or_default(),
-            percent(outcome.judgement.bubble_fraction)
+            percent(outcome.judgement.dependency_idle_fraction),
+            percent(outcome.judgement.exposed_communication_fraction())
         ))?;
         if let Some(fullest) = outcome.judgement.fullest() {
             terminal.line(format_args!("Memory: {}", memory::described(fullest)))?;

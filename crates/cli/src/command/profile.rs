@@ -205,6 +205,7 @@ impl Profile {
             });
         }
         show(&profile, terminal)?;
+        super::note_disturbed(&profile, terminal);
         if let Some(rows) = rows {
             let cells = rows.iter().map(|row| {
                 vec![

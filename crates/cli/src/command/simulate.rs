@@ -230,7 +230,8 @@ fn figures(
     let within = interval.map(|it| it.described()).unwrap_or_default();
     let mut figures = vec![
         ("Steady step".into(), format!("{}{within}", seconds(summary.step_seconds))),
-        ("Steady bubble".into(), percent(summary.bubble_fraction)),
+        ("Waiting for others".into(), percent(summary.dependency_idle_fraction)),
+        ("Exposed communication".into(), percent(summary.exposed_communication_fraction)),
         ("Software".into(), cluster.stack().described()),
         ("Devices".into(), devices_described(cluster)),
     ];

@@ -123,6 +123,7 @@ fn a_profile_says_what_its_numbers_rest_on() {
         cores: 2,
         kernels: "avx2".into(),
         version: "1".into(),
+        others_percent: 0,
     });
     assert_eq!(profile.described(), "h200, measured on a processor");
     profile.calibrated_on = Some("a sweep".into());

@@ -29,7 +29,7 @@ fn the_share_of_waiting_is_that_of_all_ranks() {
         assert_eq!(all.ranks.len(), 8);
         let idle: f64 = all.ranks.iter().map(|rank| rank.idle_seconds).sum();
         let share = idle / 8.0 / all.step_seconds;
-        let found = judgement.wait_fraction;
+        let found = judgement.dependency_idle_fraction;
         assert!((found - share).abs() < 1e-9, "{pp} x {dp}: {found}, and {share} of all");
         assert!((judgement.bubble_fraction - all.bubble_fraction).abs() < 1e-9);
     }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use shardloom_program::timeline::Track;
 
 use shardloom_fabric::FabricError;
 
 use shardloom_checkpoint::{Checkpoint, Saved, Shard, Shards, Snapshot};
 
+use super::waiting::Recorded;
 use crate::Error;
 use crate::rank::{Gradients, NotedRows, OwnedPiece, RowEnd, StepOutcome};
 
@@ -116,7 +116,7 @@ pub(crate) type Answers = Vec<Vec<u32>>;
 pub(crate) struct Done {
     /// Of each step; of an evaluation as if it were one.
     pub steps: Vec<StepOutcome>,
-    pub track: Option<Track>,
+    pub track: Option<Recorded>,
     /// Whom it has answered as a server, in order.
     pub answers: Vec<u32>,
     /// Of an evaluation of a classifier: samples of the validation part, each with the first of the rank's classes
@@ -239,6 +239,7 @@ mod tests {
     use shardloom_checkpoint::{Meta, Piece, Store, Writer};
 
     use super::*;
+    use shardloom_program::timeline::Track;
 
     fn assert_crosses<T: Serialize + DeserializeOwned + Debug>(sent: &T) {
         let bytes = rmp_serde::to_vec_named(sent).expect("data");
@@ -329,7 +330,7 @@ mod tests {
             let step = StepOutcome { loss_sum: Some(0.1), gradient_norm: None, skipped: true };
             let done = Done {
                 steps: vec![step],
-                track: Some(Track::default()),
+                track: Some(Recorded { track: Track::default(), issued: vec![None] }),
                 answers: vec![1, 0],
                 classes: vec![(7, 2)],
                 answer,

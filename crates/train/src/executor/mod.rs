@@ -9,6 +9,7 @@ mod recorder;
 mod state;
 mod threads;
 mod virtual_clock;
+mod waiting;
 
 use shardloom_sim::Recording;
 
@@ -51,3 +52,4 @@ impl RunningRanks {
 
 pub(crate) use threads::start as start_threads;
 pub(crate) use virtual_clock::start as start_virtual;
+pub(crate) use waiting::without_waiting;

@@ -5,16 +5,20 @@ use std::time::Instant;
 use shardloom_program::timeline::{Interval, Lane, Picos, Track};
 use shardloom_program::{Class, Issued};
 
+use super::waiting::Recorded;
+
 /// A track in the making, with times since a common origin.
 pub(crate) struct Recorder {
     origin: Instant,
     track: Track,
+    /// By interval of the track: the instruction, of communication.
+    issued: Vec<Option<Issued>>,
 }
 
 impl Recorder {
     pub fn new(origin: Instant, rank: u32, place: String) -> Recorder {
         let track = Track { rank, multiplicity: 1, place, ..Track::default() };
-        Recorder { origin, track }
+        Recorder { origin, track, issued: vec![] }
     }
 
     /// Notes from when to when an instruction ran, and how many bytes lived from when on, after it. Computation
@@ -44,6 +48,7 @@ impl Recorder {
         }
         let activity = instruction.activity(body.kind);
         let chunk = body.part.chunk;
+        self.issued.push((lane != Lane::Compute).then_some(issued));
         self.track.intervals.push(Interval {
             lane,
             activity,
@@ -59,9 +64,8 @@ impl Recorder {
         Picos::from_seconds((at - self.origin).as_secs_f64())
     }
 
-    pub fn finish(mut self, peak_bytes: u64, sent_bytes: u64) -> Track {
-        self.track.peak_bytes = peak_bytes;
-        self.track.sent_bytes = sent_bytes;
-        self.track
+    pub fn finish(self, peak_bytes: u64, sent_bytes: u64) -> Recorded {
+        let Recorder { track, issued, .. } = self;
+        Recorded { track: Track { peak_bytes, sent_bytes, ..track }, issued }
     }
 }

@@ -24,6 +24,7 @@ use shardloom_sim::{
 
 use super::communicators::reduction;
 use super::messages::{Messages, tag};
+use super::waiting::Recorded;
 use super::{Answers, Command, Done, FULL_POOL, RunningRanks, state};
 use crate::rank::{
     At, Begun, Brought, Contribution, Linked, Rank, RowExchange, Shared, StepOutcome, Work,
@@ -158,7 +159,9 @@ impl VirtualRanks {
                 let sent = self.sent_bytes.iter().zip(before).map(|(after, before)| after - before);
                 let all = simulation.timeline.tracks.into_iter().zip(sent);
                 for ((track, sent_bytes), slot) in all.zip(&mut tracks) {
-                    *slot = Some(Track { sent_bytes, ..track });
+                    let track = Track { sent_bytes, ..track };
+                    // The engine shows no waiting.
+                    *slot = Some(Recorded { track, issued: vec![] });
                 }
                 for (rank, outcomes) in self.ranks.iter_mut().zip(&mut outcomes) {
                     *outcomes = rank.end_steps(*steps);

@@ -387,7 +387,8 @@ impl Trainer {
             self.note(&done);
             let computing = done.iter().map(|done| done.computing.as_secs_f64());
             self.watch.note(first_step, computing);
-            let tracks = done.iter_mut().filter_map(|done| done.track.take()).collect();
+            let recorded = done.iter_mut().filter_map(|done| done.track.take()).collect();
+            let tracks = executor::without_waiting(&self.shared.program, recorded);
             self.answers = done.iter_mut().map(|done| std::mem::take(&mut done.answers)).collect();
             timeline = Timeline { clock, tracks };
             let seconds = match clock {

@@ -32,6 +32,7 @@ mod pair_averaging;
 mod pipelines;
 mod post_validation;
 mod recomputation;
+mod recorded_waiting;
 mod replan;
 mod routing;
 mod sampling;

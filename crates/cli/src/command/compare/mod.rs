@@ -45,7 +45,7 @@ where they are to be more than the fewest. The name of a published system brings
 --schedule` says.
 
 utilisation: share of the ranks' time in which they compute. waiting: share in which they neither \
-compute nor communicate; in a run receiving counts as waiting, since it is mostly waiting for the sender.")]
+compute nor communicate: a message is under way from when its sender begins, a collective from when the last has come.")]
 pub struct Compare {
     /// The model: a config.json or a folder with one, a model TOML, a preset (llama-3-8b), or a family with
     /// parameters (gpt:layers=12,...)

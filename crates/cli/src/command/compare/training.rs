@@ -8,11 +8,12 @@ use indicatif::ProgressBar;
 use shardloom::cluster::Cluster;
 use shardloom::data::TEXT_FIELD;
 use shardloom::plan::Plan;
+use shardloom::program::timeline::Timeline;
 use shardloom::train::learning_rate::{Curve, LearningRate};
 use shardloom::train::{OnNonFinite, RunClock, Settings};
 use shardloom::{Data, Model, Sampling, Session, TextTokenizer};
 
-use super::row::{Numbers, waiting};
+use super::row::Numbers;
 use crate::command::train::run::History;
 use crate::command::train::{DRAIN_EVERY, TIMEOUT};
 use crate::command::{DataOptions, open_data};
@@ -151,7 +152,7 @@ impl Trial<'_> {
         Ok(Numbers {
             step_seconds: history.median_step_seconds(),
             utilisation: measured.map(|timeline| 1.0 - timeline.bubble_fraction()),
-            wait_fraction: measured.map(waiting),
+            wait_fraction: measured.map(Timeline::dependency_idle_fraction),
             peak_bytes: session.trainer().peak_bytes_per_rank().iter().copied().max(),
             final_loss,
             fit: None,

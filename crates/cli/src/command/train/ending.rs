@@ -28,6 +28,8 @@ struct Summary {
     median_step_seconds: Option<f64>,
     predicted_step_seconds: Option<f64>,
     bubble_fraction: Option<f64>,
+    dependency_idle_fraction: Option<f64>,
+    exposed_communication_fraction: Option<f64>,
     peak_bytes_per_rank: Vec<u64>,
     sent_bytes_per_rank: Vec<u64>,
     weights_digest: String,
@@ -166,13 +168,16 @@ impl From<&Straggler> for Slow {
 
 fn summary(job: &Job, session: &mut Session, history: &History) -> Result<Summary, Failure> {
     let median_step_seconds = history.median_step_seconds();
+    let measured = history.measured.as_ref();
     let trainer = session.trainer();
     Ok(Summary {
         steps: history.losses.len(),
         final_loss: history.losses.last().map(|point| point.train),
         median_step_seconds,
         predicted_step_seconds: job.prediction.as_ref().map(|it| it.summary.step_seconds),
-        bubble_fraction: history.measured.as_ref().map(Timeline::bubble_fraction),
+        bubble_fraction: measured.map(Timeline::bubble_fraction),
+        dependency_idle_fraction: measured.map(Timeline::dependency_idle_fraction),
+        exposed_communication_fraction: measured.map(Timeline::exposed_communication_fraction),
         peak_bytes_per_rank: trainer.peak_bytes_per_rank().to_vec(),
         sent_bytes_per_rank: trainer.sent_bytes_per_rank().to_vec(),
         weights_digest: trainer.weights_digest().map_err(shardloom::Error::from)?,
@@ -199,7 +204,8 @@ fn figures(summary: &Summary) -> Vec<(String, String)> {
         ("Predicted step", predicted.map(seconds)),
         ("Prediction error", error.map(signed_percent)),
         (summary.rate, summary.tokens_per_second.map(digits)),
-        ("Bubble", summary.bubble_fraction.map(percent)),
+        ("Waiting for others", summary.dependency_idle_fraction.map(percent)),
+        ("Exposed communication", summary.exposed_communication_fraction.map(percent)),
     ];
     figures.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }

@@ -1,0 +1,37 @@
+//! In what ranks record, communication begins when all that it needs have come to it, and not when a rank begins to
+//! wait.
+
+use crate::support::{Samples, llama, mesh, serial, trainer};
+use shardloom_plan::Uniform;
+use shardloom_program::timeline::{Activity, Interval, Track};
+
+fn of<'t>(track: &'t Track, activity: Activity) -> Vec<&'t Interval> {
+    track.intervals.iter().filter(|it| it.activity == activity).collect()
+}
+
+#[test]
+fn collectives_begin_with_their_last_member_and_receives_with_their_send() {
+    let graph = llama();
+    // Ranks 0 and 1 are the replicas of the first stage, 2 and 3 those of the second.
+    let uniform = Uniform { pp: 2, mesh: mesh(2, 1, 1), microbatches: 4, ..serial() };
+    let plan = uniform.plan(&graph, "model", "local");
+    let mut trainer = trainer(&graph, &plan, Samples::patterned(64, 16, 64), 1e-3);
+    trainer.step().expect("a step");
+    let (_, timeline) = trainer.step_recorded().expect("a step");
+    let [first, second, third, fourth] = &timeline.tracks[..] else { panic!("not four ranks") };
+    for (one, other) in [(first, second), (third, fourth)] {
+        let [one, other] = [one, other].map(|track| of(track, Activity::Collective));
+        assert!(!one.is_empty(), "replicas exchange gradients");
+        assert_eq!(one.len(), other.len(), "{one:?} and {other:?}");
+        for (one, other) in one.into_iter().zip(other) {
+            assert_eq!((&one.label, one.start), (&other.label, other.start));
+        }
+    }
+    for (from, to) in [(first, third), (second, fourth), (third, first), (fourth, second)] {
+        let (sent, received) = (of(from, Activity::Send), of(to, Activity::Receive));
+        assert_eq!((sent.len(), received.len()), (4, 4));
+        for (sent, received) in sent.into_iter().zip(received) {
+            assert!(sent.start <= received.start && received.start <= received.end);
+        }
+    }
+}
