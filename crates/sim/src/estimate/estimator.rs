@@ -401,7 +401,8 @@ impl<'a> Estimator<'a> {
                 let meshes = other.map(|&other| [chain[stage], other].map(|mesh| mesh as u32));
                 meshes.map_or(0.0, |it| self.place.message_seconds(sent[cut], size, it))
             };
-            let before = stage.checked_sub(1).and_then(|before| chain.get(before));
+            let before = stage.checked_sub(1).filter(|&before| stages[before].has_backward());
+            let before = before.and_then(|before| chain.get(before));
             Instance {
                 device: chain[stage],
                 cost: stages[stage],

@@ -67,6 +67,10 @@ pub(super) fn step(
         let device = &mut devices[usize::from(passes[0].device)];
         let needed = |node: &Node| {
             let cost = &instances[usize::from(node.instance)].cost;
+            // What is no pass waits for nothing.
+            if node.kind != PassKind::Forward && !cost.has_backward() {
+                return None;
+            }
             Some(arrivals[node.message?.index()] - early_seconds(node.kind, cost))
         };
         let start = passes.iter().filter_map(needed).fold(device.clock, f64::max);

@@ -6,8 +6,8 @@
 
 use shardloom_cluster::PlanDefaults;
 use shardloom_collectives::Kind;
-use shardloom_graph::Representative;
-use shardloom_plan::{Mesh, ScheduleKind, Sync, Uniform};
+use shardloom_graph::{Graph, Representative};
+use shardloom_plan::{Mesh, ParameterGroup, ParameterGroups, ScheduleKind, Sync, Uniform};
 use shardloom_program::{Program, ProgramError, lower};
 
 use super::{Candidate, Settings};
@@ -62,7 +62,7 @@ pub(super) fn program(
     };
     let mut plan = uniform.plan(graph, "", "");
     plan.layout = candidate.layout(graph);
-    plan.parameters = settings.frozen.clone();
+    plan.parameters = frozen(graph, settings)?;
     plan.keeps_gathered = plan_defaults.keeps_gathered;
     match lower(graph, &plan, stages * mesh.size()) {
         Ok(program) => Ok(Some(program)),
@@ -74,4 +74,14 @@ pub(super) fn program(
         ) => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// The parameters of the reduced model that are frozen, by their names: it may have none of those that a group's pattern
+/// is about.
+fn frozen(graph: &Graph, settings: &Settings) -> Result<Vec<ParameterGroup>, SimError> {
+    let groups = ParameterGroups::from_groups(&settings.frozen).map_err(ProgramError::from)?;
+    let names = graph.parameters().map(|(_, node)| node.name.as_str());
+    let names: Vec<&str> = names.filter(|name| groups.group(name).is_some()).collect();
+    let group = ParameterGroup { frozen: true, ..ParameterGroup::of_all(&names) };
+    Ok(if names.is_empty() { vec![] } else { vec![group] })
 }

@@ -354,6 +354,11 @@ impl StageCost {
         cost
     }
 
+    /// Whether it has backward passes: below all that is trained a stage has none.
+    pub fn has_backward(&self) -> bool {
+        self.backward_seconds + self.weight_seconds > 0.0
+    }
+
     /// Whether one of these blocks is among the stage's.
     pub fn has_one_of(&self, blocks: &[usize]) -> bool {
         blocks.iter().any(|block| (self.blocks.0..self.blocks.1).contains(block))
@@ -435,6 +440,8 @@ impl Addition {
         self.cost.owned_elements += owned;
         let (mut forward, mut backward) = (unit.forward_seconds, unit.backward_seconds);
         let mut weight = unit.weight_seconds;
+        // Below all that is trained no backward pass uses weights.
+        let gather_again = if backward + weight > 0.0 { gather } else { 0.0 };
         let halves = terms.blocks.halves;
         // The pass after which gradients are whole.
         let last = if halves { &mut weight } else { &mut backward };
@@ -451,11 +458,11 @@ impl Addition {
                     self.front;
                 match halves {
                     true => {
-                        self.cost.backward_seconds += backward_seconds.max(gather);
+                        self.cost.backward_seconds += backward_seconds.max(gather_again);
                         self.cost.weight_seconds += weight_seconds.max(behind_reduce_seconds);
                     }
                     false => {
-                        let behind = gather + behind_reduce_seconds;
+                        let behind = gather_again + behind_reduce_seconds;
                         self.cost.backward_seconds += backward_seconds.max(behind);
                     }
                 }
@@ -464,7 +471,7 @@ impl Addition {
             (true, false) => {
                 forward += gather;
                 *last += reduce;
-                backward += gather;
+                backward += gather_again;
             }
             (false, true) => {
                 self.cost.tail_seconds = reduce.max(self.cost.tail_seconds + reduce - *last);
