@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Small models as Hugging Face's transformers saves them, with their losses on a text.
+"""Small models as Hugging Face's transformers saves them, with their losses on a text in the first steps.
 
     make_golden.py            makes every folder again
     make_golden.py --check    loads the folders and compares their losses with the recorded ones
 
 `crates/shardloom/tests/suite/huggingface.rs` loads each folder as a model with its weights, and must find the same
-loss. Weights and biases are drawn, gains lie around one, so that no term
+losses. Weights and biases are drawn, gains lie around one, so that no term
 is silently neutral.
 """
 
@@ -20,6 +20,8 @@ import transformers
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "crates/shardloom/tests/huggingface"
 TEXT = "Programs are meant to be read by people, and only incidentally run."[:65]
 SEQ = 16
+LEARNING_RATE = 0.1
+STEPS = 3
 
 COMMON = dict(
     vocab_size=256,
@@ -43,6 +45,30 @@ LLAMA3_ROPE = {
 CONFIGS = {
     # A width whose root is not exact.
     "gemma": transformers.GemmaConfig(**{**COMMON, "hidden_size": 20}, head_dim=8, pad_token_id=None),
+    # Bounds that are reached, a scale of its own, and windows shorter than the sequence.
+    "gemma2": transformers.Gemma2Config(
+        **{**COMMON, "num_hidden_layers": 3},
+        head_dim=8,
+        pad_token_id=None,
+        query_pre_attn_scalar=6,
+        sliding_window=5,
+        attn_logit_softcapping=1.5,
+        final_logit_softcapping=2.5,
+        attn_implementation="eager",
+    ),
+    # Two layers of three with a window, rotary frequencies of their own, and scaled ones in the other.
+    "gemma3_text": transformers.Gemma3TextConfig(
+        **{**COMMON, "num_hidden_layers": 3},
+        head_dim=8,
+        pad_token_id=None,
+        query_pre_attn_scalar=6,
+        sliding_window=5,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
     "gpt2": transformers.GPT2Config(
         vocab_size=256,
         n_embd=16,
@@ -57,10 +83,14 @@ CONFIGS = {
     ),
     "llama": transformers.LlamaConfig(**COMMON, rope_parameters=LLAMA3_ROPE, tie_word_embeddings=True),
     "mistral": transformers.MistralConfig(**COMMON, sliding_window=None),
+    "mistral-window": transformers.MistralConfig(**COMMON, sliding_window=5),
     # Heads of a width that does not divide that of the model, so that each of the fused matrices has unequal parts.
     "phi3": transformers.Phi3Config(**COMMON, head_dim=6, pad_token_id=None),
     "qwen2": transformers.Qwen2Config(**COMMON),
     "qwen3": transformers.Qwen3Config(**COMMON, head_dim=8),
+    "qwen3-window": transformers.Qwen3Config(
+        **COMMON, head_dim=8, use_sliding_window=True, sliding_window=4, max_window_layers=1
+    ),
 }
 
 
@@ -70,14 +100,23 @@ def samples():
     return torch.stack([tokens[at : at + SEQ + 1] for at in starts])
 
 
-def loss_of(model):
-    """Mean cross-entropy over all positions of all samples, in double precision."""
+def losses_of(model, steps=STEPS):
+    """Mean cross-entropy over all positions of all samples, in double precision, before each of so many steps of
+    plain gradient descent."""
     tokens = samples()
     model = model.double().eval()
-    with torch.no_grad():
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    losses = []
+    for _ in range(steps):
         logits = model(input_ids=tokens[:, :-1]).logits
-    loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), tokens[:, 1:].reshape(-1))
-    return loss.item()
+        loss = torch.nn.functional.cross_entropy(
+            logits.reshape(-1, logits.shape[-1]), tokens[:, 1:].reshape(-1)
+        )
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return losses
 
 
 def draw(model):
@@ -86,7 +125,7 @@ def draw(model):
         values = torch.randn(parameter.shape, generator=generator)
         is_gain = "norm" in name and name.endswith("weight") or ".ln_" in name and name.endswith("weight")
         # Those of Gemma are stored less one.
-        centre = 0.0 if model.config.model_type == "gemma" else 1.0
+        centre = 0.0 if model.config.model_type.startswith("gemma") else 1.0
         parameter.data = centre + 0.2 * values if is_gain else 0.3 * values
 
 
@@ -97,15 +136,15 @@ def main():
     arguments = parser.parse_args()
     for folder in arguments.folders:
         model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-        print(folder, loss_of(model))
+        print(folder, *losses_of(model))
     if arguments.folders:
         return
     recorded = GOLDEN / "losses.json"
     if arguments.check:
-        for family, loss in json.loads(recorded.read_text())["losses"].items():
-            found = loss_of(transformers.AutoModelForCausalLM.from_pretrained(GOLDEN / family))
-            if abs(found - loss) > 1e-9:
-                sys.exit(f"{family}: {found} instead of {loss}")
+        for family, losses in json.loads(recorded.read_text())["losses"].items():
+            found = losses_of(transformers.AutoModelForCausalLM.from_pretrained(GOLDEN / family))
+            if any(abs(one - other) > 1e-9 for one, other in zip(found, losses, strict=True)):
+                sys.exit(f"{family}: {found} instead of {losses}")
         return
     losses = {}
     for family, config in CONFIGS.items():
@@ -113,7 +152,7 @@ def main():
         draw(model)
         model.save_pretrained(GOLDEN / family)
         (GOLDEN / family / "generation_config.json").unlink(missing_ok=True)
-        losses[family] = loss_of(model)
+        losses[family] = losses_of(model)
     made_by = f"transformers {transformers.__version__}, torch {torch.__version__}"
     recorded.write_text(json.dumps({"made_by": made_by, "text": TEXT, "losses": losses}, indent=2) + "\n")
 

@@ -1,6 +1,6 @@
 //! The sizes of a transformer, as configurations have them.
 
-use shardloom_graph::families::{GptConfig, LlamaConfig};
+use shardloom_graph::families::{GptConfig, LlamaConfig, RopeScaling};
 use shardloom_graph::{GraphError, ModelSpec, Network};
 
 /// Llama 3's scaling of rotary frequencies.
@@ -80,13 +80,17 @@ impl Transformer {
                 norm_epsilon: gpt.norm_epsilon,
                 init_std: gpt.init_std,
             }),
-            Network::Llama(llama) if llama.is_plain() && !llama.separate_loss => {
+            Network::Llama(llama) if llama.changes().is_empty() && !llama.separate_loss => {
                 Some(Transformer {
                     kind: Kind::Llama {
                         theta: llama.rope_theta,
-                        scaling: llama.rope_scaling.map(|(factor, low, high, original)| {
-                            RotaryScaling { factor, low, high, original }
-                        }),
+                        scaling: match llama.rope_scaling {
+                            Some(RopeScaling::ByWavelength(factor, low, high, original)) => {
+                                Some(RotaryScaling { factor, low, high, original })
+                            }
+                            // A change of a Llama.
+                            Some(RopeScaling::Linear(_)) | None => None,
+                        },
                     },
                     layers: llama.layers,
                     hidden: llama.hidden,
@@ -144,12 +148,20 @@ impl Transformer {
                     seq: self.seq,
                     vocab: self.vocab,
                     rope_theta: theta,
-                    rope_scaling: scaling.map(|it| (it.factor, it.low, it.high, it.original)),
+                    rope_scaling: scaling.map(|it| {
+                        RopeScaling::ByWavelength(it.factor, it.low, it.high, it.original)
+                    }),
+                    windows: vec![],
+                    window_rope_theta: None,
+                    attention_scalar: None,
+                    attention_cap: None,
+                    logit_cap: None,
                     norm_epsilon: self.norm_epsilon,
                     tied: self.tied,
                     separate_loss: false,
                     qkv_bias: false,
                     qk_norm: false,
+                    post_norms: false,
                     geglu: false,
                     scaled_embedding: false,
                     zero_centered_gain: false,

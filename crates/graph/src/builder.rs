@@ -1,10 +1,12 @@
 //! Builds a graph operator by operator, checking names, roles and sizes as it goes.
 
+mod attention;
 mod interaction;
 mod operators;
 mod recurrence;
 mod routing;
 
+pub use attention::Attention;
 pub(crate) use interaction::pair_count;
 
 use std::collections::{HashMap, HashSet};

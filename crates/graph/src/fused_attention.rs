@@ -117,10 +117,10 @@ impl Graph {
 
     /// What stands for `op`, where it is the second operator of attention.
     fn fused(&self, op: &Op) -> Option<Op> {
-        let OpKind::AttentionContext { causal, probability } = op.kind else { return None };
+        let OpKind::AttentionContext { visibility, probability } = op.kind else { return None };
         let [probs, values] = op.inputs[..] else { return None };
         let first = self.op(self.value(probs).producer?);
-        let OpKind::AttentionProbs { scale, .. } = first.kind else { return None };
+        let OpKind::AttentionProbs { scale, soft_cap, .. } = first.kind else { return None };
         let axes = |loops: &[usize], of: &Op| {
             loops.iter().map(|&each| of.signature.loops[each].dim).collect::<Vec<_>>()
         };
@@ -129,7 +129,7 @@ impl Graph {
         let loops: Vec<_> = op.signature.loops.iter().map(|each| (each.dim, each.split)).collect();
         let inputs = [queries.clone(), keys.clone(), keys];
         Some(Op {
-            kind: OpKind::FusedAttention { causal, scale, probability },
+            kind: OpKind::FusedAttention { visibility, scale, soft_cap, probability },
             inputs: [&first.inputs[..], &[values]].concat(),
             outputs: op.outputs[..1].to_vec(),
             signature: Signature::by_dim(&loops, &inputs, &[queries]),

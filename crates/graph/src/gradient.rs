@@ -120,6 +120,8 @@ fn full_rule(graph: &Graph, op: OpId) -> Rule {
         }
         OpKind::Glu(_) => input(vec![Input(0), Input(1), OutputGradient], vec![0, 1]),
         OpKind::Scale { .. } | OpKind::Rotary { .. } => input(vec![OutputGradient], vec![0]),
+        // The slope follows from what is capped, which is read again anyway.
+        OpKind::SoftCap { .. } => input(vec![Output(0), OutputGradient], vec![0]),
         OpKind::AttentionProbs { .. } => {
             input(vec![Input(0), Input(1), Output(0), OutputGradient], vec![0, 1])
         }

@@ -34,17 +34,59 @@ pub enum Gate {
     Gelu,
 }
 
-/// Scaling of rotary frequencies for long contexts, as published with Llama 3.1.
+/// Which positions of a sequence a query of attention sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Visibility {
+    /// All of them.
+    All,
+    /// Position i sees those up to i.
+    Causal,
+    /// Position i sees the last `positions` of those up to i, itself among them.
+    Window {
+        /// How many, below the length of a sequence.
+        positions: usize,
+    },
+}
+
+impl Visibility {
+    /// How many of so many keys a query sees at most.
+    pub fn most(self, keys: usize) -> usize {
+        match self {
+            Visibility::All | Visibility::Causal => keys,
+            Visibility::Window { positions } => positions.min(keys),
+        }
+    }
+
+    /// How many of the keys that [`most`](Visibility::most) counts for every query they see on average: half
+    /// of all under a causal mask, and with a window all but the half of one that the first positions lack.
+    pub fn seen(self, keys: usize) -> f64 {
+        match self {
+            Visibility::All => 1.0,
+            Visibility::Causal => 0.5,
+            Visibility::Window { .. } => 1.0 - 0.5 * self.most(keys) as f64 / keys as f64,
+        }
+    }
+}
+
+/// Scaling of rotary frequencies for long contexts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RotaryScaling {
-    /// Division of the low frequencies.
-    pub factor: f32,
-    /// Wavelengths above `original_positions / low_frequency_factor` are divided.
-    pub low_frequency_factor: f32,
-    /// Wavelengths below `original_positions / high_frequency_factor` are kept.
-    pub high_frequency_factor: f32,
-    /// Context length of the original training.
-    pub original_positions: u32,
+pub enum RotaryScaling {
+    /// All are divided, which interpolates between positions (Chen et al. 2023, arXiv 2306.15595, equation 3).
+    Linear {
+        /// By what.
+        factor: f32,
+    },
+    /// As published with Llama 3.1.
+    ByWavelength {
+        /// Division of the low frequencies.
+        factor: f32,
+        /// Wavelengths above `original_positions / low_frequency_factor` are divided.
+        low_frequency_factor: f32,
+        /// Wavelengths below `original_positions / high_frequency_factor` are kept.
+        high_frequency_factor: f32,
+        /// Context length of the original training.
+        original_positions: u32,
+    },
 }
 
 impl RotaryScaling {
@@ -54,10 +96,20 @@ impl RotaryScaling {
 
     /// Whether frequencies can be scaled so.
     pub(crate) fn is_possible(&self) -> bool {
-        let factors = [self.factor, self.low_frequency_factor, self.high_frequency_factor];
-        factors.iter().all(|factor| factor.is_finite() && *factor > 0.0)
-            && self.low_frequency_factor < self.high_frequency_factor
-            && self.original_positions > 0
+        let is_factor = |factor: f32| factor.is_finite() && factor > 0.0;
+        match *self {
+            RotaryScaling::Linear { factor } => is_factor(factor),
+            RotaryScaling::ByWavelength {
+                factor,
+                low_frequency_factor: low,
+                high_frequency_factor: high,
+                original_positions,
+            } => {
+                [factor, low, high].map(is_factor) == [true; 3]
+                    && low < high
+                    && original_positions > 0
+            }
+        }
     }
 }
 
@@ -126,27 +178,37 @@ pub enum OpKind {
         /// What each element is multiplied by.
         factor: f32,
     },
+    /// `x -> cap tanh(x / cap)`, which lies between -cap and cap (Gemma Team 2024, arXiv 2408.00118, section 2).
+    SoftCap {
+        /// The bound.
+        cap: f32,
+    },
     /// `x [batch, seq, heads..., head_dim] -> x` rotated by position (Su et al. 2021, arXiv
-    /// 2104.09864), first half against second half of `head_dim`.
+    /// 2104.09864): of the first `width` elements of a head the first half against the second, the others
+    /// as they are.
     Rotary {
+        /// How many elements of a head are rotated.
+        width: usize,
         /// Base of the frequencies.
         theta: f32,
         /// Scaling of the frequencies for long contexts.
         scaling: Option<RotaryScaling>,
     },
     /// `(q [batch, seq, heads, (group), head_dim], k [batch, seq, heads, head_dim]) ->
-    /// softmax(scale * q.k) [batch, heads, (group), seq, keys]`, causally masked if `causal`.
+    /// softmax(scale * q.k) [batch, heads, (group), seq, keys]` over the keys that a query sees, 0 elsewhere.
     AttentionProbs {
-        /// Whether position i sees only keys up to i.
-        causal: bool,
+        /// Which keys a query sees.
+        visibility: Visibility,
         /// Factor on the dot products.
         scale: f32,
+        /// What these products are bounded by, as by [`OpKind::SoftCap`], before the softmax.
+        soft_cap: Option<f32>,
     },
     /// `(probs [batch, heads, (group), seq, keys], v [batch, seq, heads, head_dim]) -> (context
     /// [batch, seq, heads, (group), head_dim], mask)`, with dropout on the probabilities.
     AttentionContext {
-        /// Whether position i sees only keys up to i; the probabilities of others are zero.
-        causal: bool,
+        /// Which keys a query sees; the probabilities of others are zero.
+        visibility: Visibility,
         /// Probability of dropping an attention weight.
         probability: f32,
     },
@@ -154,10 +216,12 @@ pub enum OpKind {
     /// seq, heads, (group), head_dim]`: [`OpKind::AttentionProbs`] and [`OpKind::AttentionContext`] as one, which
     /// keeps no probabilities, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135).
     FusedAttention {
-        /// Whether position i sees only keys up to i.
-        causal: bool,
+        /// Which keys a query sees.
+        visibility: Visibility,
         /// Factor on the dot products.
         scale: f32,
+        /// What these products are bounded by before the softmax.
+        soft_cap: Option<f32>,
         /// Probability of dropping an attention weight.
         probability: f32,
     },
@@ -239,6 +303,7 @@ impl OpKind {
             OpKind::Glu(Gate::Silu) => "swiglu",
             OpKind::Glu(Gate::Gelu) => "geglu",
             OpKind::Scale { .. } => "scale",
+            OpKind::SoftCap { .. } => "soft-cap",
             OpKind::Rotary { .. } => "rotary",
             OpKind::AttentionProbs { .. } => "attention-probs",
             OpKind::AttentionContext { .. } => "attention-context",
@@ -282,24 +347,29 @@ impl OpKind {
         match self {
             OpKind::Dropout { .. } => OpKind::Dropout { probability: 0.0 },
             OpKind::BiasDropoutAdd { .. } => OpKind::BiasDropoutAdd { probability: 0.0 },
-            OpKind::AttentionContext { causal, .. } => {
-                OpKind::AttentionContext { causal, probability: 0.0 }
+            OpKind::AttentionContext { visibility, .. } => {
+                OpKind::AttentionContext { visibility, probability: 0.0 }
             }
-            OpKind::FusedAttention { causal, scale, .. } => {
-                OpKind::FusedAttention { causal, scale, probability: 0.0 }
+            OpKind::FusedAttention { visibility, scale, soft_cap, .. } => {
+                OpKind::FusedAttention { visibility, scale, soft_cap, probability: 0.0 }
             }
             other => other,
         }
     }
 
-    /// Whether position i of a sequence sees only positions up to i, where the operator is one of attention.
-    pub fn causal(&self) -> Option<bool> {
+    /// Which positions of a sequence a query sees, where the operator is one of attention.
+    pub fn visibility(&self) -> Option<Visibility> {
         match *self {
-            OpKind::AttentionProbs { causal, .. }
-            | OpKind::AttentionContext { causal, .. }
-            | OpKind::FusedAttention { causal, .. } => Some(causal),
+            OpKind::AttentionProbs { visibility, .. }
+            | OpKind::AttentionContext { visibility, .. }
+            | OpKind::FusedAttention { visibility, .. } => Some(visibility),
             _ => None,
         }
+    }
+
+    /// Whether position i of a sequence sees only positions up to i, where the operator is one of attention.
+    pub fn causal(&self) -> Option<bool> {
+        self.visibility().map(|visibility| visibility != Visibility::All)
     }
 
     /// Whether it is a matrix product with a parameter, whose weight gradients are large and read nothing that
@@ -354,6 +424,7 @@ impl Op {
             | OpKind::Pointwise(_)
             | OpKind::Glu(_)
             | OpKind::Scale { .. }
+            | OpKind::SoftCap { .. }
             | OpKind::Route { .. }
             | OpKind::Dispatch
             | OpKind::ExpertContract
@@ -396,6 +467,7 @@ impl Op {
             | OpKind::Pointwise(_)
             | OpKind::Glu(_)
             | OpKind::Scale { .. }
+            | OpKind::SoftCap { .. }
             | OpKind::Rotary { .. }
             | OpKind::AttentionProbs { .. }
             | OpKind::AttentionContext { .. }

@@ -73,6 +73,9 @@ impl ModelSpec {
                 let implied = llama.hidden.is_multiple_of(llama.heads);
                 llama.head_dim = llama.head_dim.filter(|&width| !implied || width != usual);
                 llama.kv_heads = llama.kv_heads.filter(|&heads| heads != llama.heads);
+                llama.windows = llama.shortest_windows();
+                let usual = llama.head_dim();
+                llama.attention_scalar = llama.attention_scalar.filter(|&scalar| scalar != usual);
             }
             Network::Mlp(_) | Network::Lstm(_) | Network::Dlrm(_) | Network::Custom(_) => {}
         }

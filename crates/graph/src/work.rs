@@ -32,7 +32,8 @@ pub struct MatmulShape {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Work {
     /// Floating-point operations, a multiply-add counting two; only matrix products are counted, as
-    /// the field does.
+    /// the field does. Attention counts all keys for every query, also those that a causal mask hides; where
+    /// queries see a window, as many keys as it has.
     pub flops: f64,
     /// Bytes read and written once each; the weights of a recurrence at every position.
     pub bytes: f64,
@@ -211,7 +212,7 @@ fn matmul(graph: &Graph, op: OpId, pass: Pass, local: &Extents) -> Option<(Matmu
             };
             Some((shape, 1))
         }
-        OpKind::AttentionProbs { .. } | OpKind::AttentionContext { .. } => {
+        OpKind::AttentionProbs { visibility, .. } | OpKind::AttentionContext { visibility, .. } => {
             let probs = match node.kind {
                 OpKind::AttentionProbs { .. } => node.outputs[0],
                 _ => node.inputs[0],
@@ -220,20 +221,23 @@ fn matmul(graph: &Graph, op: OpId, pass: Pass, local: &Extents) -> Option<(Matmu
             let head_dim = local.get(*axes(node.inputs[1]).last()?);
             let seq = local.get(axes(probs)[axes(probs).len() - 2]);
             let batch = elements(probs) / (keys * seq);
+            let keys = visibility.most(keys);
             let (m, n, k) = match node.kind {
                 OpKind::AttentionProbs { .. } => (seq, keys, head_dim),
                 _ => (seq, head_dim, keys),
             };
-            let count = if pass == Pass::Forward { 1 } else { 2 };
+            // Scores that are capped are computed again for their gradients.
+            let again = matches!(node.kind, OpKind::AttentionProbs { soft_cap: Some(_), .. });
+            let count = if pass == Pass::Forward { 1 } else { 2 + usize::from(again) };
             (pass != Pass::Weight).then_some((MatmulShape { batch, m, n, k }, count))
         }
-        OpKind::FusedAttention { .. } => {
+        OpKind::FusedAttention { visibility, .. } => {
             // Of k elements in an inner product: the scores, and forward the context; backward the scores again,
             // and the gradients of probabilities, values, queries and keys.
             let q = axes(node.inputs[0]);
             let (seq, head_dim) = (local.get(q[1]), local.get(*q.last()?));
             let keys = node.signature.inputs[1][1];
-            let keys = local.get(node.signature.loops[keys].dim);
+            let keys = visibility.most(local.get(node.signature.loops[keys].dim));
             let batch = elements(node.inputs[0]) / (seq * head_dim);
             let shape = MatmulShape { batch, m: seq, n: keys, k: head_dim };
             let count = if pass == Pass::Forward { 2 } else { 5 };

@@ -10,6 +10,10 @@ use crate::InteropError;
 pub enum ModelType {
     /// `gemma`, the first one
     Gemma,
+    /// `gemma2`
+    Gemma2,
+    /// `gemma3_text`, the text model of a Gemma 3.
+    Gemma3Text,
     /// `gpt2`
     Gpt2,
     /// `llama`
@@ -26,8 +30,10 @@ pub enum ModelType {
 
 impl ModelType {
     /// All of them, each before those that are chosen in its place only when asked for.
-    pub const ALL: [ModelType; 7] = [
+    pub const ALL: [ModelType; 9] = [
         ModelType::Gemma,
+        ModelType::Gemma2,
+        ModelType::Gemma3Text,
         ModelType::Gpt2,
         ModelType::Llama,
         ModelType::Mistral,
@@ -40,6 +46,8 @@ impl ModelType {
     pub fn name(self) -> &'static str {
         match self {
             ModelType::Gemma => "gemma",
+            ModelType::Gemma2 => "gemma2",
+            ModelType::Gemma3Text => "gemma3_text",
             ModelType::Gpt2 => "gpt2",
             ModelType::Llama => "llama",
             ModelType::Mistral => "mistral",
@@ -53,6 +61,8 @@ impl ModelType {
     pub(crate) fn architecture(self) -> &'static str {
         match self {
             ModelType::Gemma => "GemmaForCausalLM",
+            ModelType::Gemma2 => "Gemma2ForCausalLM",
+            ModelType::Gemma3Text => "Gemma3ForCausalLM",
             ModelType::Gpt2 => "GPT2LMHeadModel",
             ModelType::Llama => "LlamaForCausalLM",
             ModelType::Mistral => "MistralForCausalLM",
@@ -69,33 +79,59 @@ impl ModelType {
             Network::Llama(llama) => llama,
             _ => return false,
         };
-        let plain = |changed: LlamaConfig| changed.is_plain();
-        match self {
-            ModelType::Gpt2 => false,
-            // Its class asks that heads divide the width.
-            ModelType::Llama => llama.is_plain() && llama.hidden.is_multiple_of(llama.heads),
-            ModelType::Mistral => llama.is_plain(),
-            // Its rotary scaling is another.
-            ModelType::Phi3 => llama.is_plain() && llama.rope_scaling.is_none(),
-            ModelType::Qwen2 => {
-                llama.qkv_bias && plain(LlamaConfig { qkv_bias: false, ..llama.clone() })
+        let Some((needed, possible)) = self.changes_of_a_llama() else { return false };
+        let changes = llama.changes();
+        needed.iter().all(|word| changes.contains(word))
+            && changes.iter().all(|word| needed.contains(word) || possible.contains(word))
+            && self.has_such_sizes(llama)
+    }
+
+    /// The [words](LlamaConfig::changes) that a Llama must have to be of this kind, and those that it may have;
+    /// none if no Llama is.
+    fn changes_of_a_llama(self) -> Option<(&'static [&'static str], &'static [&'static str])> {
+        const LINEAR: &str = "rope_scaling=[factor]";
+        let changes: (&[&str], &[&str]) = match self {
+            ModelType::Gpt2 => return None,
+            ModelType::Llama => (&[], &[LINEAR]),
+            ModelType::Mistral => (&[], &["windows", LINEAR]),
+            ModelType::Phi3 => (&[], &["windows"]),
+            ModelType::Qwen2 => (&["qkv_bias"], &["windows", LINEAR]),
+            ModelType::Qwen3 => (&["qk_norm"], &["windows", LINEAR]),
+            ModelType::Gemma => (&["geglu", "scaled_embedding", "zero_centered_gain"], &[LINEAR]),
+            ModelType::Gemma2 => (
+                &["post_norms", "geglu", "scaled_embedding", "zero_centered_gain"],
+                &["windows", "attention_scalar", "attention_cap", "logit_cap", LINEAR],
+            ),
+            ModelType::Gemma3Text => (
+                &["qk_norm", "post_norms", "geglu", "scaled_embedding", "zero_centered_gain"],
+                &["windows", "window_rope_theta", "attention_scalar", "logit_cap", LINEAR],
+            ),
+        };
+        Some(changes)
+    }
+
+    /// Whether the sizes of a Llama with the right words are possible too.
+    fn has_such_sizes(self, llama: &LlamaConfig) -> bool {
+        let mut windows = (0..llama.layers).map(|layer| llama.window(layer));
+        let some = windows.clone().flatten().next();
+        let one_window = windows.clone().flatten().all(|window| Some(window) == some);
+        let heads_divide = llama.hidden.is_multiple_of(llama.heads);
+        one_window
+            && match self {
+                // Their classes ask that heads divide the width.
+                ModelType::Llama | ModelType::Gemma2 => heads_divide,
+                // Scaling is of layers without a window only.
+                ModelType::Gemma3Text => {
+                    let apart = llama.window_rope_theta.is_some() || llama.rope_scaling.is_none();
+                    heads_divide && (some.is_none() || apart)
+                }
+                ModelType::Mistral => windows.all(|window| window == some),
+                // Its rotary scaling is another.
+                ModelType::Phi3 => {
+                    windows.all(|window| window == some) && llama.rope_scaling.is_none()
+                }
+                ModelType::Gemma | ModelType::Gpt2 | ModelType::Qwen2 | ModelType::Qwen3 => true,
             }
-            ModelType::Qwen3 => {
-                llama.qk_norm && plain(LlamaConfig { qk_norm: false, ..llama.clone() })
-            }
-            ModelType::Gemma => {
-                let [geglu, scaled_embedding, zero_centered_gain] = [false; 3];
-                llama.geglu
-                    && llama.scaled_embedding
-                    && llama.zero_centered_gain
-                    && plain(LlamaConfig {
-                        geglu,
-                        scaled_embedding,
-                        zero_centered_gain,
-                        ..llama.clone()
-                    })
-            }
-        }
     }
 
     /// The kind as which `spec` is written: `wanted`, or the usual one.
@@ -109,7 +145,7 @@ impl ModelType {
                 model: spec.name().into(),
                 reason: match spec.network() {
                     Network::Llama(_) => {
-                        "no model there has these of qkv_bias, qk_norm, geglu, scaled_embedding and zero_centered_gain together"
+                        "no model there has all of its words together that are not of a plain Llama"
                     }
                     _ => "only a gpt or a llama is a model there",
                 },

@@ -122,7 +122,7 @@ mod attend {
         let mut p = normal(SHAPE.probs_elements());
         bencher
             .counter(flops())
-            .bench_local(|| attention::probs(&SHAPE, black_box(&q), &k, 0.125, &mut p));
+            .bench_local(|| attention::probs(&SHAPE, black_box(&q), &k, SCORES, &mut p));
     }
 
     #[divan::bench]
@@ -138,7 +138,7 @@ mod attend {
                 &dp,
                 &q,
                 &k,
-                0.125,
+                SCORES,
                 &mut dq,
                 &mut dk,
                 &mut scratch,
@@ -329,6 +329,7 @@ mod whole_attention {
         (8192, false),
     ];
     const DROPPED: f32 = 0.1;
+    const SCORES: Scores = Scores { scale: 0.125, cap: None };
 
     fn shape(positions: usize) -> Attention {
         Attention {
@@ -357,7 +358,7 @@ mod whole_attention {
             }
             let keep_scale = 1.0 / (1.0 - DROPPED);
             let dropout = drops.then_some(Dropout { mask: &mask, keep_scale });
-            attention::probs(&shape, black_box(&q), &k, 0.125, &mut p);
+            attention::probs(&shape, black_box(&q), &k, SCORES, &mut p);
             attention::context(&shape, &p, dropout, &v, &mut o, &mut scratch);
             attention::context_input_grad(
                 &shape,
@@ -377,7 +378,7 @@ mod whole_attention {
                 &dp,
                 &q,
                 &k,
-                0.125,
+                SCORES,
                 &mut dq,
                 &mut dk,
                 &mut scratch,
@@ -394,15 +395,15 @@ mod whole_attention {
         let [mut o, mut dq, mut dk, mut dv] = [(); 4].map(|()| vec![0.0; q.len()]);
         let window = Window::whole(&[shape.batch, shape.kv_heads, positions, positions]);
         let dropout = drops.then_some(Drawn { key: KEY, window: &window, probability: DROPPED });
-        let mut scratch = vec![0.0; fused::input_grad_scratch_elements(&shape, drops)];
+        let mut scratch = vec![0.0; fused::input_grad_scratch_elements(&shape, drops, false)];
         bencher.bench_local(|| {
-            fused::attention(&shape, black_box(&q), &k, &v, 0.125, dropout, &mut o, &mut scratch);
+            fused::attention(&shape, black_box(&q), &k, &v, SCORES, dropout, &mut o, &mut scratch);
             fused::attention_input_grad(
                 &shape,
                 &q,
                 &k,
                 &v,
-                0.125,
+                SCORES,
                 dropout,
                 &d_o,
                 &mut dq,

@@ -1,19 +1,21 @@
-//! Attention with grouped queries, as two operators: the probabilities softmax(scale Q K^T), and
-//! the context P V with dropout on the probabilities; or as [one](fused) that keeps no
-//! probabilities.
+//! Attention with grouped queries, as two operators: the probabilities softmax(scale Q K^T), of scores
+//! that may be [capped](Scores), and the context P V with dropout on the probabilities; or as [one](fused)
+//! that keeps no probabilities.
 //!
 //! Shapes, all row-major: `q` and the context `o` `[batch, queries, kv_heads, group, head_dim]`;
 //! `k` and `v` `[batch, keys, kv_heads, head_dim]`; probabilities `[batch, kv_heads, group,
 //! queries, keys]`. A key head serves the `group` query heads beside it; `group` 1 is multi-head
 //! attention.
 //!
-//! The work goes by tiles of query rows. Under a causal mask a tile leaves out the keys that none
-//! of its queries sees, which halves the work of a long sequence, and intermediate matrices live in
-//! a scratch tile that stays in cache.
+//! The work goes by tiles of query rows. A tile leaves out the keys before and behind those that its queries
+//! see, which halves the work of a long sequence under a causal mask and makes it proportional to the window
+//! where there is one; intermediate matrices live in a scratch tile that stays in cache.
 
 pub mod fused;
 
-use crate::elementary::exp;
+use std::ops::Range;
+
+use crate::elementary::{exp, tanh};
 use crate::gemm::{Matrix, MatrixMut, multiply};
 use crate::reduce::{max, sum, sum_pairs};
 use crate::simd::simd;
@@ -34,6 +36,22 @@ pub enum Visibility {
         /// The position, counted from the first key, of the first query.
         first_query: usize,
     },
+    /// Of these the last `positions`, its own among them.
+    Window {
+        /// The position, counted from the first key, of the first query.
+        first_query: usize,
+        /// How many keys at most; at least one.
+        positions: usize,
+    },
+}
+
+/// What the scores are of which the softmax is taken.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scores {
+    /// Factor on the dot products.
+    pub scale: f32,
+    /// Where a score s becomes cap tanh(s / cap): it then lies between -cap and cap.
+    pub cap: Option<f32>,
 }
 
 /// The sizes of an attention.
@@ -68,17 +86,40 @@ pub struct Dropout<'a> {
 /// The query rows `start .. start + rows` of one head, and where they lie.
 struct Tile {
     rows: usize,
-    /// Keys that some query of the tile sees; they are the first ones.
+    /// The first of the keys that some query of the tile sees, and how many these are.
+    first_key: usize,
     seen: usize,
     /// Of the tile in `q` and `o`.
     query_at: usize,
-    /// Of the head in `k` and `v`.
+    /// Of the first of these keys in `k` and `v`.
     key_at: usize,
     /// Of the tile in the probabilities.
     probs_at: usize,
-    /// What the tile's first query sees, and how many keys more each next one.
-    first_seen: usize,
+    /// Behind which key the tile's first query sees none, how many keys further each next one, and how many keys
+    /// before that it sees.
+    sight: Sight,
+}
+
+/// Which keys the queries of a tile see, by row.
+#[derive(Clone, Copy)]
+struct Sight {
+    /// Behind the last key that the first row sees.
+    end: usize,
+    /// How many keys further the next row sees.
     growth: usize,
+    /// How many keys a row sees at most.
+    positions: usize,
+}
+
+impl Sight {
+    /// The columns that row `row` sees, of `columns` of which the first is the key `origin`.
+    #[inline(always)]
+    fn columns(self, row: usize, origin: usize, columns: usize) -> Range<usize> {
+        let end = self.end + row * self.growth;
+        let start = end.saturating_sub(self.positions).saturating_sub(origin);
+        let end = columns.min(end.saturating_sub(origin));
+        start.min(end)..end
+    }
 }
 
 impl Attention {
@@ -97,10 +138,15 @@ impl Attention {
         self.batch * self.kv_heads * self.group * self.queries * self.keys
     }
 
-    /// Elements of the scratch slice that [`probs_input_grad`], [`context`] and
-    /// [`context_input_grad`] need; the latter two only under dropout.
+    /// Elements of the scratch slice that [`context`] and [`context_input_grad`] need under dropout, and
+    /// [`probs_input_grad`] of scores without a cap.
     pub fn scratch_elements(&self) -> usize {
         self.tile_rows() * self.keys
+    }
+
+    /// Elements of the scratch slice that [`probs_input_grad`] needs.
+    pub fn probs_input_grad_scratch(&self, capped: bool) -> usize {
+        (1 + usize::from(capped)) * self.scratch_elements()
     }
 
     /// Query rows of all tiles but the last of a head.
@@ -123,20 +169,25 @@ impl Attention {
             let (batch, head) = (head / heads, head % heads);
             (0..self.queries).step_by(most).map(move |start| {
                 let rows = most.min(self.queries - start);
-                let (first_seen, growth) = match self.visibility {
-                    Visibility::All => (self.keys, 0),
-                    Visibility::Causal { first_query } => (first_query + start + 1, 1),
+                let (end, growth, positions) = match self.visibility {
+                    Visibility::All => (self.keys, 0, usize::MAX),
+                    Visibility::Causal { first_query } => (first_query + start + 1, 1, usize::MAX),
+                    Visibility::Window { first_query, positions } => {
+                        (first_query + start + 1, 1, positions)
+                    }
                 };
+                let sight = Sight { end, growth, positions };
+                let first_key = sight.columns(0, 0, self.keys).start;
                 Tile {
                     rows,
-                    seen: self.keys.min(first_seen + growth * (rows - 1)),
+                    first_key,
+                    seen: sight.columns(rows - 1, 0, self.keys).end - first_key,
                     query_at: (batch * self.queries + start) * self.query_stride()
                         + head * self.head_dim,
-                    key_at: batch * self.keys * self.key_stride()
+                    key_at: (batch * self.keys + first_key) * self.key_stride()
                         + head / self.group * self.head_dim,
                     probs_at: ((batch * heads + head) * self.queries + start) * self.keys,
-                    first_seen,
-                    growth,
+                    sight,
                 }
             })
         })
@@ -176,35 +227,45 @@ impl Attention {
 }
 
 impl Tile {
-    fn elements(&self, keys: usize) -> std::ops::Range<usize> {
+    fn elements(&self, keys: usize) -> Range<usize> {
         self.probs_at..self.probs_at + self.rows * keys
+    }
+
+    /// The columns of the probabilities that are of the keys it sees.
+    fn columns(&self) -> Range<usize> {
+        self.first_key..self.first_key + self.seen
     }
 }
 
-/// p = softmax over keys of scale q k^T, exactly 0 where a key is not seen.
-pub fn probs(shape: &Attention, q: &[f32], k: &[f32], scale: f32, p: &mut [f32]) {
+/// p = softmax over keys of the scores scale q k^T, capped where they are, and exactly 0 where a key is not
+/// seen.
+pub fn probs(shape: &Attention, q: &[f32], k: &[f32], scores: Scores, p: &mut [f32]) {
     shape.check(&[q.len()], &[k.len()], &[p.len()]);
     if shape.is_empty() {
         return;
     }
     for tile in shape.tiles() {
         let p = &mut p[tile.elements(shape.keys)];
-        let scores = MatrixMut::new(p, tile.rows, tile.seen, shape.keys);
-        multiply(scale, shape.query(&tile, q), shape.key(&tile, k).transposed(), scores, false);
-        softmax_rows(p, shape.keys, tile.first_seen, tile.growth);
+        let target = MatrixMut::new(&mut p[tile.first_key..], tile.rows, tile.seen, shape.keys);
+        let k = shape.key(&tile, k).transposed();
+        multiply(scores.scale, shape.query(&tile, q), k, target, false);
+        if let Some(cap) = scores.cap {
+            cap_rows(p, shape.keys, tile.columns(), cap);
+        }
+        softmax_rows(p, shape.keys, tile.sight, 0);
     }
 }
 
-/// Input gradients of [`probs`]: for `q` and for `k`.
+/// Input gradients of [`probs`]: for `q` and for `k`. Scores that are capped are computed again.
 ///
-/// `scratch` holds at least [`Attention::scratch_elements`].
+/// `scratch` holds at least [`Attention::probs_input_grad_scratch`].
 pub fn probs_input_grad(
     shape: &Attention,
     p: &[f32],
     dp: &[f32],
     q: &[f32],
     k: &[f32],
-    scale: f32,
+    scores: Scores,
     dq: &mut [f32],
     dk: &mut [f32],
     scratch: &mut [f32],
@@ -221,14 +282,23 @@ pub fn probs_input_grad(
         }
         return;
     }
+    let Scores { scale, cap } = scores;
+    let (ds, again) = scratch.split_at_mut(shape.scratch_elements());
     for tile in shape.tiles() {
         let range = tile.elements(shape.keys);
-        let ds = &mut scratch[..tile.rows * tile.seen];
-        softmax_rows_grad(&p[range.clone()], &dp[range], shape.keys, tile.seen, ds);
-        let ds = Matrix::new(ds, tile.rows, tile.seen, tile.seen);
-        multiply(scale, ds, shape.key(&tile, k), shape.query_mut(&tile, dq), accumulate_q);
-        let dk = shape.key_mut(&tile, dk);
-        multiply(scale, ds.transposed(), shape.query(&tile, q), dk, true);
+        let Tile { rows, seen, .. } = tile;
+        let ds = &mut ds[..rows * seen];
+        softmax_rows_grad(&p[range.clone()], &dp[range], shape.keys, tile.columns(), ds);
+        let (queries, keys) = (shape.query(&tile, q), shape.key(&tile, k));
+        if let Some(cap) = cap {
+            let again = &mut again[..rows * seen];
+            let target = MatrixMut::new(again, rows, seen, seen);
+            multiply(scale, queries, keys.transposed(), target, false);
+            scale_by_cap_slope(ds, again, cap);
+        }
+        let ds = Matrix::new(ds, rows, seen, seen);
+        multiply(scale, ds, keys, shape.query_mut(&tile, dq), accumulate_q);
+        multiply(scale, ds.transposed(), queries, shape.key_mut(&tile, dk), true);
     }
 }
 
@@ -295,22 +365,16 @@ pub fn context_input_grad(
                 let product = &mut scratch[..tile.rows * tile.seen];
                 let target = MatrixMut::new(product, tile.rows, tile.seen, tile.seen);
                 multiply(1.0, d_o, v, target, false);
-                mask_rows_grad(
-                    product,
-                    tile.seen,
-                    &mask[range],
-                    keep_scale,
-                    keys,
-                    dp,
-                    accumulate_p,
-                );
+                let columns = tile.columns();
+                mask_rows_grad(product, columns, &mask[range], keep_scale, keys, dp, accumulate_p);
             }
             None => {
-                let target = MatrixMut::new(dp, tile.rows, tile.seen, keys);
+                let target = &mut dp[tile.first_key..];
+                let target = MatrixMut::new(target, tile.rows, tile.seen, keys);
                 multiply(1.0, d_o, v, target, accumulate_p);
             }
         }
-        clear_unseen(dp, keys, tile.first_seen, tile.growth);
+        clear_unseen(dp, keys, tile.sight, 0);
     }
 }
 
@@ -328,19 +392,22 @@ impl Attention {
         match dropout {
             Some(Dropout { mask, keep_scale }) => {
                 let dropped = &mut scratch[..tile.rows * tile.seen];
-                mask_rows(p, &mask[range], keep_scale, self.keys, tile.seen, dropped);
+                mask_rows(p, &mask[range], keep_scale, self.keys, tile.columns(), dropped);
                 Matrix::new(dropped, tile.rows, tile.seen, tile.seen)
             }
-            None => Matrix::new(p, tile.rows, tile.seen, self.keys),
+            None => Matrix::new(&p[tile.first_key..], tile.rows, tile.seen, self.keys),
         }
     }
 }
 
 simd! {
-    /// Softmax of each row over its first `first_seen + i growth` elements, zero after them.
-    fn softmax_rows(rows: &mut [f32], keys: usize, first_seen: usize, growth: usize) {
-        for (i, row) in rows.chunks_exact_mut(keys).enumerate() {
-            let (seen, unseen) = row.split_at_mut(keys.min(first_seen + i * growth));
+    /// Softmax of each row over the columns that it sees, of which the first is the key `origin`, and zero
+    /// elsewhere.
+    fn softmax_rows(rows: &mut [f32], columns: usize, sight: Sight, origin: usize) {
+        for (i, row) in rows.chunks_exact_mut(columns).enumerate() {
+            let seen = sight.columns(i, origin, columns);
+            row[..seen.start].fill(0.0);
+            let (seen, unseen) = row[seen.start..].split_at_mut(seen.len());
             let largest = max(seen);
             for x in seen.iter_mut() {
                 *x = exp(*x - largest);
@@ -353,18 +420,45 @@ simd! {
         }
     }
 
-    /// Zeroes each row after its first `first_seen + i growth` elements.
-    fn clear_unseen(rows: &mut [f32], keys: usize, first_seen: usize, growth: usize) {
-        for (i, row) in rows.chunks_exact_mut(keys).enumerate() {
-            row[keys.min(first_seen + i * growth)..].fill(0.0);
+    /// Zeroes each row but for the columns that it sees, of which the first is the key `origin`.
+    fn clear_unseen(rows: &mut [f32], columns: usize, sight: Sight, origin: usize) {
+        for (i, row) in rows.chunks_exact_mut(columns).enumerate() {
+            let seen = sight.columns(i, origin, columns);
+            row[..seen.start].fill(0.0);
+            row[seen.end..].fill(0.0);
         }
     }
 
-    /// ds = p (dp - sum of dp p over the row), for the first `seen` columns.
-    fn softmax_rows_grad(p: &[f32], dp: &[f32], keys: usize, seen: usize, ds: &mut [f32]) {
+    /// s = cap tanh(s / cap) in these columns of rows of `keys`.
+    fn cap_rows(rows: &mut [f32], keys: usize, columns: Range<usize>, cap: f32) {
+        let inverse = 1.0 / cap;
+        for row in rows.chunks_exact_mut(keys) {
+            for s in &mut row[columns.clone()] {
+                *s = cap * tanh(inverse * *s);
+            }
+        }
+    }
+
+    /// ds times the slope of cap tanh(s / cap) at the scores s before they are capped.
+    fn scale_by_cap_slope(ds: &mut [f32], scores: &[f32], cap: f32) {
+        let inverse = 1.0 / cap;
+        for (ds, &s) in ds.iter_mut().zip(scores) {
+            let t = tanh(inverse * s);
+            *ds *= (1.0 - t) * (1.0 + t);
+        }
+    }
+
+    /// ds = p (dp - sum of dp p over the row), for these columns.
+    fn softmax_rows_grad(
+        p: &[f32],
+        dp: &[f32],
+        keys: usize,
+        columns: Range<usize>,
+        ds: &mut [f32],
+    ) {
         let rows = p.chunks_exact(keys).zip(dp.chunks_exact(keys));
-        for ((p, dp), ds) in rows.zip(ds.chunks_exact_mut(seen)) {
-            let (p, dp) = (&p[..seen], &dp[..seen]);
+        for ((p, dp), ds) in rows.zip(ds.chunks_exact_mut(columns.len())) {
+            let (p, dp) = (&p[columns.clone()], &dp[columns.clone()]);
             let mean = sum_pairs(p, dp, |p, dp| p * dp);
             for (ds, (&p, &dp)) in ds.iter_mut().zip(p.iter().zip(dp)) {
                 *ds = p * (dp - mean);
@@ -372,27 +466,28 @@ simd! {
         }
     }
 
-    /// The first `seen` columns under dropout.
+    /// These columns under dropout.
     fn mask_rows(
         p: &[f32],
         mask: &[u8],
         keep_scale: f32,
         keys: usize,
-        seen: usize,
+        columns: Range<usize>,
         dropped: &mut [f32],
     ) {
         let rows = p.chunks_exact(keys).zip(mask.chunks_exact(keys));
-        for ((p, mask), dropped) in rows.zip(dropped.chunks_exact_mut(seen)) {
-            for (dropped, (&p, &mask)) in dropped.iter_mut().zip(p.iter().zip(mask)) {
+        for ((p, mask), dropped) in rows.zip(dropped.chunks_exact_mut(columns.len())) {
+            let seen = p[columns.clone()].iter().zip(&mask[columns.clone()]);
+            for (dropped, (&p, &mask)) in dropped.iter_mut().zip(seen) {
                 *dropped = f32::from(mask) * keep_scale * p;
             }
         }
     }
 
-    /// The gradient through dropout of the first `seen` columns.
+    /// The gradient through dropout of these columns.
     fn mask_rows_grad(
         product: &[f32],
-        seen: usize,
+        columns: Range<usize>,
         mask: &[u8],
         keep_scale: f32,
         keys: usize,
@@ -400,8 +495,9 @@ simd! {
         accumulate: bool,
     ) {
         let rows = dp.chunks_exact_mut(keys).zip(mask.chunks_exact(keys));
-        for ((dp, mask), product) in rows.zip(product.chunks_exact(seen)) {
-            for (dp, (&product, &mask)) in dp.iter_mut().zip(product.iter().zip(mask)) {
+        for ((dp, mask), product) in rows.zip(product.chunks_exact(columns.len())) {
+            let seen = dp[columns.clone()].iter_mut().zip(&mask[columns.clone()]);
+            for ((dp, &mask), &product) in seen.zip(product) {
                 let term = f32::from(mask) * keep_scale * product;
                 *dp = if accumulate { *dp + term } else { term };
             }

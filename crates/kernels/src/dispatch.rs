@@ -13,7 +13,7 @@ use shardloom_graph::work::Pass;
 use smallvec::SmallVec;
 
 use crate::attention::fused;
-use crate::attention::{Dropout, Visibility};
+use crate::attention::{Dropout, Scores, Visibility};
 use crate::device::Setting;
 use crate::expert_contract::{
     expert_contract, expert_contract_input_grad, expert_contract_weight_grad,
@@ -22,11 +22,11 @@ use crate::random::dropout_mask;
 use crate::routing::{self, Decision};
 use crate::{
     Format, activation, attention, concat, cross_entropy, dropout, elementwise, embedding, gemm,
-    interaction, layer_norm, lstm, matmul, rms_norm, rotary, rows, sigmoid_cross_entropy,
+    interaction, layer_norm, lstm, matmul, rms_norm, rotary, rows, sigmoid_cross_entropy, soft_cap,
 };
 use sizes::{
     attention_shape, context_scratch, drawn, expert_shape, filled, fused_shape, linear, lstm_shape,
-    rotary_table, routed, routing_sizes, visibility,
+    rotary_table, routed, routing_sizes, visible,
 };
 
 /// A tensor that a pass reads, with real numbers in fp32 but for what is multiplied.
@@ -189,16 +189,18 @@ pub(crate) fn scratch_elements(
         (OpKind::AttentionContext { .. }, Pass::Input, [masks @ .., probs, values, _]) => {
             context_scratch(&attention_shape(probs, values, Visibility::All), !masks.is_empty())
         }
-        (OpKind::AttentionProbs { .. }, Pass::Input, [_, keys, probs, _]) => {
-            attention_shape(probs, keys, Visibility::All).scratch_elements()
+        (OpKind::AttentionProbs { soft_cap, .. }, Pass::Input, [_, keys, probs, _]) => {
+            let shape = attention_shape(probs, keys, Visibility::All);
+            shape.probs_input_grad_scratch(soft_cap.is_some())
         }
         (OpKind::FusedAttention { .. }, Pass::Forward, [queries, keys, _]) => {
             let shape = fused_shape(queries, keys, Visibility::All);
             fused::scratch_elements(&shape, kind.dropout().is_some())
         }
-        (OpKind::FusedAttention { .. }, Pass::Input, [queries, keys, _, _]) => {
+        (OpKind::FusedAttention { soft_cap, .. }, Pass::Input, [queries, keys, _, _]) => {
             let shape = fused_shape(queries, keys, Visibility::All);
-            fused::input_grad_scratch_elements(&shape, kind.dropout().is_some())
+            let drops = kind.dropout().is_some();
+            fused::input_grad_scratch_elements(&shape, drops, soft_cap.is_some())
         }
         (OpKind::Lstm { .. }, Pass::Input, [_, activated, _, dy, ..]) => {
             lstm_shape(kind, activated, dy).input_grad_scratch()
@@ -305,25 +307,28 @@ fn forward(
             }
         }
         (OpKind::Scale { factor }, [x], [y]) => elementwise::scale(x.f32(), *factor, y.f32()),
+        (OpKind::SoftCap { cap }, [x], [y]) => soft_cap::soft_cap(x.f32(), *cap, y.f32()),
         (OpKind::Rotary { .. }, [x], [y]) => {
             let (table, heads) = rotary_table(kind, x.shape, setting);
             rotary::rotate(x.f32(), heads, &table, y.f32());
         }
-        (OpKind::AttentionProbs { causal, scale }, [q, k], [p]) => {
-            let shape = attention_shape(p.shape, k.shape, visibility(*causal, setting));
-            attention::probs(&shape, q.f32(), k.f32(), *scale, p.f32());
+        (OpKind::AttentionProbs { visibility, scale, soft_cap }, [q, k], [p]) => {
+            let shape = attention_shape(p.shape, k.shape, visible(*visibility, setting));
+            let scores = Scores { scale: *scale, cap: *soft_cap };
+            attention::probs(&shape, q.f32(), k.f32(), scores, p.f32());
         }
-        (OpKind::AttentionContext { causal, .. }, [p, v], [o, rest @ ..]) => {
-            let shape = attention_shape(p.shape, v.shape, visibility(*causal, setting));
+        (OpKind::AttentionContext { visibility, .. }, [p, v], [o, rest @ ..]) => {
+            let shape = attention_shape(p.shape, v.shape, visible(*visibility, setting));
             let mask = rest.first_mut().map(|mask| Dropout { mask: mask.u8(), keep_scale });
             let scratch = &mut scratch[..context_scratch(&shape, mask.is_some())];
             attention::context(&shape, p.f32(), mask, v.f32(), o.f32(), scratch);
         }
-        (OpKind::FusedAttention { causal, scale, .. }, [q, k, v], [o]) => {
-            let shape = fused_shape(q.shape, k.shape, visibility(*causal, setting));
+        (OpKind::FusedAttention { visibility, scale, soft_cap, .. }, [q, k, v], [o]) => {
+            let shape = fused_shape(q.shape, k.shape, visible(*visibility, setting));
             let dropout = drawn(kind, setting);
+            let scores = Scores { scale: *scale, cap: *soft_cap };
             let (q, k, v) = (q.f32(), k.f32(), v.f32());
-            fused::attention(&shape, q, k, v, *scale, dropout, o.f32(), scratch);
+            fused::attention(&shape, q, k, v, scores, dropout, o.f32(), scratch);
         }
         (OpKind::Lstm { .. }, [gates, w, projection @ ..], [y, activated, cell, output @ ..]) => {
             let shape = lstm_shape(kind, gates.shape, y.shape);
@@ -464,20 +469,24 @@ fn input_gradient(
         (OpKind::Scale { factor }, [dy], [dx]) => {
             elementwise::scale_input_grad(dy.f32(), *factor, dx.f32(), accumulate[0]);
         }
+        (OpKind::SoftCap { cap }, [y, dy], [dx]) => {
+            soft_cap::soft_cap_input_grad(y.f32(), dy.f32(), *cap, dx.f32(), accumulate[0]);
+        }
         (OpKind::Rotary { .. }, [dy], [dx]) => {
             let (table, heads) = rotary_table(kind, dy.shape, setting);
             rotary::rotate_input_grad(dy.f32(), heads, &table, dx.f32(), accumulate[0]);
         }
-        (OpKind::AttentionProbs { causal, scale }, [q, k, p, dp], [dq, dk]) => {
-            let shape = attention_shape(p.shape, k.shape, visibility(*causal, setting));
-            let scratch = &mut scratch[..shape.scratch_elements()];
+        (OpKind::AttentionProbs { visibility, scale, soft_cap }, [q, k, p, dp], [dq, dk]) => {
+            let shape = attention_shape(p.shape, k.shape, visible(*visibility, setting));
+            let scores = Scores { scale: *scale, cap: *soft_cap };
+            let scratch = &mut scratch[..shape.probs_input_grad_scratch(soft_cap.is_some())];
             attention::probs_input_grad(
                 &shape,
                 p.f32(),
                 dp.f32(),
                 q.f32(),
                 k.f32(),
-                *scale,
+                scores,
                 dq.f32(),
                 dk.f32(),
                 scratch,
@@ -485,8 +494,8 @@ fn input_gradient(
                 accumulate[1],
             );
         }
-        (OpKind::AttentionContext { causal, .. }, [masks @ .., p, v, d_o], [dp, dv]) => {
-            let shape = attention_shape(p.shape, v.shape, visibility(*causal, setting));
+        (OpKind::AttentionContext { visibility, .. }, [masks @ .., p, v, d_o], [dp, dv]) => {
+            let shape = attention_shape(p.shape, v.shape, visible(*visibility, setting));
             let mask = masks.first().map(|mask| Dropout { mask: mask.u8(), keep_scale });
             let scratch = &mut scratch[..context_scratch(&shape, mask.is_some())];
             attention::context_input_grad(
@@ -502,14 +511,18 @@ fn input_gradient(
                 accumulate[1],
             );
         }
-        (OpKind::FusedAttention { causal, scale, .. }, [q, k, v, d_o], [dq, dk, dv]) => {
-            let shape = fused_shape(q.shape, k.shape, visibility(*causal, setting));
+        (
+            OpKind::FusedAttention { visibility, scale, soft_cap, .. },
+            [q, k, v, d_o],
+            [dq, dk, dv],
+        ) => {
+            let shape = fused_shape(q.shape, k.shape, visible(*visibility, setting));
             fused::attention_input_grad(
                 &shape,
                 q.f32(),
                 k.f32(),
                 v.f32(),
-                *scale,
+                Scores { scale: *scale, cap: *soft_cap },
                 drawn(kind, setting),
                 d_o.f32(),
                 dq.f32(),

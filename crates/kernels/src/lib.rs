@@ -57,6 +57,7 @@ pub mod rotary;
 pub mod routing;
 pub mod rows;
 pub mod sigmoid_cross_entropy;
+pub mod soft_cap;
 pub mod tier;
 pub mod window;
 

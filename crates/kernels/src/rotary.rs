@@ -1,58 +1,86 @@
 //! Rotary position embedding (Su et al., "RoFormer", arXiv 2104.09864, section 3.2.2), in the
-//! convention of Hugging Face's Llama: element j of a head is paired with element j + head_dim / 2.
+//! convention of Hugging Face's Llama: element j of a head is paired with element j + width / 2, where the first
+//! `width` elements are rotated.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::simd::simd;
 
-/// Llama 3.1's stretching of the low frequencies to longer contexts ("The Llama 3 Herd of Models",
-/// arXiv 2407.21783; `rope_scaling` of type `llama3` in its `config.json`).
+/// Scaling of frequencies for longer contexts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Llama3Scaling {
-    /// What the low frequencies are divided by.
-    pub factor: f64,
-    /// Frequencies with fewer turns than this over the original context are low.
-    pub low_freq_factor: f64,
-    /// Frequencies with more turns than this over the original context are kept.
-    pub high_freq_factor: f64,
-    /// The original context in positions.
-    pub original_max_position: usize,
+pub enum Scaling {
+    /// All are divided (Chen et al. 2023, arXiv 2306.15595, equation 3).
+    Linear {
+        /// By what.
+        factor: f64,
+    },
+    /// Llama 3.1's stretching of the low frequencies ("The Llama 3 Herd of Models", arXiv 2407.21783;
+    /// `rope_scaling` of type `llama3` in its `config.json`).
+    ByWavelength {
+        /// What the low frequencies are divided by.
+        factor: f64,
+        /// Frequencies with fewer turns than this over the original context are low.
+        low_freq_factor: f64,
+        /// Frequencies with more turns than this over the original context are kept.
+        high_freq_factor: f64,
+        /// The original context in positions.
+        original_max_position: usize,
+    },
 }
 
-impl Llama3Scaling {
+impl Scaling {
     fn scale(&self, frequency: f64) -> f64 {
-        let turns = self.original_max_position as f64 * frequency / std::f64::consts::TAU;
-        let kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor);
-        let kept = kept.clamp(0.0, 1.0);
-        (1.0 - kept) * frequency / self.factor + kept * frequency
+        match *self {
+            Scaling::Linear { factor } => frequency / factor,
+            Scaling::ByWavelength {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position,
+            } => {
+                let turns = original_max_position as f64 * frequency / std::f64::consts::TAU;
+                let kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                let kept = kept.clamp(0.0, 1.0);
+                (1.0 - kept) * frequency / factor + kept * frequency
+            }
+        }
     }
+}
+
+/// The heads of a position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    /// How many there are.
+    pub count: usize,
+    /// Elements of one, of which those beyond the width of the table stay as they are.
+    pub width: usize,
 }
 
 /// Cosines and sines of a range of positions, to be made once and used in every layer.
 #[derive(Debug)]
 pub struct RotaryTable {
     half: usize,
-    /// `[positions, head_dim / 2]`
+    /// `[positions, width / 2]`
     cos: Vec<f32>,
-    /// `[positions, head_dim / 2]`
+    /// `[positions, width / 2]`
     sin: Vec<f32>,
 }
 
 impl RotaryTable {
-    /// The table of `positions` positions from `first_position`, for heads of `head_dim` (even)
-    /// elements of which pair j turns by `theta`^(-2 j / head_dim) radians per position.
+    /// The table of `positions` positions from `first_position`, for heads of which `width` (even) elements
+    /// are rotated, pair j by `theta`^(-2 j / width) radians per position.
     pub fn new(
-        head_dim: usize,
+        width: usize,
         theta: f64,
-        scaling: Option<Llama3Scaling>,
+        scaling: Option<Scaling>,
         first_position: usize,
         positions: usize,
     ) -> RotaryTable {
-        assert_eq!(head_dim % 2, 0, "rotary heads have an even size, not {head_dim}");
-        let half = head_dim / 2;
+        assert_eq!(width % 2, 0, "an even number of elements is rotated, not {width}");
+        let half = width / 2;
         let frequencies: Vec<f64> = (0..half)
             .map(|j| {
-                let frequency = theta.powf(-2.0 * j as f64 / head_dim as f64);
+                let frequency = theta.powf(-2.0 * j as f64 / width as f64);
                 scaling.map_or(frequency, |scaling| scaling.scale(frequency))
             })
             .collect();
@@ -66,9 +94,9 @@ impl RotaryTable {
 /// What a table depends on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Arguments {
-    head_dim: usize,
+    width: usize,
     theta: f64,
-    scaling: Option<Llama3Scaling>,
+    scaling: Option<Scaling>,
     first_position: usize,
     positions: usize,
 }
@@ -82,18 +110,18 @@ const KEPT: usize = 64;
 impl RotaryTable {
     /// As [`RotaryTable::new`], made once for all callers.
     pub fn shared(
-        head_dim: usize,
+        width: usize,
         theta: f64,
-        scaling: Option<Llama3Scaling>,
+        scaling: Option<Scaling>,
         first_position: usize,
         positions: usize,
     ) -> Arc<RotaryTable> {
-        let arguments = Arguments { head_dim, theta, scaling, first_position, positions };
+        let arguments = Arguments { width, theta, scaling, first_position, positions };
         let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, table)) = tables.iter().find(|(known, _)| *known == arguments) {
             return Arc::clone(table);
         }
-        let table = Arc::new(RotaryTable::new(head_dim, theta, scaling, first_position, positions));
+        let table = Arc::new(RotaryTable::new(width, theta, scaling, first_position, positions));
         if tables.len() == KEPT {
             tables.clear();
         }
@@ -103,15 +131,15 @@ impl RotaryTable {
 }
 
 /// y = x turned by its positions, for `x` and `y` of shape `[batch, positions, heads, head_dim]`
-/// with the positions and head size of `table`; the batch follows from the length.
-pub fn rotate(x: &[f32], heads: usize, table: &RotaryTable, y: &mut [f32]) {
+/// with the positions of `table`; the batch follows from the length.
+pub fn rotate(x: &[f32], heads: Heads, table: &RotaryTable, y: &mut [f32]) {
     turn(x, heads, table, 1.0, y, false);
 }
 
 /// Input gradient of [`rotate`]: dy turned back.
 pub fn rotate_input_grad(
     dy: &[f32],
-    heads: usize,
+    heads: Heads,
     table: &RotaryTable,
     dx: &mut [f32],
     accumulate: bool,
@@ -122,28 +150,35 @@ pub fn rotate_input_grad(
 simd! {
     fn turn(
         x: &[f32],
-        heads: usize,
+        heads: Heads,
         table: &RotaryTable,
         direction: f32,
         y: &mut [f32],
         accumulate: bool,
     ) {
         let half = table.half;
-        let sequence = table.cos.len() * 2 * heads;
         assert_eq!(x.len(), y.len(), "rotation keeps the shape");
         if x.is_empty() {
             return;
         }
+        assert!(half > 0 && 2 * half <= heads.width, "{half} pairs of {heads:?}");
+        let token = heads.count * heads.width;
+        let sequence = table.cos.len() / half * token;
         assert!(
             sequence > 0 && x.len().is_multiple_of(sequence),
             "{} elements are not whole sequences of {sequence}",
             x.len()
         );
         for (x, y) in x.chunks_exact(sequence).zip(y.chunks_exact_mut(sequence)) {
-            let tokens = x.chunks_exact(heads * 2 * half).zip(y.chunks_exact_mut(heads * 2 * half));
+            let tokens = x.chunks_exact(token).zip(y.chunks_exact_mut(token));
             let angles = table.cos.chunks_exact(half).zip(table.sin.chunks_exact(half));
             for ((x, y), (cos, sin)) in tokens.zip(angles) {
-                for (x, y) in x.chunks_exact(2 * half).zip(y.chunks_exact_mut(2 * half)) {
+                for (x, y) in x.chunks_exact(heads.width).zip(y.chunks_exact_mut(heads.width)) {
+                    let ((x, x_rest), (y, y_rest)) =
+                        (x.split_at(2 * half), y.split_at_mut(2 * half));
+                    for (y, &x) in y_rest.iter_mut().zip(x_rest) {
+                        *y = if accumulate { *y + x } else { x };
+                    }
                     let (x0, x1) = x.split_at(half);
                     let (y0, y1) = y.split_at_mut(half);
                     for (((y0, y1), (&x0, &x1)), (&cos, &sin)) in

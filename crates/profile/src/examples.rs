@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use shardloom_graph::builder::Attention;
 use shardloom_graph::families::{
     DlrmConfig, GptConfig, LlamaConfig, LstmConfig, MlpConfig, UTransformerConfig,
 };
-use shardloom_graph::op::{Activation, Overflow};
+use shardloom_graph::op::{Activation, Overflow, Visibility};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{DimId, Extents, Graph, GraphBuilder, GraphError, Init, OpId, gradient};
 use shardloom_sim::rate_name;
@@ -44,7 +45,8 @@ pub(crate) fn examples() -> Vec<Graph> {
             gpt(0.0).graph("gpt")?,
             gpt(0.1).graph("gpt")?,
             llama().graph("llama")?,
-            LlamaConfig { geglu: true, scaled_embedding: true, ..llama() }.graph("gemma")?,
+            LlamaConfig { geglu: true, scaled_embedding: true, logit_cap: Some(30.0), ..llama() }
+                .graph("gemma")?,
             mlp().graph("mlp")?,
             UTransformerConfig(GptConfig { layers: 3, ..gpt(0.0) }).graph("u-transformer")?,
             encoder(0.0)?,
@@ -90,11 +92,17 @@ fn llama() -> LlamaConfig {
         vocab: VOCAB,
         rope_theta: 10_000.0,
         rope_scaling: None,
+        windows: vec![],
+        window_rope_theta: None,
+        attention_scalar: None,
+        attention_cap: None,
+        logit_cap: None,
         norm_epsilon: 1e-5,
         tied: false,
         separate_loss: false,
         qkv_bias: false,
         qk_norm: false,
+        post_norms: false,
         geglu: false,
         scaled_embedding: false,
         zero_centered_gain: false,
@@ -147,7 +155,8 @@ fn encoder(dropout: f32) -> Result<Graph, GraphError> {
         net.contract(name, features, w, None)
     };
     let (q, k, v) = (project("query")?, project("key")?, project("value")?);
-    let context = net.attention("attention", q, k, v, keys, false, dropout)?;
+    let attention = Attention { visibility: Visibility::All, dropout, ..Attention::CAUSAL };
+    let context = net.attention("attention", q, k, v, keys, attention)?;
     let w = net.parameter("head.weight", &[vocab, heads, head_dim], 1, normal)?;
     let b = net.parameter("head.bias", &[vocab], 0, Init::Constant(0.0))?;
     let logits = net.contract("head", context, w, Some(b))?;

@@ -3,7 +3,7 @@
 //! and saved so, what norms and activations read is saved as it is.
 
 use shardloom_graph::gradient::{self, Operand};
-use shardloom_graph::{DType, Graph, OpId, OpKind, ValueId};
+use shardloom_graph::{DType, Graph, Op, OpId, OpKind, ValueId};
 use shardloom_plan::Precision;
 
 /// Whether the operands of `op` are cast to 8 bits: it is a product of activations and weights, and not the last
@@ -11,10 +11,16 @@ use shardloom_plan::Precision;
 pub fn multiplies_in_8_bits(graph: &Graph, precision: Precision, op: OpId) -> bool {
     let node = graph.op(op);
     let of_weights = matches!(node.kind, OpKind::Contract { .. });
-    let is_loss = |&reader: &OpId| graph.op(reader).kind.is_loss();
-    let feeds_loss =
-        || node.outputs.iter().any(|&it| graph.value(it).consumers.iter().any(is_loss));
-    precision.fp8_products && of_weights && !feeds_loss()
+    precision.fp8_products && of_weights && !feeds_loss(graph, node)
+}
+
+/// Whether the loss is of what `node` gives, bounded or not.
+fn feeds_loss(graph: &Graph, node: &Op) -> bool {
+    let readers = node.outputs.iter().flat_map(|&it| &graph.value(it).consumers);
+    readers.map(|&reader| graph.op(reader)).any(|reader| {
+        let caps = matches!(reader.kind, OpKind::SoftCap { .. });
+        reader.kind.is_loss() || (caps && feeds_loss(graph, reader))
+    })
 }
 
 /// Whether `value` is stored, and so kept and gathered, in 8 bits: products with such operands read it, and nothing

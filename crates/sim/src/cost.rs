@@ -508,11 +508,12 @@ impl<'a> CostModel<'a> {
             return Ok(products * product.seconds(m as u64, n as u64, k as u64));
         }
         let stack = self.cluster.stack();
-        if let OpKind::FusedAttention { causal, .. } = node.kind
+        if let OpKind::FusedAttention { visibility, .. } = node.kind
             && let Some(reached) = stack.fused_attention(device)
         {
-            // Fused kernels skip what a causal mask hides: all but half of it.
-            let seen = if causal { 0.5 } else { 1.0 };
+            // Fused kernels skip what a mask hides.
+            let keys = node.signature.inputs[1][1];
+            let seen = visibility.seen(local.get(node.signature.loops[keys].dim));
             let peak = device.peak_flops(matmul_precision(self.program.precision.compute))?;
             return Ok(device.launch_seconds + seen * flops / (peak * reached));
         }

@@ -2,7 +2,7 @@
 
 use super::{RankOrder, Recipe, StagePlace};
 use crate::{ExchangeError, Project, Transformer, Unsaid};
-use shardloom_graph::{Graph, ModelSpec};
+use shardloom_graph::{Graph, ModelSpec, Network};
 use shardloom_plan::{
     Arrangement, Axis, Communication, DeviceList, LayoutRules, Mesh, Number, Plan, Rounding,
     ScheduleKind, Stage, Uniform, Updates, Weights,
@@ -52,10 +52,17 @@ impl Recipe {
             Err(ExchangeError::refused(project, key, value, reason))
         };
         let Some(model) = Transformer::of(spec) else {
-            let reason = "only a GPT or a Llama, its loss in one block with its head, is written for other \
-                          projects, and of a Llama qkv_bias, qk_norm, geglu, scaled_embedding and \
-                          zero_centered_gain are not yet";
-            return refuse("model", spec.name().into(), reason);
+            let changes = match spec.network() {
+                Network::Llama(llama) => llama.changes(),
+                _ => vec![],
+            };
+            let reason = match changes.is_empty() {
+                true => "only a GPT or a Llama, its loss in one block with its head, is written for other \
+                         projects"
+                    .to_owned(),
+                false => format!("a Llama with {} is not written yet", changes.join(", ")),
+            };
+            return refuse("model", spec.name().into(), &reason);
         };
         if let Some(servers) = &sync.servers {
             let reason = "there are no parameter servers";

@@ -405,8 +405,15 @@ fn refused_everywhere(change: impl FnOnce(&mut Plan), key: &str) {
 /// Configurations elsewhere would say the Llama without them.
 #[test]
 fn what_other_families_have_changed_in_a_llama_is_refused() {
-    for word in ["qkv_bias", "qk_norm", "geglu", "scaled_embedding", "zero_centered_gain"] {
+    for word in
+        ["qkv_bias", "qk_norm", "geglu", "scaled_embedding", "zero_centered_gain", "post_norms"]
+    {
         refused_everywhere(|plan| plan.model += &format!(",{word}=true"), "model");
+    }
+    for words in
+        ["windows=2", "attention_scalar=3", "attention_cap=5", "logit_cap=3", "rope_scaling=[2]"]
+    {
+        refused_everywhere(|plan| plan.model += &format!(",{words}"), "model");
     }
 }
 

@@ -264,17 +264,29 @@ impl GraphBuilder {
         self.rowwise(name, OpKind::Scale { factor }, &[x], &parallel(&axes), &axes, false)
     }
 
-    /// Rotary position embedding of `x [batch, seq, heads..., head_dim]`.
+    /// `cap tanh(x / cap)`.
     ///
     /// # Errors
-    /// If `x` has fewer than four axes or an odd head dimension, or the base or scaling is not
-    /// possible.
+    /// If the bound is not finite and above 0.
+    pub fn soft_cap(&mut self, name: &str, x: ValueId, cap: f32) -> Result<ValueId, GraphError> {
+        self.check_positive(name, "cap", cap)?;
+        let axes = self.axes(x);
+        self.rowwise(name, OpKind::SoftCap { cap }, &[x], &parallel(&axes), &axes, false)
+    }
+
+    /// Rotary position embedding of the first `width` elements, or all, of the heads of `x [batch, seq,
+    /// heads..., head_dim]`.
+    ///
+    /// # Errors
+    /// If `x` has fewer than four axes, an odd number of elements or more than a head has are to be rotated,
+    /// or the base or scaling is not possible.
     pub fn rotary(
         &mut self,
         name: &str,
         x: ValueId,
         theta: f32,
         scaling: Option<RotaryScaling>,
+        width: Option<usize>,
     ) -> Result<ValueId, GraphError> {
         self.check_positive(name, "theta", theta)?;
         if let Some(scaling) = scaling
@@ -288,79 +300,21 @@ impl GraphBuilder {
             });
         }
         let axes = self.axes(x);
-        let even = axes.last().is_some_and(|&dim| self.graph.dim(dim).size.is_multiple_of(2));
-        if axes.len() < 4 || !even {
+        let head_dim = axes.last().map_or(0, |&dim| self.graph.dim(dim).size);
+        let width = match width {
+            Some(width) if width == 0 || !width.is_multiple_of(2) || width > head_dim => {
+                let rule = format!("an even number from 2 to the {head_dim} of a head is needed");
+                return Err(self.parameter_error(name, "width", width.to_string(), rule));
+            }
+            width => width.unwrap_or(head_dim),
+        };
+        if axes.len() < 4 || !width.is_multiple_of(2) {
             let rule = "rotation needs [batch, seq, heads..., head_dim] with an even head_dim";
             return Err(self.axes_error(name, x, rule));
         }
         let loops = parallel(&axes[..axes.len() - 1]);
-        self.rowwise(name, OpKind::Rotary { theta, scaling }, &[x], &loops, &axes, false)
-    }
-
-    /// Softmax attention: `q [batch, seq, heads, (group), head_dim]` over `k`, `v [batch, seq, heads,
-    /// head_dim]`, giving `[batch, seq, heads, (group), head_dim]`. `keys` names the key positions and
-    /// is as long as `seq`.
-    ///
-    /// # Errors
-    /// If axes do not fit or the probability is outside [0, 1).
-    #[allow(clippy::too_many_arguments)]
-    pub fn attention(
-        &mut self,
-        name: &str,
-        q: ValueId,
-        k: ValueId,
-        v: ValueId,
-        keys: DimId,
-        causal: bool,
-        probability: f32,
-    ) -> Result<ValueId, GraphError> {
-        self.check_probability(name, probability)?;
-        let (q_axes, k_axes) = (self.axes(q), self.axes(k));
-        let [batch, seq, heads, head_dim] = k_axes[..] else {
-            return Err(self.axes_error(name, k, "keys are [batch, seq, heads, head_dim]"));
-        };
-        self.same_axes(name, v, &k_axes)?;
-        let fits = matches!(q_axes.len(), 4 | 5)
-            && q_axes[..3] == [batch, seq, heads]
-            && q_axes.last() == Some(&head_dim);
-        if !fits {
-            let rule = "queries are [batch, seq, heads, (group), head_dim] like the keys";
-            return Err(self.axes_error(name, q, rule));
-        }
-        if self.graph.dim(keys).size != self.graph.dim(seq).size {
-            let rule = format!("keys must be as long as {}", self.graph.dim(seq).name);
-            return Err(self.axes_error(name, k, &rule));
-        }
-        let group = &q_axes[3..q_axes.len() - 1];
-        let probs_axes = [&[batch, heads], group, &[seq, keys]].concat();
-        let renamed = vec![batch, keys, heads, head_dim];
-
-        let parallel_loops = parallel(&[&[batch, heads], group, &[seq]].concat());
-        let signature = Signature::by_dim(
-            &parallel_loops,
-            &[q_axes.clone(), renamed.clone()],
-            std::slice::from_ref(&probs_axes),
-        );
-        let scale = 1.0 / (self.graph.dim(head_dim).size as f32).sqrt();
-        let probs = self.op(
-            &format!("{name}.probs"),
-            OpKind::AttentionProbs { causal, scale },
-            &[q, k],
-            vec![output(probs_axes.clone())],
-            signature,
-        )?;
-
-        let mut loops = parallel_loops;
-        loops.extend([(head_dim, Split::Opaque), (keys, Split::Opaque)]);
-        let mut outputs = vec![output(q_axes.clone())];
-        let mut output_dims = vec![q_axes];
-        if probability > 0.0 {
-            outputs.push(auxiliary("mask", probs_axes.clone(), DType::Mask));
-            output_dims.push(probs_axes.clone());
-        }
-        let signature = Signature::by_dim(&loops, &[probs_axes, renamed], &output_dims);
-        let kind = OpKind::AttentionContext { causal, probability };
-        self.op(&format!("{name}.context"), kind, &[probs, v], outputs, signature)
+        let kind = OpKind::Rotary { width, theta, scaling };
+        self.rowwise(name, kind, &[x], &loops, &axes, false)
     }
 
     /// Softmax cross-entropy of `logits [..., vocab]` against `targets [...]`, summed over all rows, in
@@ -457,7 +411,7 @@ impl GraphBuilder {
         Err(self.axes_error(op, value, &rule))
     }
 
-    fn check_positive(&self, op: &str, key: &str, value: f32) -> Result<(), GraphError> {
+    pub(super) fn check_positive(&self, op: &str, key: &str, value: f32) -> Result<(), GraphError> {
         if value.is_finite() && value > 0.0 {
             return Ok(());
         }
@@ -476,7 +430,7 @@ impl GraphBuilder {
         Err(self.parameter_error(op, key, value.to_string(), "a finite number is needed".into()))
     }
 
-    fn check_probability(&self, op: &str, probability: f32) -> Result<(), GraphError> {
+    pub(super) fn check_probability(&self, op: &str, probability: f32) -> Result<(), GraphError> {
         if (0.0..1.0).contains(&probability) {
             return Ok(());
         }

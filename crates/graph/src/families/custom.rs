@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::RopeScaling;
 use crate::op::Overflow;
 
 /// A network written as data.
@@ -82,8 +83,9 @@ use crate::op::Overflow;
 /// | `gelu`, `relu` | x | |
 /// | `swiglu`, `geglu` | gate, up | |
 /// | `scale` | x | `factor` |
-/// | `rotary` | x | `theta`, `scaling` |
-/// | `attention` | q, k, v | `keys`, `causal`, `probability` |
+/// | `soft-cap` | x | `cap` |
+/// | `rotary` | x | `theta`, `scaling`, `width` (all of a head if absent) |
+/// | `attention` | q, k, v | `keys`, `causal`, `window`, `scale`, `cap`, `probability` |
 /// | `route` | logits | `experts`, `slots` (of an expert for the rows of one sample), `overflow` |
 /// | `dispatch` | x, route | |
 /// | `expert-contract` | x | `weight` (a matrix for each expert) |
@@ -206,9 +208,12 @@ pub struct OpConfig {
     /// Base of rotary frequencies; 10000 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub theta: Option<f32>,
-    /// Scaling of rotary frequencies: factor, low and high frequency factor, original positions.
+    /// Scaling of rotary frequencies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub scaling: Option<(f32, f32, f32, u32)>,
+    pub scaling: Option<RopeScaling>,
+    /// How many elements of a head are rotated, the first ones; all if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub width: Option<usize>,
     /// The dimension of the first input along which a concatenation joins; the last one if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub axis: Option<String>,
@@ -221,6 +226,15 @@ pub struct OpConfig {
     /// Whether an attention sees only earlier keys.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub causal: Option<bool>,
+    /// How many of the earlier keys an attention sees, the query's own position among them; all if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<usize>,
+    /// What an attention multiplies its scores by; one over the root of the width of a head if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scale: Option<f32>,
+    /// What values, or an attention's scores, are bounded by: c tanh(x / c) takes the place of x.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cap: Option<f32>,
     /// The dimension of a routing's experts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<String>,

@@ -7,6 +7,7 @@ use super::{
     default_epsilon, default_init_std, require, require_dropout, require_layers, require_real,
     require_sizes,
 };
+use crate::builder::Attention;
 use crate::op::Activation;
 use crate::{DimId, Graph, GraphBuilder, GraphError, Init, ValueId};
 
@@ -127,7 +128,8 @@ impl GptConfig {
             };
             let (q, k, v) = (project("query")?, project("key")?, project("value")?);
             let name = at("attention");
-            let context = net.attention(&name, q, k, v, keys, true, self.dropout)?;
+            let attention = Attention { dropout: self.dropout, ..Attention::CAUSAL };
+            let context = net.attention(&name, q, k, v, keys, attention)?;
             let axes = [heads, head_dim, model];
             let w = net.parameter(&at("attention.output.weight"), &axes, 2, residual)?;
             let b = net.parameter(&at("attention.output.bias"), &[model], 0, zeros)?;

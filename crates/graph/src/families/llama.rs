@@ -1,15 +1,19 @@
 //! Llama: RMSNorm, rotary positions, SwiGLU, grouped-query attention, no biases (Touvron et al. 2023,
 //! arXiv 2302.13971, section 2.2; Grattafiori et al. 2024, arXiv 2407.21783, section 3.2). With biases of
 //! queries, keys and values it is a Qwen2 (Yang et al. 2024, arXiv 2407.10671, section 2.2), with norms of
-//! queries and keys a Qwen3 (Yang et al. 2025, arXiv 2505.09388, section 2), with GeGLU, scaled embeddings
-//! and gains around zero a Gemma (Gemma Team 2024, arXiv 2403.08295, section 2).
+//! queries and keys a Qwen3 (Yang et al. 2025, arXiv 2505.09388, section 2), with windows of attention a
+//! Mistral (Jiang et al. 2023, arXiv 2310.06825, section 2), with GeGLU, scaled embeddings and gains around zero
+//! a Gemma (Gemma Team 2024, arXiv 2403.08295, section 2), with norms behind attention and feed-forward too and
+//! windows in some layers a Gemma 2 or 3 (arXiv 2408.00118, section 2; arXiv 2503.19786, section 2).
 
 use serde::{Deserialize, Serialize};
 
+use super::RopeScaling;
 use super::{
     default_epsilon, default_init_std, require, require_layers, require_real, require_sizes,
 };
-use crate::op::{Gate, RotaryScaling};
+use crate::builder::Attention;
+use crate::op::{Gate, RotaryScaling, Visibility};
 use crate::{Graph, GraphBuilder, GraphError, Init};
 
 /// A Llama.
@@ -37,10 +41,26 @@ pub struct LlamaConfig {
     /// Base of the rotary frequencies.
     #[serde(default = "default_theta")]
     pub rope_theta: f32,
-    /// Long-context scaling of the rotary frequencies: factor, low and high frequency factor, and the
-    /// original number of positions.
+    /// Long-context scaling of the rotary frequencies.
     #[serde(default)]
-    pub rope_scaling: Option<(f32, f32, f32, u32)>,
+    pub rope_scaling: Option<RopeScaling>,
+    /// How many positions attention sees, its own among them, in the layers one after another and from the
+    /// first again; 0 is all earlier ones. All layers see all earlier ones if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub windows: Vec<usize>,
+    /// Base of the rotary frequencies in layers with a window, where they are not scaled; as in the others if
+    /// absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window_rope_theta: Option<f32>,
+    /// What attention's scores are divided by the square root of; the width of a head if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attention_scalar: Option<usize>,
+    /// What attention's scores are bounded by before the softmax: c tanh(s / c) takes the place of s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attention_cap: Option<f32>,
+    /// What logits are bounded by in the same way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logit_cap: Option<f32>,
     /// Added to the mean square in norms.
     #[serde(default = "default_epsilon")]
     pub norm_epsilon: f32,
@@ -57,6 +77,9 @@ pub struct LlamaConfig {
     /// all heads share, before it is rotated.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub qk_norm: bool,
+    /// Whether what attention and feed-forward give is normalised before it is added, too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub post_norms: bool,
     /// Whether the gate of the feed-forward layer is activated by GELU, and not by SiLU.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub geglu: bool,
@@ -86,11 +109,45 @@ impl LlamaConfig {
         self.head_dim.unwrap_or(self.hidden / self.heads.max(1))
     }
 
-    /// Whether it is the Llama of its papers, without what other models have changed in it.
-    pub fn is_plain(&self) -> bool {
-        let LlamaConfig { qkv_bias, qk_norm, geglu, scaled_embedding, zero_centered_gain, .. } =
-            *self;
-        !(qkv_bias || qk_norm || geglu || scaled_embedding || zero_centered_gain)
+    /// How many positions attention sees in a layer; none where it sees all earlier ones.
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        let windows = self.windows.len().max(1);
+        self.windows.get(layer % windows).copied().filter(|&window| window > 0)
+    }
+
+    /// The windows by which they are written: none where no layer has one, and the fewest that say the same of
+    /// all layers.
+    pub(crate) fn shortest_windows(&self) -> Vec<usize> {
+        let all: Vec<usize> =
+            (0..self.layers).map(|layer| self.window(layer).unwrap_or(0)).collect();
+        if all.iter().all(|&window| window == 0) {
+            return vec![];
+        }
+        let repeats = |&length: &usize| (length..all.len()).all(|it| all[it] == all[it - length]);
+        let length = (1..=all.len()).find(repeats).unwrap_or(all.len());
+        all[..length].to_vec()
+    }
+
+    /// The words by which it is no Llama of its papers, but what other models have changed in it.
+    pub fn changes(&self) -> Vec<&'static str> {
+        let LlamaConfig { qkv_bias, qk_norm, post_norms, .. } = *self;
+        let LlamaConfig { geglu, scaled_embedding, zero_centered_gain, .. } = *self;
+        let linear = matches!(self.rope_scaling, Some(RopeScaling::Linear(_)));
+        let words = [
+            ("rope_scaling=[factor]", linear),
+            ("windows", !self.windows.is_empty()),
+            ("window_rope_theta", self.window_rope_theta.is_some()),
+            ("attention_scalar", self.attention_scalar.is_some()),
+            ("attention_cap", self.attention_cap.is_some()),
+            ("logit_cap", self.logit_cap.is_some()),
+            ("qkv_bias", qkv_bias),
+            ("qk_norm", qk_norm),
+            ("post_norms", post_norms),
+            ("geglu", geglu),
+            ("scaled_embedding", scaled_embedding),
+            ("zero_centered_gain", zero_centered_gain),
+        ];
+        words.into_iter().filter_map(|(word, is_so)| is_so.then_some(word)).collect()
     }
 
     /// The model as a graph. Query weights are `[model, heads, group, head_dim]` where `heads` counts
@@ -137,20 +194,33 @@ impl LlamaConfig {
         require_real(name, "rope_theta", self.rope_theta)?;
         require_real(name, "norm_epsilon", self.norm_epsilon)?;
         require_real(name, "init_std", self.init_std)?;
-        let scaling = self.rope_scaling.map(|(factor, low, high, original)| RotaryScaling {
-            factor,
-            low_frequency_factor: low,
-            high_frequency_factor: high,
-            original_positions: original,
-        });
-        if let Some((factor, low, high, original)) = self.rope_scaling {
+        let scaling = self.rope_scaling.map(RotaryScaling::from);
+        if let Some(given) = self.rope_scaling {
             require(
                 scaling.is_some_and(|scaling| scaling.is_possible()),
                 name,
                 "rope_scaling",
-                format!("[{factor}, {low}, {high}, {original}]"),
+                given,
                 RotaryScaling::RULE,
             )?;
+        }
+        require(
+            self.window_rope_theta.is_none()
+                || (0..self.layers).any(|layer| self.window(layer).is_some()),
+            name,
+            "window_rope_theta",
+            self.window_rope_theta.unwrap_or_default(),
+            "it is of layers with a window, of which there are none",
+        )?;
+        for (key, value) in [
+            ("window_rope_theta", self.window_rope_theta),
+            ("attention_cap", self.attention_cap),
+            ("logit_cap", self.logit_cap),
+        ] {
+            value.map_or(Ok(()), |value| require_real(name, key, value))?;
+        }
+        if let Some(scalar) = self.attention_scalar {
+            require_sizes(name, &[("attention_scalar", scalar)])?;
         }
         let mut net = GraphBuilder::new(name);
         let seq = net.dim("seq", self.seq)?;
@@ -208,13 +278,32 @@ impl LlamaConfig {
                     *heads = net.rms_norm(&name, *heads, gain, offset, epsilon)?;
                 }
             }
-            let q = net.rotary(&at("attention.query.rotary"), q, self.rope_theta, scaling)?;
-            let k = net.rotary(&at("attention.key.rotary"), k, self.rope_theta, scaling)?;
-            let context = net.attention(&at("attention"), q, k, v, keys, true, 0.0)?;
+            let window = self.window(layer);
+            let (theta, scaling) = match (window, self.window_rope_theta) {
+                (Some(_), Some(theta)) => (theta, None),
+                _ => (self.rope_theta, scaling),
+            };
+            let q = net.rotary(&at("attention.query.rotary"), q, theta, scaling, None)?;
+            let k = net.rotary(&at("attention.key.rotary"), k, theta, scaling, None)?;
+            let attention = Attention {
+                visibility: match window {
+                    Some(positions) => Visibility::Window { positions },
+                    None => Visibility::Causal,
+                },
+                scale: self.attention_scalar.map(|scalar| 1.0 / (scalar as f32).sqrt()),
+                soft_cap: self.attention_cap,
+                dropout: 0.0,
+            };
+            let context = net.attention(&at("attention"), q, k, v, keys, attention)?;
             let axes: Vec<_> = query_axes[1..].iter().copied().chain([model]).collect();
             let name = at("attention.output");
             let w = net.parameter(&format!("{name}.weight"), &axes, axes.len() - 1, residual)?;
-            let out = net.contract(&name, context, w, None)?;
+            let mut out = net.contract(&name, context, w, None)?;
+            if self.post_norms {
+                let name = at("attention.post_norm");
+                let gain = net.parameter(&format!("{name}.gain"), &[model], 0, gains)?;
+                out = net.rms_norm(&name, out, gain, offset, epsilon)?;
+            }
             x = net.add(&at("attention.residual"), x, out)?;
 
             let gain = net.parameter(&at("ffn_norm.gain"), &[model], 0, gains)?;
@@ -231,7 +320,12 @@ impl LlamaConfig {
             };
             let activated = net.glu(&at(name), f, gate, up)?;
             let w = net.parameter(&at("ffn.down.weight"), &[ffn, model], 1, residual)?;
-            let down = net.contract(&at("ffn.down"), activated, w, None)?;
+            let mut down = net.contract(&at("ffn.down"), activated, w, None)?;
+            if self.post_norms {
+                let name = at("ffn.post_norm");
+                let gain = net.parameter(&format!("{name}.gain"), &[model], 0, gains)?;
+                down = net.rms_norm(&name, down, gain, offset, epsilon)?;
+            }
             x = net.add(&at("ffn.residual"), x, down)?;
         }
 
@@ -242,7 +336,10 @@ impl LlamaConfig {
             true => table,
             false => net.parameter("head.weight", &[vocab, model], 1, normal)?,
         };
-        let logits = net.contract("head", normed, w, None)?;
+        let mut logits = net.contract("head", normed, w, None)?;
+        if let Some(cap) = self.logit_cap {
+            logits = net.soft_cap("head.cap", logits, cap)?;
+        }
         if self.separate_loss {
             net.block("loss");
         }

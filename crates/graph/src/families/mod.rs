@@ -6,6 +6,7 @@ mod gpt;
 mod llama;
 mod lstm;
 mod mlp;
+mod rope_scaling;
 mod u_transformer;
 
 pub use custom::{
@@ -16,6 +17,7 @@ pub use gpt::GptConfig;
 pub use llama::LlamaConfig;
 pub use lstm::LstmConfig;
 pub use mlp::MlpConfig;
+pub use rope_scaling::RopeScaling;
 pub use u_transformer::UTransformerConfig;
 
 use crate::GraphError;

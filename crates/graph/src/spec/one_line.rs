@@ -29,7 +29,8 @@ impl Kind {
                 "whole numbers are needed, as in 512-256-64, or 26x1000 for 26 times 1000"
             }
             Kind::Scaling => {
-                "[factor, low frequency factor, high frequency factor, original positions] are needed"
+                "[factor, low frequency factor, high frequency factor, original positions] are needed, or \
+                 [factor] alone"
             }
         }
     }
@@ -57,12 +58,18 @@ impl Kind {
             Kind::Scaling => {
                 let items: Vec<&str> =
                     text.strip_prefix('[')?.strip_suffix(']')?.split(',').map(str::trim).collect();
-                let [factor, low, high, original] = items[..] else { return None };
+                let (factors, original) = match items[..] {
+                    [_] => (&items[..], None),
+                    [.., original] if items.len() == 4 => (&items[..3], Some(original)),
+                    _ => return None,
+                };
                 let mut values = vec![];
-                for item in [factor, low, high] {
-                    values.push(Kind::Real.read(item)?);
+                for factor in factors {
+                    values.push(Kind::Real.read(factor)?);
                 }
-                values.push(Kind::Count.read(original)?);
+                if let Some(original) = original {
+                    values.push(Kind::Count.read(original)?);
+                }
                 Some(Value::Array(values))
             }
         }
@@ -100,11 +107,17 @@ const LLAMA: &[Key] = &[
     ("vocab", Kind::Count, true),
     ("rope_theta", Kind::Real, false),
     ("rope_scaling", Kind::Scaling, false),
+    ("windows", Kind::Counts, false),
+    ("window_rope_theta", Kind::Real, false),
+    ("attention_scalar", Kind::Count, false),
+    ("attention_cap", Kind::Real, false),
+    ("logit_cap", Kind::Real, false),
     ("norm_epsilon", Kind::Real, false),
     ("tied", Kind::Flag, false),
     ("separate_loss", Kind::Flag, false),
     ("qkv_bias", Kind::Flag, false),
     ("qk_norm", Kind::Flag, false),
+    ("post_norms", Kind::Flag, false),
     ("geglu", Kind::Flag, false),
     ("scaled_embedding", Kind::Flag, false),
     ("zero_centered_gain", Kind::Flag, false),

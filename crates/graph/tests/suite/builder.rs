@@ -1,6 +1,7 @@
 //! What the builder refuses, and the gradients of what it accepts.
 
-use shardloom_graph::op::{Activation, Gate};
+use shardloom_graph::builder::Attention;
+use shardloom_graph::op::{Activation, Gate, Visibility};
 use shardloom_graph::work::{Pass, work};
 use shardloom_graph::{
     DimId, Extents, GraphBuilder, GraphError, Init, Reduction, Split, ValueId, gradient,
@@ -167,9 +168,9 @@ fn only_heads_of_an_even_width_are_rotated() {
     let odd = net.features("odd", &[seq, heads, narrow]).unwrap();
     let flat = net.features("flat", &[seq, wide]).unwrap();
     let needle = "rotation needs [batch, seq, heads..., head_dim] with an even head_dim";
-    refused(net.rotary("rotated", odd, 1e4, None), needle);
-    refused(net.rotary("rotated", flat, 1e4, None), needle);
-    net.rotary("rotated", even, 1e4, None).unwrap();
+    refused(net.rotary("rotated", odd, 1e4, None, None), needle);
+    refused(net.rotary("rotated", flat, 1e4, None, None), needle);
+    net.rotary("rotated", even, 1e4, None, None).unwrap();
 }
 
 /// A network whose three joined tensors, of widths 6, 3 and 3, need a result of 12.
@@ -338,17 +339,33 @@ fn queries_have_the_axes_of_the_keys_and_at_most_one_more() {
     let flat = wrong[4];
     for q in wrong {
         let needle = "queries are [batch, seq, heads, (group), head_dim] like the keys";
-        refused(net.attention("no", q, k, v, keys, true, 0.0), needle);
+        refused(net.attention("no", q, k, v, keys, Attention::CAUSAL), needle);
     }
-    refused(net.attention("no", plain, flat, v, keys, true, 0.0), "keys are [batch, seq, heads");
-    refused(net.attention("no", plain, k, grouped, keys, true, 0.0), "are needed");
-    refused(net.attention("no", plain, k, v, more, true, 0.0), "keys must be as long as seq");
-    for probability in [-0.1, 1.0, f32::NAN] {
-        let needle = "no dropout = ";
-        refused(net.attention("no", plain, k, v, keys, true, probability), needle);
+    refused(
+        net.attention("no", plain, flat, v, keys, Attention::CAUSAL),
+        "keys are [batch, seq, heads",
+    );
+    refused(net.attention("no", plain, k, grouped, keys, Attention::CAUSAL), "are needed");
+    refused(
+        net.attention("no", plain, k, v, more, Attention::CAUSAL),
+        "keys must be as long as seq",
+    );
+    for dropout in [-0.1, 1.0, f32::NAN] {
+        let attention = Attention { dropout, ..Attention::CAUSAL };
+        refused(net.attention("no", plain, k, v, keys, attention), "no dropout = ");
     }
+    for value in [0.0, -1.0, f32::INFINITY, f32::NAN] {
+        let attention = Attention { scale: Some(value), ..Attention::CAUSAL };
+        refused(net.attention("no", plain, k, v, keys, attention), "no scale = ");
+        let attention = Attention { soft_cap: Some(value), ..Attention::CAUSAL };
+        refused(net.attention("no", plain, k, v, keys, attention), "no soft cap = ");
+    }
+    let visibility = Visibility::Window { positions: 0 };
+    let none = Attention { visibility, ..Attention::CAUSAL };
+    refused(net.attention("no", plain, k, v, keys, none), "no window = 0");
+    let attention = Attention { visibility: Visibility::All, dropout: 0.5, ..Attention::CAUSAL };
     for (name, q) in [("a", plain), ("b", grouped)] {
-        let out = net.attention(name, q, k, v, keys, false, 0.5).unwrap();
+        let out = net.attention(name, q, k, v, keys, attention).unwrap();
         // Both have the same axes.
         net.glu(&format!("gated {name}"), Gate::Silu, out, q).unwrap();
     }

@@ -13,3 +13,4 @@ mod spec_text;
 mod structure;
 mod transformer_families;
 mod u_transformer;
+mod windows;

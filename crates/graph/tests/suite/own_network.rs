@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use shardloom_graph::builder::Attention;
 use shardloom_graph::op::{Activation, Gate};
 use shardloom_graph::{Graph, GraphBuilder, GraphError, Init, ModelSpec};
 
@@ -45,9 +46,10 @@ fn built() -> Result<Graph, GraphError> {
         let k = net.contract(&at("key"), normed, w, None)?;
         let w = net.parameter(&at("value.weight"), &[model, heads, head_dim], 1, normal)?;
         let v = net.contract(&at("value"), normed, w, None)?;
-        let q = net.rotary(&at("query_rotary"), q, 10_000.0, None)?;
-        let k = net.rotary(&at("key_rotary"), k, 10_000.0, None)?;
-        let context = net.attention(&at("attention"), q, k, v, keys, true, 0.1)?;
+        let q = net.rotary(&at("query_rotary"), q, 10_000.0, None, None)?;
+        let k = net.rotary(&at("key_rotary"), k, 10_000.0, None, None)?;
+        let attention = Attention { dropout: 0.1, ..Attention::CAUSAL };
+        let context = net.attention(&at("attention"), q, k, v, keys, attention)?;
         let axes = [heads, group, head_dim, model];
         let w = net.parameter(&at("output.weight"), &axes, 3, small)?;
         let out = net.contract(&at("output"), context, w, None)?;

@@ -2,7 +2,7 @@
 //! refused.
 
 use shardloom_graph::gradient::{self, Operand};
-use shardloom_graph::op::Overflow;
+use shardloom_graph::op::{Overflow, Visibility};
 use shardloom_graph::work::{Pass, work, work_on_rows};
 use shardloom_graph::{
     Extents, Graph, GraphBuilder, GraphError, Init, ModelSpec, OpId, OpKind, Representative, Split,
@@ -204,13 +204,16 @@ fn gradients_read_all_that_says_where_rows_went() {
 
 #[test]
 fn an_evaluation_drops_nothing() {
-    let probability = 0.5;
+    let (probability, visibility) = (0.5, Visibility::Window { positions: 3 });
+    let (scale, soft_cap) = (0.25, Some(2.0));
+    let fused = |probability| OpKind::FusedAttention { visibility, scale, soft_cap, probability };
     for (kind, without) in [
+        (fused(probability), fused(0.0)),
         (OpKind::Dropout { probability }, OpKind::Dropout { probability: 0.0 }),
         (OpKind::BiasDropoutAdd { probability }, OpKind::BiasDropoutAdd { probability: 0.0 }),
         (
-            OpKind::AttentionContext { causal: true, probability },
-            OpKind::AttentionContext { causal: true, probability: 0.0 },
+            OpKind::AttentionContext { visibility, probability },
+            OpKind::AttentionContext { visibility, probability: 0.0 },
         ),
         (OpKind::Add, OpKind::Add),
     ] {

@@ -1,7 +1,9 @@
 //! The texts of a model: what they accept, and how they refuse.
 
 use proptest::prelude::*;
-use shardloom_graph::families::{GptConfig, LlamaConfig, MlpConfig, UTransformerConfig};
+use shardloom_graph::families::{
+    GptConfig, LlamaConfig, MlpConfig, RopeScaling, UTransformerConfig,
+};
 use shardloom_graph::{ModelSpec, Network};
 
 #[track_caller]
@@ -217,29 +219,45 @@ fn network() -> impl Strategy<Value = Network> {
     });
     let scaling = proptest::option::of((1.0..9.0_f32, 0.1..1.0_f32, 1.0..5.0_f32, 1..9000_u32));
     let llama = (size(), size(), 1..4_usize, size(), size(), option(size()), scaling, any::<f32>());
-    let llama = llama.prop_map(|(layers, kv, group, seq, vocab, half, rope_scaling, theta)| {
-        Network::Llama(LlamaConfig {
-            layers,
-            hidden: 2 * kv * group,
-            heads: kv * group,
-            kv_heads: Some(kv),
-            head_dim: half.map(|half| 2 * half),
-            ffn: seq + vocab,
-            seq,
-            vocab,
-            rope_theta: if theta.is_normal() { theta.abs() } else { 1e4 },
-            rope_scaling,
-            norm_epsilon: 1e-6,
-            tied: layers.is_multiple_of(2),
-            separate_loss: layers.is_multiple_of(3),
-            qkv_bias: seq.is_multiple_of(2),
-            qk_norm: vocab.is_multiple_of(2),
-            geglu: layers.is_multiple_of(2),
-            scaled_embedding: kv.is_multiple_of(2),
-            zero_centered_gain: group.is_multiple_of(2),
-            init_std: 0.02,
-        })
-    });
+    let theta_of = |theta: f32| if theta.is_normal() { theta.abs() } else { 1e4 };
+    let llama =
+        llama.prop_map(move |(layers, kv, group, seq, vocab, half, rope_scaling, theta)| {
+            let windowed = seq.is_multiple_of(3);
+            Network::Llama(LlamaConfig {
+                layers,
+                hidden: 2 * kv * group,
+                heads: kv * group,
+                kv_heads: Some(kv),
+                head_dim: half.map(|half| 2 * half),
+                ffn: seq + vocab,
+                seq,
+                vocab,
+                rope_theta: theta_of(theta),
+                rope_scaling: match rope_scaling {
+                    Some((factor, ..)) if seq.is_multiple_of(2) => {
+                        Some(RopeScaling::Linear([factor]))
+                    }
+                    other => other.map(|(factor, low, high, original)| {
+                        RopeScaling::ByWavelength(factor, low, high, original)
+                    }),
+                },
+                windows: if windowed { vec![0, vocab] } else { vec![] },
+                window_rope_theta: (windowed && layers > 1).then_some(theta_of(theta)),
+                attention_scalar: (group > 1).then_some(seq),
+                attention_cap: (kv > 1).then_some(50.0),
+                logit_cap: (kv > 1).then_some(0.1),
+                post_norms: vocab.is_multiple_of(3),
+                norm_epsilon: 1e-6,
+                tied: layers.is_multiple_of(2),
+                separate_loss: layers.is_multiple_of(3),
+                qkv_bias: seq.is_multiple_of(2),
+                qk_norm: vocab.is_multiple_of(2),
+                geglu: layers.is_multiple_of(2),
+                scaled_embedding: kv.is_multiple_of(2),
+                zero_centered_gain: group.is_multiple_of(2),
+                init_std: 0.02,
+            })
+        });
     let mlp = (size(), size(), size(), size()).prop_map(|(inputs, hidden, layers, classes)| {
         Network::Mlp(MlpConfig { inputs, hidden, layers, classes })
     });

@@ -10,6 +10,8 @@ fn graphs() -> Vec<Graph> {
         "gpt:layers=2,hidden=12,heads=3,seq=5,vocab=7,tied=true",
         "llama:layers=2,hidden=12,heads=6,kv_heads=3,head_dim=4,ffn=11,seq=5,vocab=7",
         "llama:layers=1,hidden=12,heads=3,ffn=11,seq=5,vocab=7,tied=true",
+        "llama:layers=2,hidden=12,heads=3,ffn=11,seq=5,vocab=7,windows=2-0,window_rope_theta=10,\
+         attention_scalar=7,attention_cap=2,logit_cap=3,post_norms=true",
         "mlp:inputs=5,hidden=7,layers=2,classes=3",
         "u-transformer:layers=5,hidden=12,heads=3,seq=5,vocab=7,dropout=0.1",
         "u-transformer:layers=4,hidden=12,heads=3,seq=5,vocab=7,tied=true",

@@ -1,7 +1,7 @@
 //! `config.json` of a model of ours.
 
 use serde_json::{Value, json};
-use shardloom_graph::families::{GptConfig, LlamaConfig};
+use shardloom_graph::families::{GptConfig, LlamaConfig, RopeScaling};
 use shardloom_graph::{ModelSpec, Network};
 
 use crate::{InteropError, ModelType};
@@ -71,30 +71,38 @@ fn llama_like(llama: &LlamaConfig, model_type: ModelType) -> Value {
         "bos_token_id": null,
         "eos_token_id": null,
     });
-    if let Some((factor, low, high, original)) = llama.rope_scaling {
-        config["rope_scaling"] = json!({
-            "rope_type": "llama3",
-            "factor": exact(factor),
-            "low_freq_factor": exact(low),
-            "high_freq_factor": exact(high),
-            "original_max_position_embeddings": original,
-        });
+    match llama.rope_scaling {
+        Some(RopeScaling::ByWavelength(factor, low, high, original)) => {
+            config["rope_scaling"] = json!({
+                "rope_type": "llama3",
+                "factor": exact(factor),
+                "low_freq_factor": exact(low),
+                "high_freq_factor": exact(high),
+                "original_max_position_embeddings": original,
+            });
+        }
+        Some(RopeScaling::Linear([factor])) => {
+            config["rope_scaling"] = json!({ "rope_type": "linear", "factor": exact(factor) });
+        }
+        None => {}
     }
+    let windows: Vec<Option<usize>> = (0..llama.layers).map(|it| llama.window(it)).collect();
+    let window = windows.iter().flatten().next().copied();
     match model_type {
         ModelType::Llama => {
             config["attention_bias"] = json!(false);
             config["mlp_bias"] = json!(false);
         }
-        ModelType::Mistral => config["sliding_window"] = json!(null),
+        ModelType::Mistral => config["sliding_window"] = json!(window),
         ModelType::Phi3 => {
-            config["sliding_window"] = json!(null);
+            config["sliding_window"] = json!(window);
             config["original_max_position_embeddings"] = json!(llama.seq);
             config["resid_pdrop"] = json!(0.0);
             config["embd_pdrop"] = json!(0.0);
             // That of the class is a number, which a small vocabulary has not.
             config["pad_token_id"] = json!(null);
         }
-        ModelType::Gemma => {
+        ModelType::Gemma | ModelType::Gemma2 | ModelType::Gemma3Text => {
             config["hidden_act"] = json!("gelu_pytorch_tanh");
             config["hidden_activation"] = json!("gelu_pytorch_tanh");
             config["attention_bias"] = json!(false);
@@ -103,7 +111,44 @@ fn llama_like(llama: &LlamaConfig, model_type: ModelType) -> Value {
         ModelType::Qwen3 => config["attention_bias"] = json!(false),
         ModelType::Gpt2 | ModelType::Qwen2 => {}
     }
+    match model_type {
+        ModelType::Gemma2 | ModelType::Gemma3Text => {
+            let scalar = llama.attention_scalar.unwrap_or(llama.head_dim());
+            config["query_pre_attn_scalar"] = json!(scalar);
+            config["final_logit_softcapping"] = json!(llama.logit_cap.map(exact));
+            // Its number is asked for even if no layer has one.
+            config["sliding_window"] = json!(window.unwrap_or(llama.seq));
+            config["layer_types"] = layer_types(&windows);
+        }
+        ModelType::Qwen2 | ModelType::Qwen3 if window.is_some() => {
+            config["use_sliding_window"] = json!(true);
+            config["sliding_window"] = json!(window);
+            // Of versions that have no list; it says the same where the last layers have a window.
+            config["max_window_layers"] =
+                json!(windows.iter().take_while(|it| it.is_none()).count());
+            config["layer_types"] = layer_types(&windows);
+        }
+        _ => {}
+    }
+    match model_type {
+        ModelType::Gemma2 => {
+            config["attn_logit_softcapping"] = json!(llama.attention_cap.map(exact))
+        }
+        ModelType::Gemma3Text => {
+            let local = llama.window_rope_theta.unwrap_or(llama.rope_theta);
+            config["rope_local_base_freq"] = json!(exact(local));
+        }
+        _ => {}
+    }
     config
+}
+
+fn layer_types(windows: &[Option<usize>]) -> Value {
+    let name = |window: &Option<usize>| match window {
+        Some(_) => "sliding_attention",
+        None => "full_attention",
+    };
+    windows.iter().map(name).collect()
 }
 
 /// The shortest decimal number that is nearest to it: `1e-5` and not `9.999999747378752e-6`.

@@ -96,6 +96,26 @@ const LLAMA: Scheme = Scheme {
     tied: false,
 };
 
+/// A Llama's, with norms behind attention and feed-forward too.
+const POST_NORMS: Scheme = Scheme {
+    inner: &[
+        ("attention_norm.gain", "input_layernorm.weight", Part::Whole),
+        ("attention.query.weight", "self_attn.q_proj.weight", Part::Transposed),
+        ("attention.key.weight", "self_attn.k_proj.weight", Part::Transposed),
+        ("attention.value.weight", "self_attn.v_proj.weight", Part::Transposed),
+        ("attention.query_norm.gain", "self_attn.q_norm.weight", Part::Whole),
+        ("attention.key_norm.gain", "self_attn.k_norm.weight", Part::Whole),
+        ("attention.output.weight", "self_attn.o_proj.weight", Part::Transposed),
+        ("attention.post_norm.gain", "post_attention_layernorm.weight", Part::Whole),
+        ("ffn_norm.gain", "pre_feedforward_layernorm.weight", Part::Whole),
+        ("ffn.gate.weight", "mlp.gate_proj.weight", Part::Transposed),
+        ("ffn.up.weight", "mlp.up_proj.weight", Part::Transposed),
+        ("ffn.down.weight", "mlp.down_proj.weight", Part::Transposed),
+        ("ffn.post_norm.gain", "post_feedforward_layernorm.weight", Part::Whole),
+    ],
+    ..LLAMA
+};
+
 /// A Llama's, with queries, keys and values in one tensor, and gate and up in another.
 const PHI_3: Scheme = Scheme {
     inner: &[
@@ -117,6 +137,9 @@ impl Scheme {
     pub(super) fn all(spec: &ModelSpec) -> Vec<Scheme> {
         match spec.network() {
             Network::Gpt(gpt) => vec![Scheme { tied: gpt.tied, ..GPT }],
+            Network::Llama(llama) if llama.post_norms => {
+                vec![Scheme { tied: llama.tied, ..POST_NORMS }]
+            }
             Network::Llama(llama) => {
                 let fused = ModelType::Phi3.computes(spec).then_some(PHI_3);
                 let all = [LLAMA].into_iter().chain(fused);

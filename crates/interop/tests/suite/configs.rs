@@ -106,13 +106,18 @@ fn a_wider_inner_layer_of_a_gpt_is_followed() {
 
 #[test]
 fn mistral_is_a_llama_within_its_window() {
-    refused(MISTRAL, "32768", "4097", &["sliding_window = 4096", "4097"]);
+    let windows = |text: &str, seq| {
+        let spec = read_config(text, "config.json", Some(seq)).unwrap();
+        let Network::Llama(llama) = spec.network() else { panic!("{spec}") };
+        llama.windows.clone()
+    };
+    assert_eq!(windows(MISTRAL, 4097), [4096]);
     let spec = read_config(MISTRAL, "config.json", Some(4096)).unwrap();
     let open = read(&MISTRAL.replace("\"sliding_window\": 4096", "\"sliding_window\": null"));
     assert_eq!(open.with_seq(4096).unwrap(), spec);
     assert_eq!(spec.graph().unwrap().parameter_count(), 7_241_732_096);
     let absent = MISTRAL.replace("\"sliding_window\": 4096,", "");
-    assert!(read_config(&absent, "config.json", Some(4097)).is_err());
+    assert_eq!(windows(&absent, 4097), [4096]);
 }
 
 #[test]
@@ -181,21 +186,19 @@ fn another_type_of_model_is_refused_with_the_supported_ones() {
         GPT_2,
         "\"gpt2\"",
         "\"bert\"",
-        &["\"bert\"", "gemma, gpt2, llama, mistral, phi3, qwen2 and qwen3"],
+        &["\"bert\"", "gemma, gemma2, gemma3_text, gpt2, llama, mistral, phi3, qwen2 and qwen3"],
     );
     refused(GPT_2, "\"model_type\": \"gpt2\",", "", &["\"none\""]);
     // Relatives of supported ones, by what they have.
     for (name, what) in [
-        ("gemma2", "final_logit_softcapping"),
-        ("gemma3", "windows in most layers"),
-        ("gemma3_text", "query_pre_attn_scalar"),
+        ("gemma3", "text_config"),
         ("phi", "side by side behind one norm"),
         ("phimoe", "has experts"),
         ("mixtral", "has experts"),
         ("qwen2_moe", "has experts"),
         ("qwen3_moe", "has experts"),
     ] {
-        let needles = [&format!("{name:?}"), what, "gemma, gpt2"];
+        let needles = [&format!("{name:?}"), what, "gemma, gemma2"];
         refused(GPT_2, "\"gpt2\"", &format!("{name:?}"), &needles.map(|it: &str| it));
     }
     let message = |text| read_config(text, "config.json", None).unwrap_err().to_string();
@@ -206,13 +209,14 @@ fn another_type_of_model_is_refused_with_the_supported_ones() {
 proptest! {
     #[test]
     fn no_changed_configuration_makes_the_reader_panic(
-        which in 0..5_usize,
+        which in 0..8_usize,
         at in any::<proptest::sample::Index>(),
         with in "[0-9a-z\"{}\\[\\],:. -]{0,3}",
         length in 0..6_usize,
         seq in proptest::option::of(any::<usize>()),
     ) {
-        let text = [GPT_2, LLAMA_3_1, MISTRAL, PHI_3, GEMMA][which];
+        let text =
+            [GPT_2, LLAMA_3_1, MISTRAL, PHI_3, GEMMA, GEMMA_2, GEMMA_3, QWEN_2_5][which];
         let start = at.index(text.len());
         let changed =
             format!("{}{with}{}", &text[..start], &text[(start + length).min(text.len())..]);
@@ -340,16 +344,135 @@ fn what_a_gemma_may_have_besides_is_refused_by_key() {
     refused(GEMMA, "\"use_cache\": true", &format!("\"{key}\": true"), &[key, "earlier"]);
 }
 
+/// The configuration of google/gemma-2-27b.
+const GEMMA_2: &str = r#"{
+  "architectures": ["Gemma2ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+  "attn_logit_softcapping": 50.0, "bos_token_id": 2, "cache_implementation": "hybrid",
+  "eos_token_id": 1, "final_logit_softcapping": 30.0, "head_dim": 128,
+  "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 4608,
+  "initializer_range": 0.02, "intermediate_size": 36864, "max_position_embeddings": 8192,
+  "model_type": "gemma2", "num_attention_heads": 32, "num_hidden_layers": 46,
+  "num_key_value_heads": 16, "pad_token_id": 0, "query_pre_attn_scalar": 144,
+  "rms_norm_eps": 1e-06, "rope_theta": 10000.0, "sliding_window": 4096,
+  "sliding_window_size": 4096, "torch_dtype": "float32", "use_cache": true, "vocab_size": 256000
+}"#;
+
+/// The text model of google/gemma-3-12b-pt, as its library writes what the configuration leaves out.
+const GEMMA_3: &str = r#"{
+  "attention_bias": false, "attention_dropout": 0.0, "attn_logit_softcapping": null,
+  "final_logit_softcapping": null, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+  "hidden_size": 3840, "initializer_range": 0.02, "intermediate_size": 15360,
+  "max_position_embeddings": 131072, "model_type": "gemma3_text", "num_attention_heads": 16,
+  "num_hidden_layers": 48, "num_key_value_heads": 8, "query_pre_attn_scalar": 256,
+  "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000.0,
+  "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "rope_theta": 1000000.0,
+  "sliding_window": 1024, "sliding_window_pattern": 6, "use_cache": true, "vocab_size": 262208
+}"#;
+
+/// What a Gemma 2 has and a Llama has not, but for windows and bounds.
+const GEMMA_2_WORDS: &str =
+    "post_norms=true,geglu=true,scaled_embedding=true,zero_centered_gain=true";
+
+/// As many parameters as the published weights have, of Gemma 3 without its encoder of images.
+#[test]
+fn gemma_2_and_3_are_llamas_with_these_words() {
+    let spec = read(GEMMA_2);
+    let line = format!(
+        "llama:layers=46,hidden=4608,heads=32,kv_heads=16,head_dim=128,ffn=36864,seq=8192,vocab=256000,\
+         norm_epsilon=1e-6,tied=true,windows=4096-0,attention_scalar=144,attention_cap=50,logit_cap=30,\
+         {GEMMA_2_WORDS}"
+    );
+    assert_eq!(spec.network(), ModelSpec::parse(&line).unwrap().network());
+    assert_eq!(spec.graph().unwrap().parameter_count(), 27_227_128_320);
+    let spec = read(GEMMA_3);
+    let line = format!(
+        "llama:layers=48,hidden=3840,heads=16,kv_heads=8,head_dim=256,ffn=15360,seq=131072,vocab=262208,\
+         rope_theta=1e6,rope_scaling=[8],norm_epsilon=1e-6,tied=true,windows=5x1024-0,window_rope_theta=1e4,\
+         qk_norm=true,{GEMMA_2_WORDS}"
+    );
+    assert_eq!(spec.network(), ModelSpec::parse(&line).unwrap().network());
+    assert_eq!(spec.graph().unwrap().parameter_count(), 11_766_034_176);
+}
+
+#[test]
+fn what_a_gemma_2_or_3_leaves_out_is_as_its_authors_code_has_it() {
+    let without = |text: &str, keys: &[&str]| {
+        let mut map: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(text).unwrap();
+        keys.iter().for_each(|&key| assert!(map.remove(key).is_some(), "{key}"));
+        read(&serde_json::to_string(&map).unwrap())
+    };
+    let keys =
+        ["sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "vocab_size"];
+    assert_eq!(without(GEMMA_2, &keys), read(GEMMA_2));
+    let keys = [
+        "head_dim",
+        "query_pre_attn_scalar",
+        "rope_local_base_freq",
+        "rope_theta",
+        "sliding_window_pattern",
+        "vocab_size",
+    ];
+    assert_eq!(without(GEMMA_3, &keys), read(GEMMA_3));
+    // Null is another thing than absent.
+    let unbounded = GEMMA_2.replace("50.0", "null").replace("30.0", "null");
+    let Network::Llama(llama) = read(&unbounded).network().clone() else { panic!("{unbounded}") };
+    assert_eq!((llama.attention_cap, llama.logit_cap), (None, None));
+    // As newer files have it.
+    let newer = GEMMA_3
+        .replace(
+            "\"rope_local_base_freq\": 10000.0",
+            "\"rope_parameters\": {\"full_attention\": {\"factor\": 8.0, \"rope_type\": \"linear\", \
+             \"rope_theta\": 1e6}, \"sliding_attention\": {\"rope_type\": \"default\", \"rope_theta\": 1e4}}",
+        )
+        .replace("\"rope_scaling\": {\"factor\": 8.0, \"rope_type\": \"linear\"},", "");
+    assert_eq!(read(&newer), read(GEMMA_3));
+    for (from, to, part) in [
+        ("\"full_attention\"", "\"attention\"", "rope_parameters.attention"),
+        ("\"default\"", "\"linear\", \"factor\": 2", "sliding_attention.rope_type = linear"),
+        ("\"linear\"", "\"yarn\"", "full_attention.rope_type = yarn"),
+        ("\"vocab_size\"", "\"rope_scaling\": {}, \"vocab_size\"", "rope_scaling = "),
+    ] {
+        refused(&newer, from, to, &[part]);
+    }
+}
+
+#[test]
+fn what_a_gemma_2_or_3_may_have_besides_is_refused_by_key() {
+    for text in [GEMMA_2, GEMMA_3] {
+        refused(
+            text,
+            "\"hidden_activation\": \"gelu_pytorch_tanh\"",
+            "\"hidden_activation\": \"silu\"",
+            &["hidden_activation = silu"],
+        );
+        refused(text, "\"attention_bias\": false", "\"attention_bias\": true", &["attention_bias"]);
+        let key = "\"use_bidirectional_attention\": true";
+        refused(text, "\"use_cache\": true", key, &["use_bidirectional_attention", "earlier"]);
+    }
+    // It is set, and not used, by the library's attention.
+    let bounded = "\"attn_logit_softcapping\": 50.0";
+    refused(
+        GEMMA_3,
+        "\"attn_logit_softcapping\": null",
+        bounded,
+        &["attn_logit_softcapping = 50.0"],
+    );
+    refused(
+        GEMMA_2,
+        "\"sliding_window\": 4096",
+        "\"sliding_window\": null",
+        &["sliding_window = none"],
+    );
+    refused(GEMMA_2, "144", "0", &["query_pre_attn_scalar = 0"]);
+}
+
 #[test]
 fn phi_3_is_a_llama_within_its_window() {
-    refused(
-        PHI_3,
-        "max_position_embeddings\": 4096",
-        "max_position_embeddings\": 2048",
-        &["sliding_window = 2047", "2048"],
-    );
-    let spec = read_config(PHI_3, "config.json", Some(2047)).unwrap();
     let preset = ModelSpec::preset("phi-3-mini").unwrap();
+    let windowed = ModelSpec::parse("phi-3-mini:windows=2047").unwrap();
+    assert_eq!(read(PHI_3).network(), windowed.network());
+    let spec = read_config(PHI_3, "config.json", Some(2047)).unwrap();
     assert_eq!(spec.network(), preset.with_seq(2047).unwrap().network());
     let open = PHI_3.replace("\"sliding_window\": 2047,", "");
     assert_eq!(read(&open).network(), preset.network());
@@ -394,10 +517,27 @@ fn what_a_qwen_leaves_out_is_as_its_authors_code_has_it() {
         .replace("\"max_window_layers\": 24", "\"max_window_layers\": 12");
     assert_eq!(read(&short).network(), read(QWEN_2_5).network());
     let key = "\"use_sliding_window\": ";
-    refused(&short, &format!("{key}false"), &format!("{key}true"), &["window"]);
+    let windows = |text: &str| {
+        let text = text.replace(&format!("{key}false"), &format!("{key}true"));
+        let Network::Llama(llama) = read(&text).network().clone() else { panic!("{text}") };
+        llama.windows
+    };
+    assert_eq!(windows(&short), [[0; 12], [4096; 12]].concat());
     // Where it does not say how large its windows are, they have 4096 positions (`Qwen2Config`).
-    let absent = QWEN_2_5.replace("\"sliding_window\": 32768,", "");
-    refused(&absent, &format!("{key}false"), &format!("{key}true"), &["sliding_window = 4096"]);
+    let absent = short.replace("\"sliding_window\": 4096,", "");
+    assert_eq!(windows(&absent), windows(&short));
+    assert!(windows(&short.replace("4096", "null")).is_empty());
+    // No layer has one, or all that have one see all positions.
+    assert!(windows(QWEN_2_5).is_empty());
+    assert!(windows(&short.replace("4096", "32768")).is_empty());
+    // A list of layers says otherwise.
+    let kinds = [["\"full_attention\""; 2], ["\"sliding_attention\""; 2]].concat();
+    let list = format!("\"layer_types\": [{}]", kinds.repeat(6).join(", "));
+    let listed = short.replace("\"use_cache\": true", &list);
+    assert_eq!(windows(&listed), [0, 0, 4096, 4096]);
+    refused(&listed, "\"full_", "\"chunked_", &["layer_types = \"chunked_attention\""]);
+    refused(&listed, "\"full_attention\", ", "", &["layer_types = [", "24 layers"]);
+    refused(&listed, "4096", "null", &["sliding_window = none"]);
 }
 
 /// The classes differ in what an absent number of key and value heads means; a null one is as many as there are heads
@@ -436,6 +576,24 @@ fn what_is_written_is_read_as_the_same_network() {
         (format!("{llama},hidden=12,qk_norm=true"), "qwen3"),
         (format!("{llama},hidden=12,{GEMMA_WORDS}"), "gemma"),
         (format!("{llama},hidden=12,tied=true,{GEMMA_WORDS}"), "gemma"),
+        (format!("{llama},hidden=12,rope_scaling=[8]"), "llama"),
+        (format!("{llama},hidden=12,windows=4"), "mistral"),
+        (format!("{llama},hidden=12,windows=0-4,qkv_bias=true"), "qwen2"),
+        (format!("{llama},hidden=12,windows=4-0,qk_norm=true"), "qwen3"),
+        (format!("{llama},hidden=12,windows=4,qk_norm=true"), "qwen3"),
+        (
+            format!("{llama},hidden=12,windows=4-0,attention_cap=50,logit_cap=30,{GEMMA_2_WORDS}"),
+            "gemma2",
+        ),
+        (format!("{llama},hidden=12,attention_scalar=7,{GEMMA_2_WORDS}"), "gemma2"),
+        (
+            format!(
+                "{llama},hidden=12,windows=4-0,window_rope_theta=1e4,rope_theta=1e6,rope_scaling=[8],\
+                 qk_norm=true,{GEMMA_2_WORDS}"
+            ),
+            "gemma3_text",
+        ),
+        (format!("{llama},hidden=12,logit_cap=3,qk_norm=true,{GEMMA_2_WORDS}"), "gemma3_text"),
     ] {
         let spec = ModelSpec::parse(&text).unwrap();
         let config = write_config(&spec, ModelType::of(&spec, None).unwrap(), "float32").unwrap();
@@ -445,6 +603,13 @@ fn what_is_written_is_read_as_the_same_network() {
     for (text, part) in [
         (format!("{llama},hidden=12,qkv_bias=true,qk_norm=true"), "together"),
         (format!("{llama},hidden=12,geglu=true"), "together"),
+        (format!("{llama},hidden=12,windows=4-5,qk_norm=true"), "together"),
+        (format!("{llama},hidden=12,windows=4-0"), "together"),
+        // What is scaled in layers with a window, too.
+        (
+            format!("{llama},hidden=12,windows=4,rope_scaling=[8],qk_norm=true,{GEMMA_2_WORDS}"),
+            "together",
+        ),
         (format!("{llama},hidden=12,qk_norm=true,{GEMMA_WORDS}"), "together"),
         ("mlp:inputs=8,hidden=12,layers=2,classes=4".to_owned(), "only a gpt or a llama"),
     ] {
@@ -460,6 +625,7 @@ fn a_model_is_written_as_any_type_that_computes_it_and_no_other() {
         ("hidden=12", "llama, mistral, phi3"),
         ("hidden=20,head_dim=8", "mistral, phi3"),
         ("hidden=12,rope_scaling=[8,1,4,8192]", "llama, mistral"),
+        ("hidden=12,windows=4", "mistral, phi3"),
         ("hidden=12,qkv_bias=true", "qwen2"),
         ("hidden=12,qk_norm=true", "qwen3"),
         (&format!("hidden=12,{GEMMA_WORDS}"), "gemma"),

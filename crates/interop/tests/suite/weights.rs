@@ -399,3 +399,22 @@ fn parameters_that_do_not_fit_are_not_exported() {
     let unmapped = export(&mlp, &parameters(&mlp, 0.0)).unwrap_err().to_string();
     assert!(unmapped.contains("block.0.weight, block.0.bias, head.weight"), "{unmapped}");
 }
+
+/// `post_attention_layernorm` of a Gemma 2 is of what attention gives, and in a Llama before feed-forward.
+#[test]
+fn norms_behind_attention_have_the_name_that_a_llama_has_for_the_next_one() {
+    let spec = spec(&format!("{LLAMA},qk_norm=true,post_norms=true"));
+    let ours = parameters(&spec, 0.0);
+    let theirs = weights::export(&spec, ModelType::Gemma3Text, &ours).unwrap();
+    assert_eq!(import(&spec, &theirs).unwrap(), ours);
+    for (here, there) in [
+        ("attention_norm", "input_layernorm"),
+        ("attention.post_norm", "post_attention_layernorm"),
+        ("ffn_norm", "pre_feedforward_layernorm"),
+        ("ffn.post_norm", "post_feedforward_layernorm"),
+        ("attention.query_norm", "self_attn.q_norm"),
+    ] {
+        let there = &theirs[&format!("model.layers.1.{there}.weight")];
+        assert_eq!(there.values, ours[&format!("block.1.{here}.gain")], "{here}");
+    }
+}

@@ -2,11 +2,11 @@
 //! gradient computes them again, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135, algorithm 4).
 //! Dropout draws the numbers of the same elements again.
 //!
-//! A tile has all keys that its queries see, so that its softmax is that of [`probs`](super::probs) and the
+//! A tile has all keys that its queries see, and with a window few others, so that its softmax is that of [`probs`](super::probs) and the
 //! results are those of the two operators to the bit. What is needed besides the operands grows with the
 //! number of keys and not with its square.
 
-use super::{Attention, Tile, clear_unseen, softmax_rows};
+use super::{Attention, Scores, Tile, cap_rows, clear_unseen, scale_by_cap_slope, softmax_rows};
 use crate::gemm::{Matrix, MatrixMut, multiply};
 use crate::random::{Key, dropout_factors};
 use crate::reduce::sum_pairs;
@@ -38,6 +38,7 @@ impl Drawn<'_> {
         extent[..queries].fill(1);
         extent[queries] = tile.rows;
         extent[queries + 1] = tile.seen;
+        start[queries + 1] += tile.first_key;
         let window = Window { extent, start, global: PerAxis::from_slice(global) };
         dropout_factors(self.key, &window, self.probability, factors);
     }
@@ -49,11 +50,11 @@ pub fn scratch_elements(shape: &Attention, drops: bool) -> usize {
 }
 
 /// Elements of the scratch slice that [`attention_input_grad`] needs.
-pub fn input_grad_scratch_elements(shape: &Attention, drops: bool) -> usize {
-    (2 + usize::from(drops)) * shape.scratch_elements()
+pub fn input_grad_scratch_elements(shape: &Attention, drops: bool, capped: bool) -> usize {
+    (2 + usize::from(drops) + usize::from(capped)) * shape.scratch_elements()
 }
 
-/// o = dropout(softmax over keys of scale q k^T) v.
+/// o = dropout(p) v, with the probabilities of [`probs`](super::probs).
 ///
 /// `scratch` holds at least [`scratch_elements`].
 pub fn attention(
@@ -61,7 +62,7 @@ pub fn attention(
     q: &[f32],
     k: &[f32],
     v: &[f32],
-    scale: f32,
+    scores: Scores,
     dropout: Option<Drawn>,
     o: &mut [f32],
     scratch: &mut [f32],
@@ -74,7 +75,8 @@ pub fn attention(
     let (p, factors) = scratch.split_at_mut(shape.scratch_elements());
     for tile in shape.tiles() {
         let p = &mut p[..tile.rows * tile.seen];
-        probabilities(shape, &tile, q, k, scale, p);
+        raw_scores(shape, &tile, q, k, scores.scale, p);
+        probabilities(&tile, scores.cap, p);
         if let Some(dropout) = dropout {
             let factors = &mut factors[..p.len()];
             dropout.factors(&tile, shape.keys, factors);
@@ -94,7 +96,7 @@ pub fn attention_input_grad(
     q: &[f32],
     k: &[f32],
     v: &[f32],
-    scale: f32,
+    scores: Scores,
     dropout: Option<Drawn>,
     d_o: &[f32],
     dq: &mut [f32],
@@ -119,11 +121,20 @@ pub fn attention_input_grad(
         return;
     }
     let (p, rest) = scratch.split_at_mut(shape.scratch_elements());
-    let (ds, factors) = rest.split_at_mut(shape.scratch_elements());
+    let (ds, rest) = rest.split_at_mut(shape.scratch_elements());
+    let drawn = if dropout.is_some() { shape.scratch_elements() } else { 0 };
+    let (factors, uncapped) = rest.split_at_mut(drawn);
+    let Scores { scale, cap } = scores;
     for tile in shape.tiles() {
         let Tile { rows, seen, .. } = tile;
         let (p, ds) = (&mut p[..rows * seen], &mut ds[..rows * seen]);
-        probabilities(shape, &tile, q, k, scale, p);
+        raw_scores(shape, &tile, q, k, scale, p);
+        let uncapped = cap.map(|cap| {
+            let uncapped = &mut uncapped[..rows * seen];
+            uncapped.copy_from_slice(p);
+            (cap, &*uncapped)
+        });
+        probabilities(&tile, cap, p);
         let factors = dropout.map(|dropout| {
             let factors = &mut factors[..rows * seen];
             dropout.factors(&tile, shape.keys, factors);
@@ -145,19 +156,29 @@ pub fn attention_input_grad(
         if let Some(factors) = factors {
             scale_by(ds, factors);
         }
-        clear_unseen(ds, seen, tile.first_seen, tile.growth);
+        clear_unseen(ds, seen, tile.sight, tile.first_key);
         softmax_rows_grad_in_place(p, seen, ds);
+        if let Some((cap, scores)) = uncapped {
+            scale_by_cap_slope(ds, scores, cap);
+        }
         let ds = Matrix::new(ds, rows, seen, seen);
         multiply(scale, ds, shape.key(&tile, k), shape.query_mut(&tile, dq), accumulate_q);
         multiply(scale, ds.transposed(), shape.query(&tile, q), shape.key_mut(&tile, dk), true);
     }
 }
 
-/// The probabilities of a tile, of the keys it sees.
-fn probabilities(shape: &Attention, tile: &Tile, q: &[f32], k: &[f32], scale: f32, p: &mut [f32]) {
-    let scores = MatrixMut::new(p, tile.rows, tile.seen, tile.seen);
-    multiply(scale, shape.query(tile, q), shape.key(tile, k).transposed(), scores, false);
-    softmax_rows(p, tile.seen, tile.first_seen, tile.growth);
+/// The scores of a tile before they are capped, of the keys it sees.
+fn raw_scores(shape: &Attention, tile: &Tile, q: &[f32], k: &[f32], scale: f32, s: &mut [f32]) {
+    let target = MatrixMut::new(s, tile.rows, tile.seen, tile.seen);
+    multiply(scale, shape.query(tile, q), shape.key(tile, k).transposed(), target, false);
+}
+
+/// The probabilities of a tile, in place of these scores.
+fn probabilities(tile: &Tile, cap: Option<f32>, p: &mut [f32]) {
+    if let Some(cap) = cap {
+        cap_rows(p, tile.seen, 0..tile.seen, cap);
+    }
+    softmax_rows(p, tile.seen, tile.sight, tile.first_key);
 }
 
 fn check(shape: &Attention, queries: &[usize], keys: &[usize], dropout: Option<Drawn>) {

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use shardloom_graph::OpKind;
+use shardloom_graph::op::RotaryScaling;
+use shardloom_graph::{OpKind, op};
 
 use super::Input;
 use crate::attention::fused::Drawn;
@@ -11,7 +12,7 @@ use crate::device::Setting;
 use crate::expert_contract::ExpertContract;
 use crate::lstm::Lstm;
 use crate::matmul::{Linear, WeightLayout};
-use crate::rotary::{Llama3Scaling, RotaryTable};
+use crate::rotary::{Heads, RotaryTable, Scaling};
 use crate::routing::{Routed, Routing};
 
 /// How many elements of `rows` are filled.
@@ -111,10 +112,13 @@ pub(super) fn drawn<'a>(kind: &OpKind, setting: &'a Setting) -> Option<Drawn<'a>
     Some(Drawn { key: setting.key, window, probability })
 }
 
-pub(super) fn visibility(causal: bool, setting: &Setting) -> Visibility {
-    match causal {
-        true => Visibility::Causal { first_query: setting.first_position },
-        false => Visibility::All,
+/// What the queries that a device has see.
+pub(super) fn visible(visibility: op::Visibility, setting: &Setting) -> Visibility {
+    let first_query = setting.first_position;
+    match visibility {
+        op::Visibility::All => Visibility::All,
+        op::Visibility::Causal => Visibility::Causal { first_query },
+        op::Visibility::Window { positions } => Visibility::Window { first_query, positions },
     }
 }
 
@@ -126,20 +130,29 @@ pub(super) fn rotary_table(
     kind: &OpKind,
     shape: &[usize],
     setting: &Setting,
-) -> (Arc<RotaryTable>, usize) {
-    let (OpKind::Rotary { theta, scaling }, [_, positions, heads @ .., head_dim]) = (kind, shape)
+) -> (Arc<RotaryTable>, Heads) {
+    let (OpKind::Rotary { width, theta, scaling }, [_, positions, heads @ .., head_dim]) =
+        (kind, shape)
     else {
         unreachable!("rotation of {shape:?}")
     };
-    let scaling = scaling.map(|scaling| Llama3Scaling {
-        factor: f64::from(scaling.factor),
-        low_freq_factor: f64::from(scaling.low_frequency_factor),
-        high_freq_factor: f64::from(scaling.high_frequency_factor),
-        original_max_position: scaling.original_positions as usize,
+    let scaling = scaling.map(|scaling| match scaling {
+        RotaryScaling::Linear { factor } => Scaling::Linear { factor: f64::from(factor) },
+        RotaryScaling::ByWavelength {
+            factor,
+            low_frequency_factor,
+            high_frequency_factor,
+            original_positions,
+        } => Scaling::ByWavelength {
+            factor: f64::from(factor),
+            low_freq_factor: f64::from(low_frequency_factor),
+            high_freq_factor: f64::from(high_frequency_factor),
+            original_max_position: original_positions as usize,
+        },
     });
     let theta = f64::from(*theta);
-    let table = RotaryTable::shared(*head_dim, theta, scaling, setting.first_position, *positions);
-    (table, heads.iter().product())
+    let table = RotaryTable::shared(*width, theta, scaling, setting.first_position, *positions);
+    (table, Heads { count: heads.iter().product(), width: *head_dim })
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use crate::oracle::{assert_close, check_destination, mask, numbers, numeric_grad
 
 fn shapes() -> Vec<Attention> {
     let causal = |first_query| Visibility::Causal { first_query };
+    let window = |first_query, positions| Visibility::Window { first_query, positions };
     let shape = |batch, queries, keys, kv_heads, group, head_dim, visibility| Attention {
         batch,
         queries,
@@ -21,8 +22,16 @@ fn shapes() -> Vec<Attention> {
         shape(1, 4, 4, 1, 3, 2, causal(0)),
         shape(2, 3, 7, 2, 2, 5, causal(4)),
         shape(1, 5, 3, 1, 1, 2, causal(1)),
+        shape(1, 4, 4, 1, 3, 2, window(0, 1)),
+        shape(2, 3, 7, 2, 2, 5, window(4, 3)),
+        shape(1, 6, 6, 1, 1, 2, window(0, 4)),
+        shape(1, 3, 3, 2, 1, 2, window(0, 9)),
     ]
 }
+
+/// What becomes of scores: bounded tightly, so that the bound shows, or not.
+const SCORES: [Scores; 2] =
+    [Scores { scale: 0.7, cap: None }, Scores { scale: 0.7, cap: Some(0.8) }];
 
 /// More than one tile of queries, too large for numerical gradients.
 fn tiled() -> Attention {
@@ -41,7 +50,18 @@ fn sees(shape: &Attention, query: usize, key: usize) -> bool {
     match shape.visibility {
         Visibility::All => true,
         Visibility::Causal { first_query } => key <= first_query + query,
+        Visibility::Window { first_query, positions } => {
+            key <= first_query + query && key + positions > first_query + query
+        }
     }
+}
+
+/// Of [`tiled`], those with windows narrower and wider than a tile.
+fn windowed() -> [Attention; 2] {
+    [7, 100].map(|positions| {
+        let visibility = Visibility::Window { first_query: 20, positions };
+        Attention { visibility, ..tiled() }
+    })
 }
 
 /// Visits (probability index, index of the first element of the query head, of the key head).
@@ -63,11 +83,24 @@ fn for_each_pair(shape: &Attention, mut visit: impl FnMut(usize, usize, usize, b
     }
 }
 
-fn probs_exact(shape: &Attention, q: &[f64], k: &[f64], scale: f64) -> Vec<f64> {
+/// A score of this product, and its slope in it.
+fn score(scores: Scores, dot: f64) -> (f64, f64) {
+    let scaled = f64::from(scores.scale) * dot;
+    scores.cap.map(f64::from).map_or((scaled, f64::from(scores.scale)), |cap| {
+        let t = (scaled / cap).tanh();
+        (cap * t, f64::from(scores.scale) * (1.0 - t * t))
+    })
+}
+
+fn dot(shape: &Attention, q: &[f64], k: &[f64], qi: usize, ki: usize) -> f64 {
+    (0..shape.head_dim).map(|e| q[qi + e] * k[ki + e]).sum()
+}
+
+fn probs_exact(shape: &Attention, q: &[f64], k: &[f64], scores: Scores) -> Vec<f64> {
     let mut p = vec![0.0; shape.probs_elements()];
     for_each_pair(shape, |pi, qi, ki, seen| {
-        let dot: f64 = (0..shape.head_dim).map(|e| q[qi + e] * k[ki + e]).sum();
-        p[pi] = if seen { (scale * dot).exp() } else { 0.0 };
+        let (score, _) = score(scores, dot(shape, q, k, qi, ki));
+        p[pi] = if seen { score.exp() } else { 0.0 };
     });
     for row in p.chunks_mut(shape.keys) {
         let sum: f64 = row.iter().sum();
@@ -90,27 +123,29 @@ fn context_exact(shape: &Attention, p: &[f64], factors: &[f64], v: &[f64]) -> Ve
 
 #[test]
 fn probabilities_match_and_unseen_keys_have_exactly_none() {
-    for shape in shapes().into_iter().chain([tiled()]) {
+    for shape in shapes().into_iter().chain([tiled()]).chain(windowed()) {
         let q: Vec<f32> = numbers(1, shape.query_elements()).iter().map(|x| 3.0 * x).collect();
         let k = numbers(2, shape.key_elements());
-        let mut p = vec![f32::NAN; shape.probs_elements()];
-        probs(&shape, &q, &k, 0.7, &mut p);
-        assert_close(&p, &probs_exact(&shape, &widen(&q), &widen(&k), 0.7), 1e-6);
-        for_each_pair(&shape, |pi, _, _, seen| assert!(seen || p[pi] == 0.0));
+        for scores in SCORES {
+            let mut p = vec![f32::NAN; shape.probs_elements()];
+            probs(&shape, &q, &k, scores, &mut p);
+            assert_close(&p, &probs_exact(&shape, &widen(&q), &widen(&k), scores), 1e-6);
+            for_each_pair(&shape, |pi, _, _, seen| assert!(seen || p[pi] == 0.0));
+        }
     }
 }
 
 #[test]
 fn gradients_of_the_probabilities_match_numerical_ones() {
-    for shape in shapes() {
+    for (shape, scores) in shapes().into_iter().flat_map(|it| SCORES.map(|scores| (it, scores))) {
         let (q, k) = (numbers(1, shape.query_elements()), numbers(2, shape.key_elements()));
         let dp = numbers(3, shape.probs_elements());
         let (q64, k64) = (widen(&q), widen(&k));
         let mut p = vec![f32::NAN; dp.len()];
-        probs(&shape, &q, &k, 0.7, &mut p);
-        let want_q = numeric_grad(|q| probs_exact(&shape, q, &k64, 0.7), &q, &dp);
-        let want_k = numeric_grad(|k| probs_exact(&shape, &q64, k, 0.7), &k, &dp);
-        let mut scratch = vec![f32::NAN; shape.scratch_elements()];
+        probs(&shape, &q, &k, scores, &mut p);
+        let want_q = numeric_grad(|q| probs_exact(&shape, q, &k64, scores), &q, &dp);
+        let want_k = numeric_grad(|k| probs_exact(&shape, &q64, k, scores), &k, &dp);
+        let mut scratch = vec![f32::NAN; shape.probs_input_grad_scratch(scores.cap.is_some())];
         check_destination(&want_q, 2e-6, |dq, accumulate| {
             let mut dk = numbers(4, k.len());
             probs_input_grad(
@@ -119,7 +154,7 @@ fn gradients_of_the_probabilities_match_numerical_ones() {
                 &dp,
                 &q,
                 &k,
-                0.7,
+                scores,
                 dq,
                 &mut dk,
                 &mut scratch,
@@ -135,7 +170,7 @@ fn gradients_of_the_probabilities_match_numerical_ones() {
                 &dp,
                 &q,
                 &k,
-                0.7,
+                scores,
                 &mut dq,
                 dk,
                 &mut scratch,
@@ -152,7 +187,7 @@ fn the_context_and_its_gradients_match_with_and_without_dropout() {
         let (q, k) = (numbers(1, shape.query_elements()), numbers(2, shape.key_elements()));
         let (v, d_o) = (numbers(3, k.len()), numbers(4, q.len()));
         let mut p = vec![f32::NAN; shape.probs_elements()];
-        probs(&shape, &q, &k, 0.7, &mut p);
+        probs(&shape, &q, &k, SCORES[0], &mut p);
         let mask = mask(5, p.len());
         for dropout in [None, Some(Dropout { mask: &mask, keep_scale: 1.25 })] {
             let factors: Vec<f64> = match dropout {
@@ -210,16 +245,21 @@ fn the_context_and_its_gradients_match_with_and_without_dropout() {
 
 #[test]
 fn tiles_of_queries_and_shared_key_heads_add_up() {
-    let shape = tiled();
+    for shape in [tiled()].into_iter().chain(windowed()) {
+        SCORES.iter().for_each(|&scores| check_tiles(shape, scores));
+    }
+}
+
+fn check_tiles(shape: Attention, scores: Scores) {
     let (q, k) = (numbers(1, shape.query_elements()), numbers(2, shape.key_elements()));
     let (v, d_o) = (numbers(3, k.len()), numbers(4, q.len()));
     let mut p = vec![f32::NAN; shape.probs_elements()];
-    probs(&shape, &q, &k, 0.7, &mut p);
+    probs(&shape, &q, &k, scores, &mut p);
     let mask = mask(5, p.len());
     let dropout = Some(Dropout { mask: &mask, keep_scale: 1.25 });
     let factors: Vec<f64> = mask.iter().map(|&m| f64::from(m) * 1.25).collect();
     let (p64, v64, d_o64) = (widen(&p), widen(&v), widen(&d_o));
-    let mut scratch = vec![f32::NAN; shape.scratch_elements()];
+    let mut scratch = vec![f32::NAN; shape.probs_input_grad_scratch(true)];
 
     let mut o = vec![f32::NAN; q.len()];
     context(&shape, &p, dropout, &v, &mut o, &mut scratch);
@@ -248,14 +288,15 @@ fn tiles_of_queries_and_shared_key_heads_add_up() {
     let (q64, k64, dp64) = (widen(&q), widen(&k), widen(&dp));
     let (mut want_dq, mut want_dk) = (vec![0.0; q.len()], vec![0.0; k.len()]);
     for_each_pair(&shape, |pi, qi, ki, _| {
-        let ds = 0.7 * p64[pi] * (dp64[pi] - row_means[pi / shape.keys]);
+        let (_, slope) = score(scores, dot(&shape, &q64, &k64, qi, ki));
+        let ds = slope * p64[pi] * (dp64[pi] - row_means[pi / shape.keys]);
         for e in 0..e {
             want_dq[qi + e] += ds * k64[ki + e];
             want_dk[ki + e] += ds * q64[qi + e];
         }
     });
     let (mut dq, mut dk) = (vec![f32::NAN; q.len()], vec![f32::NAN; k.len()]);
-    probs_input_grad(&shape, &p, &dp, &q, &k, 0.7, &mut dq, &mut dk, &mut scratch, false, false);
+    probs_input_grad(&shape, &p, &dp, &q, &k, scores, &mut dq, &mut dk, &mut scratch, false, false);
     assert_close(&dq, &want_dq, 1e-6);
     assert_close(&dk, &want_dk, 1e-6);
 }
@@ -308,24 +349,35 @@ fn part(shape: &Attention) -> Window {
 #[test]
 fn fused_attention_is_the_two_operators_to_the_bit() {
     let short = Attention { queries: 70, keys: 90, ..tiled() };
-    for shape in shapes().into_iter().chain([tiled(), short]) {
+    let shapes = shapes().into_iter().chain([tiled(), short]).chain(windowed());
+    for (shape, scores) in shapes.flat_map(|shape| SCORES.map(|scores| (shape, scores))) {
         let (q, k) = (numbers(1, shape.query_elements()), numbers(2, shape.key_elements()));
         let (v, d_o) = (numbers(3, k.len()), numbers(4, q.len()));
         let mut p = vec![f32::NAN; shape.probs_elements()];
-        probs(&shape, &q, &k, 0.7, &mut p);
+        probs(&shape, &q, &k, scores, &mut p);
         let (window, key) = (part(&shape), Key { seed: 1, stream: 2, step: 3 });
         let mut mask = vec![0; p.len()];
         dropout_mask(key, &window, 0.2, &mut mask);
         let drawn = fused::Drawn { key, window: &window, probability: 0.2 };
         let masked = Dropout { mask: &mask, keep_scale: 1.0 / (1.0 - 0.2) };
         for (dropout, drawn) in [(None, None), (Some(masked), Some(drawn))] {
-            let mut scratch = vec![f32::NAN; shape.scratch_elements()];
-            let needed = fused::input_grad_scratch_elements(&shape, drawn.is_some());
+            let mut scratch = vec![f32::NAN; shape.probs_input_grad_scratch(true)];
+            let needed =
+                fused::input_grad_scratch_elements(&shape, drawn.is_some(), scores.cap.is_some());
             let mut of_fused = vec![f32::NAN; needed];
             let (mut o, mut found) = (vec![f32::NAN; q.len()], vec![f32::NAN; q.len()]);
             context(&shape, &p, dropout, &v, &mut o, &mut scratch);
             let forward = fused::scratch_elements(&shape, drawn.is_some());
-            fused::attention(&shape, &q, &k, &v, 0.7, drawn, &mut found, &mut of_fused[..forward]);
+            fused::attention(
+                &shape,
+                &q,
+                &k,
+                &v,
+                scores,
+                drawn,
+                &mut found,
+                &mut of_fused[..forward],
+            );
             assert_eq!(found, o);
 
             for accumulate in [[false; 3], [true; 3], [true, false, false], [false, true, false]] {
@@ -351,7 +403,7 @@ fn fused_attention_is_the_two_operators_to_the_bit() {
                     &dp,
                     &q,
                     &k,
-                    0.7,
+                    scores,
                     &mut dq,
                     &mut dk,
                     &mut scratch,
@@ -364,7 +416,7 @@ fn fused_attention_is_the_two_operators_to_the_bit() {
                     &q,
                     &k,
                     &v,
-                    0.7,
+                    scores,
                     drawn,
                     &d_o,
                     &mut found_q,
@@ -382,10 +434,11 @@ fn fused_attention_is_the_two_operators_to_the_bit() {
 #[test]
 fn what_fused_attention_needs_grows_with_the_number_of_keys() {
     let shape = |positions| Attention { queries: positions, keys: positions, ..tiled() };
-    let needed = |positions| fused::input_grad_scratch_elements(&shape(positions), false);
+    let needed = |positions| fused::input_grad_scratch_elements(&shape(positions), false, false);
     assert_eq!([256, 512, 1024].map(needed), [2 * 64 * 256, 2 * 64 * 512, 2 * 64 * 1024]);
-    let drops = |positions| fused::input_grad_scratch_elements(&shape(positions), true);
+    let drops = |positions| fused::input_grad_scratch_elements(&shape(positions), true, false);
     assert_eq!(drops(256), 3 * 64 * 256);
+    assert_eq!(fused::input_grad_scratch_elements(&shape(256), true, true), 4 * 64 * 256);
     let forward = |drops| fused::scratch_elements(&shape(256), drops);
     assert_eq!([false, true].map(forward), [64 * 256, 2 * 64 * 256]);
 }

@@ -210,7 +210,8 @@ impl Run {
                 gradient.produces.iter().map(|&index| node.inputs[index]).collect();
             let expected: Vec<Vec<f64>> =
                 produced.iter().map(|&it| self.derivative(op, it, &weights)).collect();
-            let is_causal = matches!(node.kind, OpKind::AttentionContext { causal: true, .. });
+            let is_context = matches!(node.kind, OpKind::AttentionContext { .. });
+            let is_causal = is_context && node.kind.causal() == Some(true);
             let first = self.reals(produced[0]);
             let unseen = |index: usize, place: usize| {
                 is_causal && gradient.produces[index] == 0 && first[place] == 0.0
@@ -450,6 +451,19 @@ fn gradients_of_a_gemma_are_derivatives() {
                 geglu=true,scaled_embedding=true,zero_centered_gain=true";
     for first in [0, 2] {
         check_text(text, (first, 0), &["rms-norm", "geglu", "scale", "rotary", "embed"]);
+    }
+}
+
+#[test]
+fn gradients_of_windows_and_bounds_are_derivatives() {
+    let text = "llama:layers=2,hidden=6,heads=2,kv_heads=1,head_dim=4,ffn=6,seq=4,vocab=6,windows=2-0,\
+                window_rope_theta=100,rope_scaling=[2],attention_scalar=3,attention_cap=0.5,logit_cap=0.25,\
+                qk_norm=true,zero_centered_gain=true";
+    for first in [0, 2] {
+        let kinds = ["soft-cap", "rms-norm", "rotary", "attention-probs", "attention-context"];
+        check_text(text, (first, 0), &kinds);
+        let graph = ModelSpec::parse(text).and_then(|it| it.graph()).expect("a model");
+        check_graph(graph.with_fused_attention(), (first, 0), &["fused-attention"]);
     }
 }
 

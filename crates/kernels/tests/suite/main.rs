@@ -26,5 +26,6 @@ mod rotary;
 mod rounding;
 mod routing;
 mod rows;
+mod soft_cap;
 mod tiers;
 mod window;

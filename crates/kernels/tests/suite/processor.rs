@@ -4,6 +4,7 @@
 use half::bf16;
 use shardloom_graph::OpKind;
 use shardloom_graph::op::Overflow;
+use shardloom_graph::op::Visibility;
 use shardloom_graph::work::Pass;
 use shardloom_kernels::device::{BoxOf, HostSlice, Input, Kernel, OperandSize, Output, Setting};
 use shardloom_kernels::matmul::{self, Linear, WeightLayout};
@@ -90,7 +91,7 @@ fn attention_needs_scratch_where_probabilities_are_dropped_and_else_none() {
     let size = |shape: &'static [usize]| OperandSize { shape, format: Format::F32 };
     let (probs, values, context) = (size(&[2, 3, 4, 4]), size(&[2, 4, 3, 5]), size(&[2, 4, 3, 5]));
     for probability in [0.0, 0.1] {
-        let kind = OpKind::AttentionContext { causal: true, probability };
+        let kind = OpKind::AttentionContext { visibility: Visibility::Causal, probability };
         let mask = (probability > 0.0).then_some(probs);
         let needs = |pass, reads: &[OperandSize<'_>], writes: &[OperandSize<'_>]| {
             processor().scratch_elements(&kind, pass, reads, writes) > 0
@@ -267,7 +268,7 @@ fn each_gradient_of_an_operator_is_added_where_that_is_asked_and_only_there() {
     let numbers = values(64, 5);
     let real = |count: usize| F32(&numbers[..count]);
     let first_two = [1.0, 1.0];
-    let context = OpKind::AttentionContext { causal: false, probability: 0.0 };
+    let context = OpKind::AttentionContext { visibility: Visibility::All, probability: 0.0 };
     let route = OpKind::Route { slots: 2, overflow: Overflow::Drop };
     let dropout = OpKind::BiasDropoutAdd { probability: 0.5 };
     let cases: [Case<'_>; 5] = [

@@ -4,19 +4,16 @@ use crate::oracle::{assert_close, check_destination, numbers, numeric_grad, wide
 
 const THETA: f64 = 10_000.0;
 
-/// Hugging Face's `rotate_half` form: x cos + rotate_half(x) sin.
-fn rotate_exact(
-    x: &[f64],
-    positions: usize,
-    heads: usize,
-    head_dim: usize,
-    first: usize,
-) -> Vec<f64> {
+/// Hugging Face's `rotate_half` form of the first `width` elements of a head: x cos + rotate_half(x) sin.
+fn rotate_exact(x: &[f64], positions: usize, heads: Heads, width: usize, first: usize) -> Vec<f64> {
     (0..x.len())
         .map(|i| {
-            let (e, head_start) = (i % head_dim, i - i % head_dim);
-            let position = first + i / (heads * head_dim) % positions;
-            let half = head_dim / 2;
+            let (e, head_start) = (i % heads.width, i - i % heads.width);
+            if e >= width {
+                return x[i];
+            }
+            let position = first + i / (heads.count * heads.width) % positions;
+            let half = width / 2;
             let angle = position as f64 * THETA.powf(-((e % half) as f64) / half as f64);
             let other = if e < half { -x[head_start + e + half] } else { x[head_start + e - half] };
             x[i] * angle.cos() + other * angle.sin()
@@ -26,12 +23,18 @@ fn rotate_exact(
 
 #[test]
 fn rotation_and_its_gradient_match() {
-    for (batch, positions, heads, head_dim, first) in
-        [(1, 1, 1, 2, 0), (2, 3, 1, 6, 0), (1, 4, 3, 2, 5), (2, 2, 2, 34, 100)]
-    {
-        let table = RotaryTable::new(head_dim, THETA, None, first, positions);
-        let x = numbers(1, batch * positions * heads * head_dim);
-        let exact = |x: &[f64]| rotate_exact(x, positions, heads, head_dim, first);
+    for (batch, positions, count, head_dim, width, first) in [
+        (1, 1, 1, 2, 2, 0),
+        (2, 3, 1, 6, 6, 0),
+        (1, 4, 3, 2, 2, 5),
+        (2, 2, 2, 34, 34, 100),
+        (2, 3, 2, 10, 4, 1),
+        (1, 2, 3, 5, 4, 0),
+    ] {
+        let heads = Heads { count, width: head_dim };
+        let table = RotaryTable::new(width, THETA, None, first, positions);
+        let x = numbers(1, batch * positions * count * head_dim);
+        let exact = |x: &[f64]| rotate_exact(x, positions, heads, width, first);
         let mut y = vec![f32::NAN; x.len()];
         rotate(&x, heads, &table, &mut y);
         assert_close(&y, &exact(&widen(&x)), 1e-6);
@@ -46,27 +49,28 @@ fn rotation_and_its_gradient_match() {
 
 #[test]
 fn a_later_first_position_continues_the_sequence() {
-    let (heads, head_dim) = (2, 8);
-    let x = numbers(1, 6 * heads * head_dim);
+    let (count, head_dim) = (2, 8);
+    let heads = Heads { count, width: head_dim };
+    let x = numbers(1, 6 * count * head_dim);
     let mut whole = vec![0.0; x.len()];
     rotate(&x, heads, &RotaryTable::new(head_dim, THETA, None, 0, 6), &mut whole);
-    let mut tail = vec![0.0; 2 * heads * head_dim];
+    let mut tail = vec![0.0; 2 * count * head_dim];
     let table = RotaryTable::new(head_dim, THETA, None, 4, 2);
-    rotate(&x[4 * heads * head_dim..], heads, &table, &mut tail);
-    assert_eq!(tail, whole[4 * heads * head_dim..]);
+    rotate(&x[4 * count * head_dim..], heads, &table, &mut tail);
+    assert_eq!(tail, whole[4 * count * head_dim..]);
 }
 
 /// The turn per position of each pair, read back from how a unit vector turns.
-fn turns(scaling: Option<Llama3Scaling>) -> Vec<f64> {
+fn turns(scaling: Option<Scaling>) -> Vec<f64> {
     let table = RotaryTable::new(128, 500_000.0, scaling, 1, 1);
     let unit: Vec<f32> = (0..128).map(|e| if e < 64 { 1.0 } else { 0.0 }).collect();
     let mut y = vec![0.0; 128];
-    rotate(&unit, 1, &table, &mut y);
+    rotate(&unit, Heads { count: 1, width: 128 }, &table, &mut y);
     (0..64).map(|j| f64::from(y[j + 64]).atan2(f64::from(y[j]))).collect()
 }
 
-fn llama_3_scaling(factor: f64) -> Llama3Scaling {
-    Llama3Scaling {
+fn llama_3_scaling(factor: f64) -> Scaling {
+    Scaling::ByWavelength {
         factor,
         low_freq_factor: 1.0,
         high_freq_factor: 4.0,
@@ -83,12 +87,13 @@ fn a_shared_table_turns_by_its_own_arguments_whatever_was_asked_for_before() {
         (THETA, some, 1),
         (THETA, more, 1),
         (500_000.0, more, 1),
+        (THETA, Some(Scaling::Linear { factor: 8.0 }), 1),
         (THETA, None, 7),
         (THETA, None, 1),
     ] {
         let turned = |table: &RotaryTable| {
             let mut y = vec![0.0; x.len()];
-            rotate(&x, 1, table, &mut y);
+            rotate(&x, Heads { count: 1, width: 64 }, table, &mut y);
             y
         };
         let own = RotaryTable::new(64, theta, scaling, first, 3);
@@ -116,4 +121,12 @@ fn llama_3_scaling_keeps_high_frequencies_and_divides_low_ones() {
     }
     assert!(plain.iter().zip(&scaled).any(|(p, s)| (p / s - 8.0).abs() < 1e-4));
     assert!(plain.iter().zip(&scaled).any(|(p, s)| p == s));
+}
+
+#[test]
+fn linear_scaling_divides_all_frequencies() {
+    let (plain, scaled) = (turns(None), turns(Some(Scaling::Linear { factor: 8.0 })));
+    for (plain, scaled) in plain.iter().zip(&scaled) {
+        assert!((8.0 * scaled - plain).abs() < 1e-6 * plain, "{scaled} for {plain}");
+    }
 }

@@ -48,6 +48,8 @@ fn near() -> impl Strategy<Value = String> {
         "momentum",
         "",
         "rope_scaling",
+        "windows",
+        "attention_cap",
     ]);
     let value = prop::sample::select(vec![
         "0",
@@ -65,6 +67,8 @@ fn near() -> impl Strategy<Value = String> {
         "inf",
         "",
         "[8,1,4,8192]",
+        "[8]",
+        "5x8-0",
         "[",
         "x",
         "2x8",

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use super::kind::{KINDS, Kind};
 use super::{BlockConfig, CustomConfig, InitConfig, InputKind, OpConfig, ParameterConfig};
-use crate::op::{Activation, Gate, RotaryScaling};
+use crate::builder::Attention;
+use crate::op::{Activation, Gate, Visibility};
 use crate::spec::did_you_mean;
 use crate::{DimId, Graph, GraphBuilder, GraphError, Init, ValueId};
 
@@ -188,21 +189,33 @@ impl Build {
                     .ok_or_else(|| place.error("factor", "the kind scale needs it".to_owned()))?;
                 self.net.scale(&full, x, factor)
             }
+            ("soft-cap", &[x]) => {
+                let missing = || place.error("cap", "the kind soft-cap needs it");
+                self.net.soft_cap(&full, x, op.cap.ok_or_else(missing)?)
+            }
             ("rotary", &[x]) => {
-                let scaling = op.scaling.map(|(factor, low, high, original)| RotaryScaling {
-                    factor,
-                    low_frequency_factor: low,
-                    high_frequency_factor: high,
-                    original_positions: original,
-                });
-                self.net.rotary(&full, x, op.theta.unwrap_or(10_000.0), scaling)
+                let (theta, scaling) = (op.theta.unwrap_or(10_000.0), op.scaling.map(Into::into));
+                self.net.rotary(&full, x, theta, scaling, op.width)
             }
             ("attention", &[q, k, v]) => {
                 let missing = |key| place.error(key, "the kind attention needs it");
                 let keys = op.keys.as_ref().ok_or_else(|| missing("keys"))?;
                 let causal = op.causal.ok_or_else(|| missing("causal"))?;
                 let keys = self.axes(place, "keys", std::slice::from_ref(keys))?[0];
-                self.net.attention(&full, q, k, v, keys, causal, probability)
+                let visibility = match (causal, op.window) {
+                    (false, None) => Visibility::All,
+                    (false, Some(_)) => {
+                        return Err(
+                            place.error("window", "it is of earlier keys, so causal = true")
+                        );
+                    }
+                    (true, None) => Visibility::Causal,
+                    (true, Some(positions)) => Visibility::Window { positions },
+                };
+                let (scale, soft_cap) = (op.scale, op.cap);
+                let dropout = probability;
+                let attention = Attention { visibility, scale, soft_cap, dropout };
+                self.net.attention(&full, q, k, v, keys, attention)
             }
             ("route", &[logits]) => {
                 let missing = |key| place.error(key, "the kind route needs it");
