@@ -84,6 +84,14 @@ CONFIGS = {
     "llama": transformers.LlamaConfig(**COMMON, rope_parameters=LLAMA3_ROPE, tie_word_embeddings=True),
     "mistral": transformers.MistralConfig(**COMMON, sliding_window=None),
     "mistral-window": transformers.MistralConfig(**COMMON, sliding_window=5),
+    # Half of a head is rotated; six elements, so that the part is no power of two.
+    "phi": transformers.PhiConfig(
+        **{**COMMON, "hidden_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2},
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attention_dropout=0.0,
+        partial_rotary_factor=0.5,
+    ),
     # Heads of a width that does not divide that of the model, so that each of the fused matrices has unequal parts.
     "phi3": transformers.Phi3Config(**COMMON, head_dim=6, pad_token_id=None),
     "qwen2": transformers.Qwen2Config(**COMMON),

@@ -66,20 +66,22 @@ impl Transformer {
     /// The sizes of a model, if it is a GPT or a Llama.
     pub fn of(spec: &ModelSpec) -> Option<Transformer> {
         match spec.network() {
-            Network::Gpt(gpt) if !gpt.separate_loss => Some(Transformer {
-                kind: Kind::Gpt { dropout: gpt.dropout },
-                layers: gpt.layers,
-                hidden: gpt.hidden,
-                heads: gpt.heads,
-                kv_heads: gpt.heads,
-                head_dim: gpt.hidden / gpt.heads,
-                ffn: gpt.ffn(),
-                seq: gpt.seq,
-                vocab: gpt.vocab,
-                tied: gpt.tied,
-                norm_epsilon: gpt.norm_epsilon,
-                init_std: gpt.init_std,
-            }),
+            Network::Gpt(gpt) if gpt.changes().is_empty() && !gpt.separate_loss => {
+                Some(Transformer {
+                    kind: Kind::Gpt { dropout: gpt.dropout },
+                    layers: gpt.layers,
+                    hidden: gpt.hidden,
+                    heads: gpt.heads,
+                    kv_heads: gpt.heads,
+                    head_dim: gpt.hidden / gpt.heads,
+                    ffn: gpt.ffn(),
+                    seq: gpt.seq,
+                    vocab: gpt.vocab,
+                    tied: gpt.tied,
+                    norm_epsilon: gpt.norm_epsilon,
+                    init_std: gpt.init_std,
+                })
+            }
             Network::Llama(llama) if llama.changes().is_empty() && !llama.separate_loss => {
                 Some(Transformer {
                     kind: Kind::Llama {
@@ -130,6 +132,12 @@ impl Transformer {
                     vocab: self.vocab,
                     ffn: Some(self.ffn),
                     dropout,
+                    attention_dropout: None,
+                    embedding_dropout: None,
+                    rotary: None,
+                    rope_theta: None,
+                    parallel: false,
+                    head_bias: false,
                     tied: self.tied,
                     separate_loss: false,
                     norm_epsilon: self.norm_epsilon,

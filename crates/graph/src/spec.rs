@@ -67,6 +67,11 @@ impl ModelSpec {
             Network::Gpt(gpt) | Network::UTransformer(UTransformerConfig(gpt)) => {
                 let usual = GptConfig { ffn: None, ..gpt.clone() }.ffn();
                 gpt.ffn = gpt.ffn.filter(|&ffn| ffn != usual);
+                let dropout = gpt.dropout;
+                for other in [&mut gpt.attention_dropout, &mut gpt.embedding_dropout] {
+                    *other = other.filter(|&it| it != dropout);
+                }
+                gpt.rope_theta = gpt.rope_theta.filter(|&theta| theta != 10_000.0);
             }
             Network::Llama(llama) => {
                 let usual = LlamaConfig { head_dim: None, ..llama.clone() }.head_dim();

@@ -5,6 +5,7 @@
 
 mod gemma;
 mod keys;
+mod phi;
 mod rotary;
 mod windows;
 mod write;
@@ -16,20 +17,17 @@ use shardloom_graph::{ModelSpec, Network};
 use crate::InteropError;
 use gemma::{gemma, gemma2, gemma3};
 use keys::Config;
+use phi::phi;
 use windows::{in_layers, unless_all_hide_nothing};
 
 pub use write::write_config;
 
-const SUPPORTED: &str = "gemma, gemma2, gemma3_text, gpt2, llama, mistral, phi3, qwen2 and qwen3";
+const SUPPORTED: &str =
+    "gemma, gemma2, gemma3_text, gpt2, llama, mistral, phi, phi3, qwen2 and qwen3";
 
 /// Kinds of models that are near to supported ones, and what they have that is not here.
 const OTHERS: &[(&str, &str)] = &[
     ("gemma3", "an encoder of images; its text_config alone is of the type gemma3_text"),
-    (
-        "phi",
-        "attention and feed-forward side by side behind one norm, biases in all of them and in the head, and heads \
-         that are rotated in part",
-    ),
     ("phimoe", EXPERTS),
     ("mixtral", EXPERTS),
     ("qwen2_moe", EXPERTS),
@@ -43,8 +41,8 @@ const EXPERTS: &str = "experts";
 ///
 /// # Errors
 /// If the text is not a JSON object, `model_type` is not supported, a key is missing, or a key asks for
-/// something that this program's models do not compute exactly: another activation, other biases, dropout
-/// probabilities that differ, another rotary scaling than a linear one or Llama 3's, quantised weights.
+/// something that this program's models do not compute exactly: another activation, other biases, another rotary
+/// scaling than a linear one or Llama 3's, quantised weights.
 pub fn read_config(text: &str, place: &str, seq: Option<usize>) -> Result<ModelSpec, InteropError> {
     let json = |message: String| InteropError::Json { place: place.into(), message };
     let value: Value = serde_json::from_str(text).map_err(|error| json(error.to_string()))?;
@@ -62,6 +60,7 @@ pub fn read_config(text: &str, place: &str, seq: Option<usize>) -> Result<ModelS
         "gpt2" => gpt2(&config, seq)?,
         "llama" => llama(&config, seq)?,
         "mistral" => mistral(&config, seq)?,
+        "phi" => phi(&config, seq)?,
         "phi3" => phi3(&config, seq)?,
         "qwen2" => qwen2(&config, seq)?,
         "qwen3" => qwen3(&config, seq)?,
@@ -94,13 +93,6 @@ fn gpt2(config: &Config, seq: Option<usize>) -> Result<Network, InteropError> {
     )?;
     config.flag_is("add_cross_attention", false, "there is no encoder to attend to")?;
     let dropout = config.real("resid_pdrop", Some(0.1))?;
-    for key in ["embd_pdrop", "attn_pdrop"] {
-        let other = config.real(key, Some(0.1))?;
-        if other != dropout {
-            let rule = format!("it must be resid_pdrop = {dropout}: a GPT has one dropout");
-            return Err(config.error(key, other, rule));
-        }
-    }
     Ok(Network::Gpt(GptConfig {
         layers: config.size_of(&["n_layer", "num_hidden_layers"])?,
         hidden: config.size_of(&["n_embd", "hidden_size"])?,
@@ -112,6 +104,12 @@ fn gpt2(config: &Config, seq: Option<usize>) -> Result<Network, InteropError> {
         vocab: config.size_of(&["vocab_size"])?,
         ffn: config.optional_size("n_inner")?,
         dropout,
+        attention_dropout: Some(config.real("attn_pdrop", Some(0.1))?),
+        embedding_dropout: Some(config.real("embd_pdrop", Some(0.1))?),
+        rotary: None,
+        rope_theta: None,
+        parallel: false,
+        head_bias: false,
         tied: config.flag("tie_word_embeddings", true)?,
         separate_loss: false,
         norm_epsilon: config.real("layer_norm_epsilon", Some(1e-5))?,

@@ -20,6 +20,8 @@ pub enum ModelType {
     Llama,
     /// `mistral`, which computes what a Llama does, of any width.
     Mistral,
+    /// `phi`, those before Phi-3.
+    Phi,
     /// `phi3`, which computes what a Llama does, with fewer matrices.
     Phi3,
     /// `qwen2`
@@ -30,13 +32,14 @@ pub enum ModelType {
 
 impl ModelType {
     /// All of them, each before those that are chosen in its place only when asked for.
-    pub const ALL: [ModelType; 9] = [
+    pub const ALL: [ModelType; 10] = [
         ModelType::Gemma,
         ModelType::Gemma2,
         ModelType::Gemma3Text,
         ModelType::Gpt2,
         ModelType::Llama,
         ModelType::Mistral,
+        ModelType::Phi,
         ModelType::Phi3,
         ModelType::Qwen2,
         ModelType::Qwen3,
@@ -51,6 +54,7 @@ impl ModelType {
             ModelType::Gpt2 => "gpt2",
             ModelType::Llama => "llama",
             ModelType::Mistral => "mistral",
+            ModelType::Phi => "phi",
             ModelType::Phi3 => "phi3",
             ModelType::Qwen2 => "qwen2",
             ModelType::Qwen3 => "qwen3",
@@ -66,6 +70,7 @@ impl ModelType {
             ModelType::Gpt2 => "GPT2LMHeadModel",
             ModelType::Llama => "LlamaForCausalLM",
             ModelType::Mistral => "MistralForCausalLM",
+            ModelType::Phi => "PhiForCausalLM",
             ModelType::Phi3 => "Phi3ForCausalLM",
             ModelType::Qwen2 => "Qwen2ForCausalLM",
             ModelType::Qwen3 => "Qwen3ForCausalLM",
@@ -75,7 +80,14 @@ impl ModelType {
     /// Whether a model of this kind computes what `spec` does.
     pub(crate) fn computes(self, spec: &ModelSpec) -> bool {
         let llama = match spec.network() {
-            Network::Gpt(_) => return self == ModelType::Gpt2,
+            Network::Gpt(gpt) => {
+                let changes = [gpt.rotary.is_some(), gpt.parallel, gpt.head_bias];
+                return match self {
+                    ModelType::Gpt2 => changes == [false; 3],
+                    ModelType::Phi => changes == [true; 3],
+                    _ => false,
+                };
+            }
             Network::Llama(llama) => llama,
             _ => return false,
         };
@@ -91,7 +103,7 @@ impl ModelType {
     fn changes_of_a_llama(self) -> Option<(&'static [&'static str], &'static [&'static str])> {
         const LINEAR: &str = "rope_scaling=[factor]";
         let changes: (&[&str], &[&str]) = match self {
-            ModelType::Gpt2 => return None,
+            ModelType::Gpt2 | ModelType::Phi => return None,
             ModelType::Llama => (&[], &[LINEAR]),
             ModelType::Mistral => (&[], &["windows", LINEAR]),
             ModelType::Phi3 => (&[], &["windows"]),
@@ -130,7 +142,11 @@ impl ModelType {
                 ModelType::Phi3 => {
                     windows.all(|window| window == some) && llama.rope_scaling.is_none()
                 }
-                ModelType::Gemma | ModelType::Gpt2 | ModelType::Qwen2 | ModelType::Qwen3 => true,
+                ModelType::Gemma
+                | ModelType::Gpt2
+                | ModelType::Phi
+                | ModelType::Qwen2
+                | ModelType::Qwen3 => true,
             }
     }
 
@@ -146,6 +162,9 @@ impl ModelType {
                 reason: match spec.network() {
                     Network::Llama(_) => {
                         "no model there has all of its words together that are not of a plain Llama"
+                    }
+                    Network::Gpt(_) => {
+                        "a gpt there has all of rotary, parallel and head_bias, or none of them"
                     }
                     _ => "only a gpt or a llama is a model there",
                 },

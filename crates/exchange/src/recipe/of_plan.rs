@@ -53,6 +53,7 @@ impl Recipe {
         };
         let Some(model) = Transformer::of(spec) else {
             let changes = match spec.network() {
+                Network::Gpt(gpt) => gpt.changes(),
                 Network::Llama(llama) => llama.changes(),
                 _ => vec![],
             };
@@ -60,7 +61,7 @@ impl Recipe {
                 true => "only a GPT or a Llama, its loss in one block with its head, is written for other \
                          projects"
                     .to_owned(),
-                false => format!("a Llama with {} is not written yet", changes.join(", ")),
+                false => format!("a model with {} is not written yet", changes.join(", ")),
             };
             return refuse("model", spec.name().into(), &reason);
         };

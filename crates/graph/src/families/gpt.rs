@@ -1,5 +1,6 @@
 //! GPT: pre-norm decoder with learned positions (Radford et al. 2019, "Language Models are
-//! Unsupervised Multitask Learners", section 2.3).
+//! Unsupervised Multitask Learners", section 2.3). With rotary positions of part of a head, attention and
+//! feed-forward side by side and a head with a bias it is a Phi (Li et al. 2023, arXiv 2309.05463, section 2.3).
 
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +22,7 @@ pub struct GptConfig {
     pub hidden: usize,
     /// Attention heads; divides `hidden`.
     pub heads: usize,
-    /// Sequence length, and number of learned positions.
+    /// Sequence length, and number of learned positions, if there are any.
     pub seq: usize,
     /// Vocabulary size.
     pub vocab: usize,
@@ -31,6 +32,25 @@ pub struct GptConfig {
     /// Dropout probability, everywhere the original has dropout.
     #[serde(default)]
     pub dropout: f32,
+    /// That of attention's probabilities, where it differs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attention_dropout: Option<f32>,
+    /// That of embeddings, where it differs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedding_dropout: Option<f32>,
+    /// How many elements of each head of queries and keys are rotated by position, the first ones, in place of
+    /// learned positions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rotary: Option<usize>,
+    /// Base of the rotary frequencies, where it is not 10000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope_theta: Option<f32>,
+    /// Whether feed-forward reads what attention reads, beside it, and not its result.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub parallel: bool,
+    /// Whether the head has a bias.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub head_bias: bool,
     /// Whether the head shares the token embedding's weights.
     #[serde(default)]
     pub tied: bool,
@@ -51,10 +71,38 @@ impl GptConfig {
         self.ffn.unwrap_or(self.hidden.saturating_mul(4))
     }
 
+    /// Dropout probability of attention's probabilities.
+    pub fn attention_dropout(&self) -> f32 {
+        self.attention_dropout.unwrap_or(self.dropout)
+    }
+
+    /// Dropout probability of embeddings.
+    pub fn embedding_dropout(&self) -> f32 {
+        self.embedding_dropout.unwrap_or(self.dropout)
+    }
+
+    /// Base of the rotary frequencies.
+    pub fn rope_theta(&self) -> f32 {
+        self.rope_theta.unwrap_or(10_000.0)
+    }
+
+    /// The words by which it is no GPT of its paper, but what other models have changed in it.
+    pub fn changes(&self) -> Vec<&'static str> {
+        let words = [
+            ("attention_dropout", self.attention_dropout.is_some()),
+            ("embedding_dropout", self.embedding_dropout.is_some()),
+            ("rotary", self.rotary.is_some()),
+            ("parallel", self.parallel),
+            ("head_bias", self.head_bias),
+        ];
+        words.into_iter().filter_map(|(word, is_so)| is_so.then_some(word)).collect()
+    }
+
     /// The model as a graph.
     ///
     /// # Errors
-    /// If a size is zero or absurd, heads do not divide the width, or the dropout is no probability.
+    /// If a size is zero or absurd, heads do not divide the width, more of a head or an odd number of elements is
+    /// to be rotated, or a dropout is no probability.
     pub fn graph(&self, name: &str) -> Result<Graph, GraphError> {
         self.stack(name, |_, _, _, x| Ok(x))
     }
@@ -84,7 +132,28 @@ impl GptConfig {
             self.heads,
             &format!("heads must divide hidden = {}", self.hidden),
         )?;
-        require_dropout(name, self.dropout)?;
+        for (key, dropout) in [
+            ("dropout", self.dropout),
+            ("attention_dropout", self.attention_dropout()),
+            ("embedding_dropout", self.embedding_dropout()),
+        ] {
+            require_dropout(name, key, dropout)?;
+        }
+        let head_size = self.hidden / self.heads;
+        if let Some(width) = self.rotary {
+            require(
+                (2..=head_size).contains(&width) && width.is_multiple_of(2),
+                name,
+                "rotary",
+                width,
+                &format!("an even number from 2 to the {head_size} of a head is needed"),
+            )?;
+        }
+        if let Some(theta) = self.rope_theta {
+            require_real(name, "rope_theta", theta)?;
+            let rule = "it is of rotary positions, so rotary is needed too";
+            require(self.rotary.is_some(), name, "rope_theta", theta, rule)?;
+        }
         require_real(name, "norm_epsilon", self.norm_epsilon)?;
         require_real(name, "init_std", self.init_std)?;
         let mut net = GraphBuilder::new(name);
@@ -92,7 +161,7 @@ impl GptConfig {
         let keys = net.dim("keys", self.seq)?;
         let model = net.dim("model", self.hidden)?;
         let heads = net.dim("heads", self.heads)?;
-        let head_dim = net.dim("head_dim", self.hidden / self.heads)?;
+        let head_dim = net.dim("head_dim", head_size)?;
         let ffn = net.dim("ffn", self.ffn())?;
         let vocab = net.dim("vocab", self.vocab)?;
         let normal = Init::Normal { std: self.init_std };
@@ -105,10 +174,15 @@ impl GptConfig {
         let tokens = net.targets("tokens", &[seq])?;
         let targets = net.targets("targets", &[seq])?;
         let table = net.parameter("embedding.token", &[vocab, model], 1, normal)?;
-        let positions = net.parameter("embedding.position", &[seq, model], 1, normal)?;
-        let embedded = net.embed("embedding.tokens", tokens, table)?;
-        let embedded = net.add("embedding.sum", embedded, positions)?;
-        let mut x = net.dropout("embedding.dropout", embedded, self.dropout)?;
+        let positions = match self.rotary {
+            None => Some(net.parameter("embedding.position", &[seq, model], 1, normal)?),
+            Some(_) => None,
+        };
+        let mut embedded = net.embed("embedding.tokens", tokens, table)?;
+        if let Some(positions) = positions {
+            embedded = net.add("embedding.sum", embedded, positions)?;
+        }
+        let mut x = net.dropout("embedding.dropout", embedded, self.embedding_dropout())?;
 
         for layer in 0..self.layers {
             let block = format!("block.{layer}");
@@ -126,9 +200,15 @@ impl GptConfig {
                 let b = net.parameter(&format!("{name}.bias"), &axes[1..], 0, zeros)?;
                 net.contract(&name, normed, w, Some(b))
             };
-            let (q, k, v) = (project("query")?, project("key")?, project("value")?);
+            let (mut q, mut k, v) = (project("query")?, project("key")?, project("value")?);
+            if self.rotary.is_some() {
+                for (which, heads) in [("query", &mut q), ("key", &mut k)] {
+                    let name = at(&format!("attention.{which}.rotary"));
+                    *heads = net.rotary(&name, *heads, self.rope_theta(), None, self.rotary)?;
+                }
+            }
             let name = at("attention");
-            let attention = Attention { dropout: self.dropout, ..Attention::CAUSAL };
+            let attention = Attention { dropout: self.attention_dropout(), ..Attention::CAUSAL };
             let context = net.attention(&name, q, k, v, keys, attention)?;
             let axes = [heads, head_dim, model];
             let w = net.parameter(&at("attention.output.weight"), &axes, 2, residual)?;
@@ -136,9 +216,14 @@ impl GptConfig {
             let out = net.contract(&at("attention.output"), context, w, None)?;
             x = net.bias_dropout_add(&at("attention.residual"), out, b, x, self.dropout)?;
 
-            let gain = net.parameter(&at("ffn_norm.gain"), &[model], 0, ones)?;
-            let bias = net.parameter(&at("ffn_norm.bias"), &[model], 0, zeros)?;
-            let normed = net.layer_norm(&at("ffn_norm"), x, gain, bias, epsilon)?;
+            let normed = match self.parallel {
+                true => normed,
+                false => {
+                    let gain = net.parameter(&at("ffn_norm.gain"), &[model], 0, ones)?;
+                    let bias = net.parameter(&at("ffn_norm.bias"), &[model], 0, zeros)?;
+                    net.layer_norm(&at("ffn_norm"), x, gain, bias, epsilon)?
+                }
+            };
             let w = net.parameter(&at("ffn.up.weight"), &[model, ffn], 1, normal)?;
             let b = net.parameter(&at("ffn.up.bias"), &[ffn], 0, zeros)?;
             let up = net.contract(&at("ffn.up"), normed, w, Some(b))?;
@@ -157,7 +242,11 @@ impl GptConfig {
             true => table,
             false => net.parameter("head.weight", &[vocab, model], 1, normal)?,
         };
-        let logits = net.contract("head", normed, w, None)?;
+        let bias = match self.head_bias {
+            true => Some(net.parameter("head.bias", &[vocab], 0, zeros)?),
+            false => None,
+        };
+        let logits = net.contract("head", normed, w, bias)?;
         if self.separate_loss {
             net.block("loss");
         }

@@ -79,7 +79,7 @@ impl LstmConfig {
             self.tied,
             &format!("the embedding has a width of {}, the layers' results of {units}", self.embed),
         )?;
-        require_dropout(name, self.dropout)?;
+        require_dropout(name, "dropout", self.dropout)?;
         require_real(name, "init_std", self.init_std)?;
         let mut net = GraphBuilder::new(name);
         let seq = net.dim("seq", self.seq)?;

@@ -53,10 +53,10 @@ fn require_sizes(model: &str, sizes: &[(&str, usize)]) -> Result<(), GraphError>
     })
 }
 
-/// Checks the probability with which elements are left out.
-fn require_dropout(model: &str, probability: f32) -> Result<(), GraphError> {
+/// Checks a probability with which elements are left out, by its key.
+fn require_dropout(model: &str, key: &str, probability: f32) -> Result<(), GraphError> {
     let rule = "a dropout probability is at least 0 and below 1";
-    require((0.0..1.0).contains(&probability), model, "dropout", probability, rule)
+    require((0.0..1.0).contains(&probability), model, key, probability, rule)
 }
 
 /// Checks a real number that must be above zero.

@@ -12,6 +12,8 @@ fn graphs() -> Vec<Graph> {
         "llama:layers=1,hidden=12,heads=3,ffn=11,seq=5,vocab=7,tied=true",
         "llama:layers=2,hidden=12,heads=3,ffn=11,seq=5,vocab=7,windows=2-0,window_rope_theta=10,\
          attention_scalar=7,attention_cap=2,logit_cap=3,post_norms=true",
+        "gpt:layers=2,hidden=12,heads=3,seq=5,vocab=7,dropout=0.1,attention_dropout=0,rotary=2,parallel=true,\
+         head_bias=true",
         "mlp:inputs=5,hidden=7,layers=2,classes=3",
         "u-transformer:layers=5,hidden=12,heads=3,seq=5,vocab=7,dropout=0.1",
         "u-transformer:layers=4,hidden=12,heads=3,seq=5,vocab=7,tied=true",

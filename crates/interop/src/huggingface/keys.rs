@@ -79,6 +79,12 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// A number of which more than single precision is needed.
+    pub fn double(&self, key: &str, default: f64) -> Result<f64, InteropError> {
+        let Some(value) = self.get(key) else { return Ok(default) };
+        value.as_f64().ok_or_else(|| self.error(key, value, "a number is needed"))
+    }
+
     pub fn flag(&self, key: &str, default: bool) -> Result<bool, InteropError> {
         match self.get(key) {
             None => Ok(default),

@@ -19,6 +19,7 @@ pub fn write_config(
 ) -> Result<String, InteropError> {
     let model_type = ModelType::of(spec, Some(model_type))?;
     let mut config = match spec.network() {
+        Network::Gpt(gpt) if model_type == ModelType::Phi => phi(gpt),
         Network::Gpt(gpt) => gpt2(gpt),
         Network::Llama(llama) => llama_like(llama, model_type),
         other => unreachable!("{other:?} is no model of type {}", model_type.name()),
@@ -41,12 +42,41 @@ fn gpt2(gpt: &GptConfig) -> Value {
         "n_positions": gpt.seq,
         "vocab_size": gpt.vocab,
         "resid_pdrop": exact(gpt.dropout),
-        "embd_pdrop": exact(gpt.dropout),
-        "attn_pdrop": exact(gpt.dropout),
+        "embd_pdrop": exact(gpt.embedding_dropout()),
+        "attn_pdrop": exact(gpt.attention_dropout()),
         "layer_norm_epsilon": exact(gpt.norm_epsilon),
         "initializer_range": exact(gpt.init_std),
         "tie_word_embeddings": gpt.tied,
         // Those of the defaults lie beyond most vocabularies.
+        "bos_token_id": null,
+        "eos_token_id": null,
+    })
+}
+
+fn phi(gpt: &GptConfig) -> Value {
+    let head_dim = gpt.hidden / gpt.heads;
+    let width = gpt.rotary.unwrap_or(head_dim);
+    // Read as this part of a head, rounded down.
+    let factor = width as f64 / head_dim as f64;
+    let exact_part = (head_dim as f64 * factor) as usize == width;
+    let factor = if exact_part { factor } else { factor.next_up() };
+    json!({
+        "hidden_act": "gelu_new",
+        "num_hidden_layers": gpt.layers,
+        "hidden_size": gpt.hidden,
+        "num_attention_heads": gpt.heads,
+        "intermediate_size": gpt.ffn(),
+        "max_position_embeddings": gpt.seq,
+        "vocab_size": gpt.vocab,
+        "partial_rotary_factor": factor,
+        "rope_theta": exact(gpt.rope_theta()),
+        "qk_layernorm": false,
+        "resid_pdrop": exact(gpt.dropout),
+        "embd_pdrop": exact(gpt.embedding_dropout()),
+        "attention_dropout": exact(gpt.attention_dropout()),
+        "layer_norm_eps": exact(gpt.norm_epsilon),
+        "initializer_range": exact(gpt.init_std),
+        "tie_word_embeddings": gpt.tied,
         "bos_token_id": null,
         "eos_token_id": null,
     })
@@ -109,7 +139,7 @@ fn llama_like(llama: &LlamaConfig, model_type: ModelType) -> Value {
             config["pad_token_id"] = json!(null);
         }
         ModelType::Qwen3 => config["attention_bias"] = json!(false),
-        ModelType::Gpt2 | ModelType::Qwen2 => {}
+        ModelType::Gpt2 | ModelType::Phi | ModelType::Qwen2 => {}
     }
     match model_type {
         ModelType::Gemma2 | ModelType::Gemma3Text => {

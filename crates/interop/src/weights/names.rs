@@ -11,6 +11,9 @@ pub(super) const EMBEDDING: &str = "embedding.token";
 /// Name of the head there.
 const HEAD: &str = "lm_head.weight";
 
+/// What all tensors of a head begin with.
+const OF_HEAD: &str = "lm_head.";
+
 /// Where a parameter is found.
 #[derive(Debug)]
 pub(super) struct Source {
@@ -65,6 +68,36 @@ const GPT: Scheme = Scheme {
         ("ffn.down.bias", "mlp.c_proj.bias", Part::Whole),
     ],
     buffers: &[".attn.bias", ".attn.masked_bias"],
+    tied: false,
+};
+
+const PHI: Scheme = Scheme {
+    prefix: "model.",
+    layers: "layers",
+    outer: &[
+        (EMBEDDING, "embed_tokens.weight", Part::Whole),
+        ("final_norm.gain", "final_layernorm.weight", Part::Whole),
+        ("final_norm.bias", "final_layernorm.bias", Part::Whole),
+        ("head.weight", HEAD, Part::Whole),
+        ("head.bias", "lm_head.bias", Part::Whole),
+    ],
+    inner: &[
+        ("attention_norm.gain", "input_layernorm.weight", Part::Whole),
+        ("attention_norm.bias", "input_layernorm.bias", Part::Whole),
+        ("attention.query.weight", "self_attn.q_proj.weight", Part::Transposed),
+        ("attention.query.bias", "self_attn.q_proj.bias", Part::Whole),
+        ("attention.key.weight", "self_attn.k_proj.weight", Part::Transposed),
+        ("attention.key.bias", "self_attn.k_proj.bias", Part::Whole),
+        ("attention.value.weight", "self_attn.v_proj.weight", Part::Transposed),
+        ("attention.value.bias", "self_attn.v_proj.bias", Part::Whole),
+        ("attention.output.weight", "self_attn.dense.weight", Part::Transposed),
+        ("attention.output.bias", "self_attn.dense.bias", Part::Whole),
+        ("ffn.up.weight", "mlp.fc1.weight", Part::Transposed),
+        ("ffn.up.bias", "mlp.fc1.bias", Part::Whole),
+        ("ffn.down.weight", "mlp.fc2.weight", Part::Transposed),
+        ("ffn.down.bias", "mlp.fc2.bias", Part::Whole),
+    ],
+    buffers: &[".rotary_emb.inv_freq"],
     tied: false,
 };
 
@@ -136,7 +169,14 @@ impl Scheme {
     /// The names that weights of the model may have, the usual ones first; none if its family has no names.
     pub(super) fn all(spec: &ModelSpec) -> Vec<Scheme> {
         match spec.network() {
-            Network::Gpt(gpt) => vec![Scheme { tied: gpt.tied, ..GPT }],
+            Network::Gpt(gpt) if ModelType::Phi.computes(spec) => {
+                vec![Scheme { tied: gpt.tied, ..PHI }]
+            }
+            // Others have no counterpart there, but those with learned positions.
+            Network::Gpt(gpt) if ModelType::Gpt2.computes(spec) => {
+                vec![Scheme { tied: gpt.tied, ..GPT }]
+            }
+            Network::Gpt(_) => vec![],
             Network::Llama(llama) if llama.post_norms => {
                 vec![Scheme { tied: llama.tied, ..POST_NORMS }]
             }
@@ -184,7 +224,7 @@ impl Scheme {
 
     /// A tensor's name in the model with a head.
     pub(super) fn full(&self, bare: &str) -> String {
-        if bare == HEAD { bare.into() } else { format!("{}{bare}", self.prefix) }
+        if bare.starts_with(OF_HEAD) { bare.into() } else { format!("{}{bare}", self.prefix) }
     }
 
     /// Whether a tensor is a mask or a table of frequencies.

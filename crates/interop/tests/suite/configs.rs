@@ -121,18 +121,28 @@ fn mistral_is_a_llama_within_its_window() {
 }
 
 #[test]
+fn dropout_probabilities_of_a_gpt_may_differ() {
+    // What is absent is as transformers has it, whatever the others say.
+    for (key, value, expected) in [
+        ("attn_pdrop", "0.0", [0.1, 0.0, 0.1]),
+        ("embd_pdrop", "0.25", [0.1, 0.1, 0.25]),
+        ("resid_pdrop", "0.0", [0.0, 0.1, 0.1]),
+    ] {
+        let given = format!("\"{key}\": 0.1");
+        assert!(GPT_2.contains(&given), "{key}");
+        let spec = read(&GPT_2.replacen(&given, &format!("\"{key}\": {value}"), 1));
+        let Network::Gpt(gpt) = spec.network() else { panic!("{spec}") };
+        let found = [gpt.dropout, gpt.attention_dropout(), gpt.embedding_dropout()];
+        assert_eq!(found, expected, "{key}");
+        let config = write_config(&spec, ModelType::Gpt2, "float32").unwrap();
+        assert_eq!(read(&config).network(), spec.network(), "{config}");
+        assert_eq!(read(&GPT_2.replacen(&format!("{given},"), "", 1)), read(GPT_2), "{key}");
+    }
+}
+
+#[test]
 fn what_would_compute_something_else_is_refused_by_key() {
     refused(GPT_2, "gelu_new", "gelu", &["activation_function = gelu ", "gelu_new"]);
-    refused(GPT_2, "\"attn_pdrop\": 0.1", "\"attn_pdrop\": 0.0", &["attn_pdrop = 0 ", "0.1"]);
-    // What is absent is as transformers has it, whatever the others say.
-    for absent in ["attn_pdrop", "embd_pdrop"] {
-        let text = GPT_2.replacen(&format!("\"{absent}\": 0.1,"), "", 1);
-        read(&text);
-        let none = ("\"resid_pdrop\": 0.1", "\"resid_pdrop\": 0.0");
-        let other = if absent == "attn_pdrop" { "embd_pdrop" } else { "attn_pdrop" };
-        let text = text.replacen(&format!("\"{other}\": 0.1"), &format!("\"{other}\": 0.0"), 1);
-        refused(&text, none.0, none.1, &[&format!("{absent} = 0.1 "), "resid_pdrop = 0"]);
-    }
     refused(GPT_2, "\"n_ctx\": 1024", "\"scale_attn_weights\": false", &["scale_attn_weights"]);
     let key = "scale_attn_by_inverse_layer_idx";
     refused(GPT_2, "\"n_ctx\": 1024", &format!("\"{key}\": true"), &[key]);
@@ -186,13 +196,15 @@ fn another_type_of_model_is_refused_with_the_supported_ones() {
         GPT_2,
         "\"gpt2\"",
         "\"bert\"",
-        &["\"bert\"", "gemma, gemma2, gemma3_text, gpt2, llama, mistral, phi3, qwen2 and qwen3"],
+        &[
+            "\"bert\"",
+            "gemma, gemma2, gemma3_text, gpt2, llama, mistral, phi, phi3, qwen2 and qwen3",
+        ],
     );
     refused(GPT_2, "\"model_type\": \"gpt2\",", "", &["\"none\""]);
     // Relatives of supported ones, by what they have.
     for (name, what) in [
         ("gemma3", "text_config"),
-        ("phi", "side by side behind one norm"),
         ("phimoe", "has experts"),
         ("mixtral", "has experts"),
         ("qwen2_moe", "has experts"),
@@ -209,14 +221,14 @@ fn another_type_of_model_is_refused_with_the_supported_ones() {
 proptest! {
     #[test]
     fn no_changed_configuration_makes_the_reader_panic(
-        which in 0..8_usize,
+        which in 0..9_usize,
         at in any::<proptest::sample::Index>(),
         with in "[0-9a-z\"{}\\[\\],:. -]{0,3}",
         length in 0..6_usize,
         seq in proptest::option::of(any::<usize>()),
     ) {
         let text =
-            [GPT_2, LLAMA_3_1, MISTRAL, PHI_3, GEMMA, GEMMA_2, GEMMA_3, QWEN_2_5][which];
+            [GPT_2, LLAMA_3_1, MISTRAL, PHI_3, GEMMA, GEMMA_2, GEMMA_3, QWEN_2_5, PHI_2][which];
         let start = at.index(text.len());
         let changed =
             format!("{}{with}{}", &text[..start], &text[(start + length).min(text.len())..]);
@@ -342,6 +354,81 @@ fn what_a_gemma_may_have_besides_is_refused_by_key() {
     refused(GEMMA, "\"hidden_activation\": null", exact, &["hidden_activation = gelu "]);
     let key = "use_bidirectional_attention";
     refused(GEMMA, "\"use_cache\": true", &format!("\"{key}\": true"), &[key, "earlier"]);
+}
+
+/// The configuration of microsoft/phi-2.
+const PHI_2: &str = r#"{
+  "_name_or_path": "microsoft/phi-2", "architectures": ["PhiForCausalLM"], "attention_dropout": 0.0,
+  "bos_token_id": 50256, "embd_pdrop": 0.0, "eos_token_id": 50256, "hidden_act": "gelu_new",
+  "hidden_size": 2560, "initializer_range": 0.02, "intermediate_size": 10240,
+  "layer_norm_eps": 1e-05, "max_position_embeddings": 2048, "model_type": "phi",
+  "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+  "partial_rotary_factor": 0.4, "qk_layernorm": false, "resid_pdrop": 0.1, "rope_scaling": null,
+  "rope_theta": 10000.0, "tie_word_embeddings": false, "torch_dtype": "float16",
+  "use_cache": true, "vocab_size": 51200
+}"#;
+
+/// What a Phi has and a GPT has not.
+const GPT_WORDS: &str =
+    "gpt:layers=2,hidden=12,heads=3,seq=8,vocab=64,rotary=2,parallel=true,head_bias=true";
+
+/// As many parameters as the published weights have.
+#[test]
+fn phi_2_is_a_gpt_with_these_words() {
+    let spec = read(PHI_2);
+    let line = "gpt:layers=32,hidden=2560,heads=32,seq=2048,vocab=51200,dropout=0.1,attention_dropout=0,\
+                embedding_dropout=0,rotary=32,parallel=true,head_bias=true";
+    assert_eq!(spec.network(), ModelSpec::parse(line).unwrap().network());
+    assert_eq!(spec.graph().unwrap().parameter_count(), 2_779_683_840);
+    // As its configuration class has them.
+    let left_out = [
+        "\"attention_dropout\": 0.0,",
+        "\"embd_pdrop\": 0.0,",
+        "\"hidden_act\": \"gelu_new\",",
+        "\"num_key_value_heads\": 32,",
+        "\"rope_theta\": 10000.0,",
+        "\"tie_word_embeddings\": false,",
+    ];
+    let short = left_out.iter().fold(PHI_2.to_owned(), |text, from| {
+        assert!(text.contains(from), "{from}");
+        text.replacen(from, "", 1)
+    });
+    assert_eq!(read(&short), spec);
+    let half = PHI_2.replace("\"partial_rotary_factor\": 0.4,", "");
+    assert!(matches!(read(&half).network(), Network::Gpt(gpt) if gpt.rotary == Some(40)));
+    let newer = PHI_2
+        .replace("\"partial_rotary_factor\": 0.4,", "")
+        .replace("\"rope_theta\": 10000.0,", "")
+        .replace(
+            "\"rope_scaling\": null",
+            "\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 1e4, \
+             \"partial_rotary_factor\": 0.4}",
+        );
+    assert_eq!(read(&newer), spec);
+}
+
+#[test]
+fn what_a_phi_may_have_besides_is_refused_by_key() {
+    for (from, to, part) in [
+        ("\"gelu_new\"", "\"gelu\"", "hidden_act = gelu "),
+        ("\"qk_layernorm\": false", "\"qk_layernorm\": true", "qk_layernorm = true"),
+        ("\"num_key_value_heads\": 32", "\"num_key_value_heads\": 8", "num_key_value_heads = 8"),
+        ("\"use_cache\": true", "\"head_dim\": 64", "head_dim = 64"),
+        ("0.4", "1.5", "partial_rotary_factor = 1.5"),
+        ("0.4", "0.02", "rotary = 1"),
+        (
+            "\"rope_scaling\": null",
+            "\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 2.0}",
+            "rope_scaling.rope_type = linear",
+        ),
+        (
+            "\"rope_scaling\": null",
+            "\"rope_scaling\": {}, \"rope_parameters\": {}",
+            "rope_scaling = an object",
+        ),
+    ] {
+        refused(PHI_2, from, to, &[part]);
+    }
 }
 
 /// The configuration of google/gemma-2-27b.
@@ -569,6 +656,14 @@ fn what_is_written_is_read_as_the_same_network() {
     let llama = "llama:layers=2,heads=3,kv_heads=3,ffn=32,seq=8,vocab=64";
     for (text, kind) in [
         ("gpt:layers=2,hidden=12,heads=3,seq=8,vocab=64,tied=true".to_owned(), "gpt2"),
+        (format!("{GPT_WORDS},dropout=0.1,embedding_dropout=0,rope_theta=5000"), "phi"),
+        // Rounded down from what a part of a head is there.
+        (
+            GPT_WORDS
+                .replace("hidden=12,heads=3", "hidden=98,heads=1")
+                .replace("rotary=2", "rotary=58"),
+            "phi",
+        ),
         (format!("{llama},hidden=12"), "llama"),
         // Heads of which no whole number is as wide as the model: Llama's class asks for that.
         (format!("{llama},hidden=20,head_dim=8"), "mistral"),
@@ -601,6 +696,7 @@ fn what_is_written_is_read_as_the_same_network() {
         assert_eq!(read(&config).network(), spec.network(), "{config}");
     }
     for (text, part) in [
+        (GPT_WORDS.replace(",parallel=true", ""), "all of rotary, parallel and head_bias"),
         (format!("{llama},hidden=12,qkv_bias=true,qk_norm=true"), "together"),
         (format!("{llama},hidden=12,geglu=true"), "together"),
         (format!("{llama},hidden=12,windows=4-5,qk_norm=true"), "together"),

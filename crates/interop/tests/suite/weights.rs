@@ -418,3 +418,28 @@ fn norms_behind_attention_have_the_name_that_a_llama_has_for_the_next_one() {
         assert_eq!(there.values, ours[&format!("block.1.{here}.gain")], "{here}");
     }
 }
+
+/// Each matrix of a Phi is that of a `Linear`, and has a bias, as has its head.
+#[test]
+fn the_matrices_of_a_phi_are_transposed_and_its_head_has_a_bias() {
+    let spec = spec(&format!("{GPT},rotary=2,parallel=true,head_bias=true"));
+    let ours = parameters(&spec, 0.0);
+    let theirs = export(&spec, &ours).unwrap();
+    assert_eq!(import(&spec, &theirs).unwrap(), ours);
+    for (here, there, shape) in [
+        ("block.1.ffn.up", "model.layers.1.mlp.fc1", [48, 12]),
+        ("block.0.ffn.down", "model.layers.0.mlp.fc2", [12, 48]),
+        ("block.1.attention.output", "model.layers.1.self_attn.dense", [12, 12]),
+        ("block.0.attention.key", "model.layers.0.self_attn.k_proj", [12, 12]),
+        ("head", "lm_head", [7, 12]),
+    ] {
+        assert_eq!(theirs[&format!("{there}.weight")].shape, shape, "{there}");
+        assert_eq!(theirs[&format!("{there}.bias")].values, ours[&format!("{here}.bias")]);
+    }
+    assert!(!theirs.keys().any(|name| name.contains("wpe") || name.contains("post")));
+    // A new head is drawn with its bias.
+    let mut without = theirs.clone();
+    without.remove("lm_head.bias");
+    let head = ["head.bias", "head.weight"].map(str::to_owned);
+    assert_eq!(import_without_head(&spec, &without).unwrap().anew, head.into());
+}

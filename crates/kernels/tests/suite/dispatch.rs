@@ -468,6 +468,14 @@ fn gradients_of_windows_and_bounds_are_derivatives() {
 }
 
 #[test]
+fn gradients_of_heads_rotated_in_part_and_layers_side_by_side_are_derivatives() {
+    let text = "gpt:layers=1,hidden=12,heads=2,seq=4,vocab=6,rotary=4,parallel=true,head_bias=true";
+    for first in [0, 2] {
+        check_text(text, (first, 0), &["rotary", "contract", "bias-dropout-add"]);
+    }
+}
+
+#[test]
 fn gradients_of_routed_rows_are_derivatives() {
     let spec = ModelSpec::from_toml(ROUTED, "the test").expect("a model");
     let run = Run::of(spec.graph().expect("a model"), (0, 0));

@@ -14,7 +14,7 @@ use shardloom::{
     Data, Error, FolderForm, Model, ModelType, Sampling, Session, TextTokenizer, export_huggingface,
 };
 
-const FAMILIES: [&str; 11] = [
+const FAMILIES: [&str; 12] = [
     "gemma",
     "gemma2",
     "gemma3_text",
@@ -22,6 +22,7 @@ const FAMILIES: [&str; 11] = [
     "llama",
     "mistral",
     "mistral-window",
+    "phi",
     "phi3",
     "qwen2",
     "qwen3",

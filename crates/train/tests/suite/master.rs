@@ -203,6 +203,15 @@ fn some_combinations_train_models_of_windows_like_the_serial_run_and_twice_the_s
     }
 }
 
+/// With heads that are rotated in part, attention and feed-forward that read one norm, and a head with a bias.
+#[test]
+fn some_combinations_train_a_gpt_of_parallel_layers_like_the_serial_run_and_twice_the_same() {
+    let text = "gpt:layers=2,hidden=32,heads=4,seq=16,vocab=64,dropout=0.1,embedding_dropout=0,rotary=6,\
+                parallel=true,head_bias=true";
+    let spec = shardloom_graph::ModelSpec::parse(text).expect("a model");
+    check(&spec.graph().expect("its sizes divide"), EVERY_OF_GEMMA, (0, 1));
+}
+
 /// With as many stages as blocks, the last holds the loss and nothing else, and the first the embedding.
 #[test]
 fn a_loss_on_a_stage_of_its_own_trains_like_the_serial_run() {
