@@ -6,7 +6,7 @@
 
 use divan::counter::ItemsCount;
 use divan::{Bencher, black_box};
-use shardloom_kernels::attention::{self, Attention, Dropout, Visibility};
+use shardloom_kernels::attention::{self, Attention, Dropout, Scores, Visibility};
 use shardloom_kernels::matmul::{
     Linear, WeightLayout, linear, linear_input_grad, linear_weight_grad,
 };
@@ -97,6 +97,8 @@ fn bias_grad(bencher: Bencher) {
         .counter(ItemsCount::new(dy.len()))
         .bench_local(|| matmul::bias_grad(black_box(&dy), &mut db, true));
 }
+
+const SCORES: Scores = Scores { scale: 0.125, cap: None };
 
 mod attend {
     use super::*;
@@ -329,7 +331,6 @@ mod whole_attention {
         (8192, false),
     ];
     const DROPPED: f32 = 0.1;
-    const SCORES: Scores = Scores { scale: 0.125, cap: None };
 
     fn shape(positions: usize) -> Attention {
         Attention {
