@@ -5,6 +5,9 @@ const COMPUTE_HEIGHT = 24;
 const COMMUNICATION_HEIGHT = 14;
 const LANE_GAP = 2;
 const BAND_GAP = 10;
+// What a picture for print is drawn at, in pixels, of which a sheet has about 700 by 1000.
+const PRINTED_WIDTH = 1000;
+const PRINTED_HEIGHT = 1000;
 const LANE_NAMES = {
   compute: "compute",
   "communication-in": "receiving and collectives",
@@ -19,20 +22,29 @@ class Swimlane {
     this.canvas = document.createElement("canvas");
     this.canvas.setAttribute("aria-hidden", "true");
     this.spacer = document.createElement("div");
+    this.spacer.className = "spacer";
+    this.printed = document.createElement("div");
+    this.printed.className = "printed";
+    this.printed.setAttribute("aria-hidden", "true");
     this.tip = document.createElement("div");
     this.tip.className = "tip";
     this.tip.hidden = true;
     root.append(this.canvas, this.spacer);
+    root.after(this.printed);
     document.body.append(this.tip);
     this.layOut();
     this.textWidths = new Map();
     this.pending = false;
     view.onChange(() => this.redraw());
     root.addEventListener("scroll", () => this.redraw());
+    // Drawn before the page is shown: observers and frames come later, after a picture of the page perhaps.
+    this.resize();
     // Resizing changes the height of what is observed: only a new width calls for it, in a new frame.
     new ResizeObserver(() => {
       if (root.clientWidth !== this.width) requestAnimationFrame(() => this.resize());
     }).observe(root);
+    window.addEventListener("beforeprint", () => this.drawForPrint());
+    window.addEventListener("afterprint", () => this.printed.replaceChildren());
     this.listen();
   }
 
@@ -74,17 +86,42 @@ class Swimlane {
     const most = parseFloat(style.maxHeight) || this.height;
     this.width = this.root.clientWidth;
     this.shown = Math.min(this.height, most);
-    const ratio = window.devicePixelRatio || 1;
-    this.canvas.width = Math.round(this.width * ratio);
-    this.canvas.height = Math.round(this.shown * ratio);
     this.canvas.style.width = `${this.width}px`;
     this.canvas.style.height = `${this.shown}px`;
     this.spacer.style.height = `${this.height - this.shown}px`;
+    this.prepare(this.canvas);
+    this.draw();
+  }
+
+  // Makes a canvas of the width and height that are drawn the one that is drawn on.
+  prepare(canvas) {
+    const ratio = window.devicePixelRatio || 1;
+    canvas.width = Math.round(this.width * ratio);
+    canvas.height = Math.round(this.shown * ratio);
     this.narrow = this.width < 620;
     this.margin = this.narrow ? 116 : 220;
-    this.context = this.canvas.getContext("2d");
+    this.context = canvas.getContext("2d");
     this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    this.draw();
+  }
+
+  // All ranks, in pictures that a sheet of paper has room for; style sheets make them as wide as it is.
+  drawForPrint() {
+    const { width, shown, context, margin, narrow } = this;
+    const pictures = [];
+    this.width = PRINTED_WIDTH;
+    for (let first = 0; first < this.bands.length; ) {
+      const top = this.bands[first].top - AXIS_HEIGHT - 4;
+      let next = first + 1;
+      while (next < this.bands.length && this.bands[next].bottom - top <= PRINTED_HEIGHT) next += 1;
+      this.shown = Math.ceil(this.bands[next - 1].bottom - top);
+      const canvas = document.createElement("canvas");
+      this.prepare(canvas);
+      this.draw(top, this.bands.slice(first, next));
+      pictures.push(canvas);
+      first = next;
+    }
+    this.printed.replaceChildren(...pictures);
+    Object.assign(this, { width, shown, context, margin, narrow });
   }
 
   redraw() {
@@ -110,7 +147,8 @@ class Swimlane {
     return this.margin + ((time - from) / (to - from)) * this.plotWidth();
   }
 
-  draw() {
+  // Draws bands as they are when scrolled so far.
+  draw(scroll = this.root.scrollTop, bands = this.bands) {
     const g = this.context;
     if (!g || this.width === 0) return;
     this.colours = Object.fromEntries(
@@ -119,19 +157,18 @@ class Swimlane {
     const family = getComputedStyle(this.root).fontFamily;
     this.fonts = { name: `600 12px ${family}`, small: `11px ${family}`, box: `11px ${family}` };
     g.clearRect(0, 0, this.width, this.shown);
-    const scroll = this.root.scrollTop;
     g.textBaseline = "middle";
     g.save();
     g.beginPath();
     g.rect(0, AXIS_HEIGHT, this.width, this.shown - AXIS_HEIGHT);
     g.clip();
     this.drawGrid();
-    for (const band of this.bands) {
+    for (const band of bands) {
       if (band.bottom - scroll < AXIS_HEIGHT || band.top - scroll > this.shown) continue;
       this.drawNames(band, scroll);
       for (const row of band.rows) this.drawRow(row, row.top - scroll);
       g.fillStyle = this.colours["--line"];
-      if (band !== this.bands.at(-1)) g.fillRect(0, Math.round(band.bottom - scroll), this.width, 1);
+      if (band !== bands.at(-1)) g.fillRect(0, Math.round(band.bottom - scroll), this.width, 1);
     }
     g.restore();
     this.drawAxis();
@@ -340,11 +377,15 @@ class Swimlane {
     canvas.addEventListener(
       "wheel",
       (event) => {
+        const along = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
+        const zooms = event.ctrlKey || event.metaKey;
+        // Without a key the wheel scrolls the page.
+        if (!along && !zooms) return;
         event.preventDefault();
         // Some devices count in lines, not pixels.
         const unit = event.deltaMode === WheelEvent.DOM_DELTA_LINE ? 16 : 1;
         const sideways = event.shiftKey ? event.deltaX || event.deltaY : event.deltaX;
-        if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+        if (along && !zooms) {
           view.pan((sideways * unit) / this.plotWidth());
         } else {
           const at = this.timeAt(event.clientX - canvas.getBoundingClientRect().left);

@@ -177,7 +177,7 @@ fn swimlanes(timelines: &[(&str, &Timeline)], left_out: &[String]) -> Markup {
     };
     html! {
         @if !timelines.is_empty() {
-            section {
+            section.long {
                 div.heading {
                     h2 { "Timeline" }
                     div.buttons role="group" aria-label="Zoom of the timeline" {
@@ -207,7 +207,8 @@ fn swimlanes(timelines: &[(&str, &Timeline)], left_out: &[String]) -> Markup {
                 div #swimlane tabindex="0" role="group" aria-describedby="swimlane-help"
                     aria-label="Timeline of every rank; the table of ranks gives its figures" {}
                 p #swimlane-help .help {
-                    "Wheel zooms, dragging pans, double click shows all. With the keyboard: "
+                    kbd { "Ctrl" } " (" kbd { "⌘" } " on a Mac) with the wheel zooms, " kbd { "Shift" }
+                    " with the wheel or dragging pans, double click shows all. With the keyboard: "
                     kbd { "+" } " " kbd { "−" } " " kbd { "←" } " " kbd { "→" } " " kbd { "0" } "."
                 }
             }
@@ -272,7 +273,7 @@ fn extra(given: &Table) -> Markup {
 fn plan(toml: &str) -> Markup {
     html! {
         @if !toml.is_empty() {
-            section {
+            section.long {
                 h2 { "Plan" }
                 pre tabindex="0" role="region" aria-label="Plan as TOML" { code { (toml) } }
             }
@@ -365,7 +366,7 @@ mod tests {
     #[test]
     fn predicted_and_measured_totals_are_compared() {
         let page = full().html();
-        let row = between(&page, "<td>Step time</td>", "</tr>");
+        let row = between(&page, ">Step time</td>", "</tr>");
         let cells: Vec<&str> =
             row.split("</td>").map(|cell| cell.rsplit('>').next().unwrap_or("")).collect();
         assert_eq!(cells, ["2.00 ms", "2.50 ms", "+25.0%", ""]);
@@ -378,7 +379,7 @@ mod tests {
             timeline.tracks[0].sent_bytes = 0;
         }
         let page = report.html();
-        let row = between(&page, "<td>Sent by all ranks</td>", "</tr>");
+        let row = between(&page, ">Sent by all ranks</td>", "</tr>");
         assert!(!row.contains("NaN"), "{row}");
     }
 
@@ -393,7 +394,7 @@ mod tests {
             "Memory limits it.",
             "<code>version = 1\n</code>",
             "<h2>Baselines</h2>",
-            "<td class=\"number\">12 ms</td>",
+            "<td class=\"number\" data-name=\"Step\">12 ms</td>",
             "id=\"swimlane\"",
             "id=\"memory\"",
             "id=\"losses\"",
@@ -406,6 +407,28 @@ mod tests {
         ] {
             assert!(page.contains(part), "the page lacks {part}");
         }
+    }
+
+    /// What an observer or a frame draws may come after a picture of the page was taken.
+    #[test]
+    fn the_timeline_is_drawn_before_anything_is_waited_for() {
+        let script = SCRIPTS[1];
+        let constructor = between(script, "constructor(", "layOut() {");
+        let drawn = constructor.find("this.resize();").expect("it is drawn");
+        let waits = ["ResizeObserver", "requestAnimationFrame", "addEventListener(\"beforeprint"];
+        for wait in waits {
+            assert!(drawn < constructor.find(wait).expect("it waits"), "{wait} is first");
+        }
+    }
+
+    #[test]
+    fn the_page_says_that_zooming_takes_a_key() {
+        let page = full().html();
+        let help = between(&page, "id=\"swimlane-help\"", "</p>");
+        assert!(
+            help.contains("<kbd>Ctrl</kbd>") && help.contains("with the wheel zooms"),
+            "{help}"
+        );
     }
 
     #[test]

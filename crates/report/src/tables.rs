@@ -6,6 +6,9 @@ use shardloom_program::timeline::Timeline;
 
 use crate::totals::{Totals, shares};
 
+/// Tables of more columns become lists where there is little room.
+const FEW_COLUMNS: usize = 4;
+
 /// A table that scrolls sideways in itself, reachable with the keyboard.
 pub(crate) fn table(label: &str, columns: &[String], rows: &[Vec<String>]) -> Markup {
     let numeric: Vec<bool> = (0..columns.len())
@@ -17,7 +20,7 @@ pub(crate) fn table(label: &str, columns: &[String], rows: &[Vec<String>]) -> Ma
     };
     html! {
         div.scroll tabindex="0" role="region" aria-label=(label) {
-            table {
+            table class=[(columns.len() > FEW_COLUMNS).then_some("wide")] {
                 thead {
                     tr {
                         @for (column, name) in columns.iter().enumerate() {
@@ -29,7 +32,7 @@ pub(crate) fn table(label: &str, columns: &[String], rows: &[Vec<String>]) -> Ma
                     @for row in rows {
                         tr {
                             @for (column, cell) in row.iter().enumerate() {
-                                td class=[class(column)] { (cell) }
+                                td class=[class(column)] data-name=[columns.get(column)] { (cell) }
                             }
                         }
                     }
@@ -129,7 +132,7 @@ pub(crate) fn ranks(source: &str, timeline: &Timeline) -> Markup {
         })
         .collect();
     html! {
-        section {
+        section.long {
             details open[rows.len() <= 32] {
                 summary { h2 { "Ranks, " (source) } }
                 (table(&format!("Ranks, {source}"), &columns, &rows))
@@ -201,6 +204,18 @@ mod tests {
         // One alone is set against nothing.
         let alone = cells(&comparison(&both[..1]).into_string());
         assert_eq!(alone, expected.map(|row| row[..2].to_vec()));
+    }
+
+    /// Where there is little room a row is a list of its cells.
+    #[test]
+    fn cells_carry_the_names_of_their_columns_and_tables_of_many_are_wide() {
+        let of = |count: usize| {
+            let names: Vec<String> = (0..count).map(|at| format!("c{at}")).collect();
+            table("t", &names, &[vec!["1".to_owned(); count]]).into_string()
+        };
+        assert!(of(4).contains("<table><thead>"));
+        assert!(of(5).contains("<table class=\"wide\">"));
+        assert!(of(5).contains("<td class=\"number\" data-name=\"c4\">1</td>"));
     }
 
     #[test]
