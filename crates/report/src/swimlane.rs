@@ -133,7 +133,15 @@ fn draw_row(
     into: &mut String,
 ) {
     let shown = column_intervals(track, span, columns);
-    for run in shown.chunk_by(|a, b| a == b) {
+    // A pass that communication divides is one block where that is too short to be shown.
+    let same = |one: &Option<usize>, other: &Option<usize>| {
+        let named = |index: usize| {
+            let it = &track.intervals[index];
+            (it.activity, it.label.as_str(), it.microbatch, it.chunk)
+        };
+        one.map(named) == other.map(named)
+    };
+    for run in shown.chunk_by(same) {
         match run[0] {
             Some(index) => {
                 let interval = &track.intervals[index];
@@ -408,6 +416,16 @@ mod tests {
             insta::assert_snapshot!(format!("parts_{name}"), rows(width, Colour::Plain));
         }
         insta::assert_snapshot!("parts_colour", rows(40, Colour::Ansi).replace('\x1b', "ESC"));
+    }
+
+    #[test]
+    fn a_pass_in_pieces_is_one_block_with_its_number() {
+        let piece =
+            |at: u64| interval(Activity::Forward, &format!("F{}", at / 4), 10 * at, 10 * at + 9);
+        let timeline = simulated(vec![track(0, "", (0..8).map(piece).collect())]);
+        let text = swimlane(&timeline, 20 + 8, Colour::Plain);
+        let row = text.lines().next().unwrap_or_default();
+        assert!(row.contains("│F0░░░░░░░F1░░░░░░░│"), "{row}");
     }
 
     #[test]
