@@ -55,6 +55,7 @@ mod held;
 mod host;
 mod instruction_count;
 mod lookups;
+mod memory_changes;
 mod modelled;
 mod negotiation;
 mod rate;

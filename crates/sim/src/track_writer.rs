@@ -1,4 +1,5 @@
-//! Writes an actor's track: computation by entry, communication by instruction, memory by entry.
+//! Writes an actor's track: computation by entry, communication by instruction, memory by
+//! instruction.
 //!
 //! A lane shows one thing at a time. Where collectives of different groups overlap, the one that began
 //! last is shown, so that a lane's intervals add up to the time in which it is occupied.
@@ -14,6 +15,7 @@ use shardloom_program::{Action, Class, Content, Issued, Keep, MemoryTracker, Pro
 use crate::Actor;
 use crate::actor::ActorState;
 use crate::held::{ExtraBytes, copies_bytes};
+use crate::memory_changes::MemoryChanges;
 use crate::script::{Doing, Line};
 
 /// One actor's track so far.
@@ -26,8 +28,8 @@ pub(crate) struct TrackWriter<'p> {
     incoming: Vec<Interval>,
     /// Computation that the current entry may continue.
     computing: Option<Interval>,
-    /// The most that the current entry has held, and since when; none before its first instruction.
-    peak: Option<(Picos, u64)>,
+    /// What is held over time.
+    changes: MemoryChanges,
     /// What forward passes have left besides tensors, by operator and micro-batch.
     saved: BTreeMap<(OpId, Option<u32>), u64>,
     /// What collectives have freed that the host cannot use again yet, in the order of their launches.
@@ -55,17 +57,16 @@ impl<'p> TrackWriter<'p> {
             rank: actor.rank.0,
             multiplicity: u64::from(actor.multiplicity),
             place: place(program, actor, folded),
-            memory: vec![(Picos::ZERO, memory.live_bytes())],
             ..Track::default()
         };
         TrackWriter {
             track,
             class,
             position: actor.position,
+            changes: MemoryChanges::new(memory.live_bytes()),
             memory,
             incoming: vec![],
             computing: None,
-            peak: None,
             saved: BTreeMap::new(),
             freed: VecDeque::new(),
             ahead: (ahead > 0.0).then(|| Picos::from_seconds(ahead)),
@@ -185,16 +186,14 @@ impl<'p> TrackWriter<'p> {
         let (instruction, microbatch) = (actor.line().instruction, actor.microbatch());
         self.memory.begin(instruction, microbatch);
         self.memory.pass(extra.workspace);
-        let held = self.memory.live_bytes() + extra.workspace;
-        if self.peak.is_none_or(|(_, most)| held > most) {
-            self.peak = Some((time, held));
-        }
+        self.changes.change(time, self.memory.live_bytes() + extra.workspace);
         if let Action::Kernel { op, pass, .. } = &instruction.action {
             match pass {
                 Pass::Forward if extra.saved > 0 => {
                     self.memory.hold(extra.saved);
                     let before = self.saved.insert((*op, microbatch), extra.saved);
                     self.memory.give_back(before.unwrap_or(0));
+                    self.changes.change(time, self.memory.live_bytes());
                 }
                 Pass::Input => {
                     let saved = self.saved.remove(&(*op, microbatch));
@@ -220,19 +219,13 @@ impl<'p> TrackWriter<'p> {
     /// An entry ends at `time`, or after it the step.
     pub fn end_item(&mut self, time: Picos) {
         self.track.intervals.extend(self.computing.take());
-        let end = (time, self.memory.live_bytes());
-        for (time, bytes) in self.peak.take().into_iter().chain([end]) {
-            let (before, known) =
-                *self.track.memory.last().expect("begins with what is held always");
-            if bytes != known {
-                self.track.memory.push((time.max(before), bytes));
-            }
-        }
+        self.changes.change(time, self.memory.live_bytes());
     }
 
     /// The track; it has sent `sent_bytes`.
     pub fn finish(mut self, sent_bytes: u64) -> Track {
         self.track.intervals.extend(latest_on_top(self.incoming));
+        self.track.memory = self.changes.finish();
         self.track.peak_bytes = self.memory.peak_bytes();
         self.track.peak_activation_bytes = Some(self.memory.peak_activation_bytes());
         self.track.sent_bytes = sent_bytes;

@@ -203,6 +203,9 @@ proptest! {
             prop_assert_eq!(track.memory.first(), Some(&(Picos::ZERO, held)));
             prop_assert_eq!(track.memory.last().map(|&(_, bytes)| bytes), Some(held));
             prop_assert!(track.memory.windows(2).all(|pair| pair[0].0 <= pair[1].0));
+            // Each instruction changes it, not each pass as a whole.
+            let passes = track.intervals.iter().filter(|it| it.lane == Lane::Compute).count();
+            prop_assert!(track.memory.len() > passes, "{} in {passes} passes", track.memory.len());
             prop_assert_eq!(track.sent_bytes, 2 * program.sent_bytes(id, position));
         }
     }
