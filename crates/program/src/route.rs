@@ -6,7 +6,10 @@ use shardloom_plan::Mesh;
 use crate::{BucketId, ClassId, Format, Layout, Placement};
 
 /// Identifies a route of a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
+#[serde(transparent)]
 pub struct RouteId(pub u32);
 
 /// A part of a tensor that goes from one rank to another.

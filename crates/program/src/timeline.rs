@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use crate::RouteId;
+
 /// A point or span of time in picoseconds.
 ///
 /// Integers make sums exact, so that a folded simulation equals the unfolded one bit for bit and an
@@ -115,6 +117,15 @@ pub struct Interval {
     pub end: Picos,
 }
 
+/// One end of a message between stages: its sending or its receiving.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MessageEnd {
+    /// The route of the program that it takes; its micro-batch says which message on it.
+    pub route: RouteId,
+    /// When that was, which may take no time.
+    pub interval: Interval,
+}
+
 /// One rank's (or one folded class of ranks') part of a timeline.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Track {
@@ -126,6 +137,10 @@ pub struct Track {
     pub place: String,
     /// What it did, in order of start on each lane.
     pub intervals: Vec<Interval>,
+    /// Messages to and from other stages, in order of their end on each lane. Each is among `intervals`, too, as far as
+    /// its lane shows it: a receive beside which a collective runs may be several of these, or none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub messages: Vec<MessageEnd>,
     /// Bytes allocated after each change, in order of time.
     pub memory: Vec<(Picos, u64)>,
     /// The most bytes allocated at once.

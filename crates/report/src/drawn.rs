@@ -70,7 +70,8 @@ fn first_part(timeline: &Timeline, most: usize) -> (Cow<'_, Timeline>, Option<St
     let end = end_of_first(track, most);
     let intervals = track.intervals.iter().filter(|it| it.start < end).cloned().collect();
     let memory = track.memory.iter().copied().filter(|&(at, _)| at < end).collect();
-    let track = Track { intervals, memory, ..track.clone() };
+    let messages = track.messages.iter().filter(|it| it.interval.start < end).cloned().collect();
+    let track = Track { intervals, messages, memory, ..track.clone() };
     let length = seconds(end.since(first_start(timeline)).seconds());
     let words = format!("{of} {sum} only the first {length} of the first are there");
     (Cow::Owned(Timeline { tracks: vec![track], ..*timeline }), Some(words))

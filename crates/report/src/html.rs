@@ -295,6 +295,7 @@ mod tests {
             multiplicity: 2,
             place: "stage 0".to_owned(),
             intervals: vec![interval(Activity::Forward, "F0", 0, end)],
+            messages: vec![],
             memory: vec![(Picos(0), 1 << 20)],
             peak_bytes: 1 << 20,
             peak_activation_bytes: None,

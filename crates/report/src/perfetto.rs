@@ -1,15 +1,19 @@
 //! A timeline as a Perfetto trace, for `ui.perfetto.dev` and `trace_processor`.
 
+mod flows;
 mod schema;
 
+use std::collections::HashSet;
+
 use prost::Message;
-use shardloom_program::timeline::{Clock, Interval, Lane, Picos, Timeline, Track};
+use shardloom_program::timeline::{Activity, Clock, Interval, Lane, Picos, Timeline, Track};
 
 use crate::drawn::{Drawn, MOST_TRACED};
 use crate::palette::look;
 use crate::shade::Part;
 use crate::stacking::stack;
 use crate::totals::{clock_words, first_start};
+use flows::{Flows, TrackFlows};
 use schema::{
     ChildOrdering, CounterDescriptor, CounterUnit, Data, DebugAnnotation, EventType,
     ProcessDescriptor, Trace, TracePacket, TrackDescriptor, TrackEvent,
@@ -18,10 +22,14 @@ use schema::{
 /// All packets come from this one writer.
 const SEQUENCE: u32 = 1;
 
+const NO_FLOWS: &[u64] = &[];
+
 /// Encodes timelines as one Perfetto trace (a `Trace` message of `TrackEvent` packets).
 ///
 /// Every rank is a process, named after its rank, place and clock; its lanes are tracks of that
-/// process, and its memory a counter in bytes. Intervals of a lane that overlap are spread over
+/// process, and its memory a counter in bytes. Messages between stages are there whole, also those that take no time,
+/// with a flow from each sending to its receiving; where stages have different numbers of ranks, these are paired in
+/// order. Intervals of a lane that overlap are spread over
 /// several tracks of the lane's name. Every timeline starts at time zero, so that a predicted and a
 /// measured one lie under each other. Times are whole nanoseconds, rounded down.
 ///
@@ -61,8 +69,9 @@ fn traced(timelines: &[&Timeline], most: usize) -> PerfettoTrace {
     let mut writer = Writer::default();
     for (_, timeline) in &timelines {
         let origin = first_start(timeline);
-        for track in &timeline.tracks {
-            writer.track(track, clock_words(timeline.clock), origin);
+        let flows = Flows::of(&timeline.tracks, &mut writer.last_flow);
+        for (track, flows) in timeline.tracks.iter().zip(&flows.tracks) {
+            writer.track(track, flows, clock_words(timeline.clock), origin);
         }
     }
     PerfettoTrace { bytes: writer.trace.encode_to_vec(), left_out }
@@ -75,24 +84,42 @@ struct Writer {
     last_uuid: u64,
     /// The last process id given out; 0 is the kernel's.
     last_pid: i32,
+    /// The last flow id given out.
+    last_flow: u64,
 }
 
 impl Writer {
-    fn track(&mut self, track: &Track, clock: &str, origin: Picos) {
+    fn track(&mut self, track: &Track, flows: &TrackFlows, clock: &str, origin: Picos) {
         let process = self.process(track, clock);
+        // Lanes show of messages only what nothing else hides.
+        let of_messages: HashSet<(Activity, &str)> =
+            track.messages.iter().map(|it| (it.interval.activity, &*it.interval.label)).collect();
+        let others = track
+            .intervals
+            .iter()
+            .filter(|it| !of_messages.contains(&(it.activity, &*it.label)))
+            .map(|it| (it, NO_FLOWS));
+        let messages = track.messages.iter().zip(flows).map(|(it, ids)| (&it.interval, &ids[..]));
+        let all: Vec<(&Interval, &[u64])> = others.chain(messages).collect();
         let lanes = [
             (Lane::Compute, "compute"),
             (Lane::CommunicationIn, "communication in"),
             (Lane::CommunicationOut, "communication out"),
         ];
         for (position, (lane, name)) in (0..).zip(lanes) {
-            let stack = stack(track.intervals.iter().filter(|interval| interval.lane == lane));
+            let of_lane = || all.iter().filter(|(interval, _)| interval.lane == lane);
+            let stack = stack(of_lane().map(|(interval, _)| *interval));
+            // As the stack is ordered.
+            let mut ordered: Vec<&(&Interval, &[u64])> = of_lane().collect();
+            ordered.sort_by_key(|(interval, _)| interval.start);
             // Rows are contiguous in the packet stream: within one track the order of packets
             // decides between an end and a beginning at the same nanosecond.
             for row in 0..stack.depth {
                 let uuid = self.child(process, name, position, None);
-                for (interval, _) in stack.placed.iter().filter(|(_, placed)| *placed == row) {
-                    self.slice(interval, uuid, origin);
+                for ((interval, placed), (_, flows)) in stack.placed.iter().zip(&ordered) {
+                    if *placed == row {
+                        self.slice(interval, flows, uuid, origin);
+                    }
                 }
             }
         }
@@ -158,7 +185,7 @@ impl Writer {
         self.last_uuid
     }
 
-    fn slice(&mut self, interval: &Interval, uuid: u64, origin: Picos) {
+    fn slice(&mut self, interval: &Interval, flows: &[u64], uuid: u64, origin: Picos) {
         let part = Part::of(interval);
         let numbers = [("microbatch", interval.microbatch), ("chunk", part.chunk)];
         let annotate = |(name, value): (&str, Option<u32>)| {
@@ -173,6 +200,7 @@ impl Writer {
             name: Some("reverse".to_owned()),
             ..DebugAnnotation::default()
         });
+        let ends_flows = interval.activity == Activity::Receive;
         // Categories are what slices can be filtered by.
         let mut categories = vec![look(interval.activity).name.to_owned()];
         categories.extend(part.chunk.map(|chunk| format!("chunk {chunk}")));
@@ -189,7 +217,9 @@ impl Writer {
                 track_uuid: Some(uuid),
                 categories,
                 name: Some(interval.label.clone()),
-                counter_value: None,
+                flow_ids: if ends_flows { vec![] } else { flows.to_vec() },
+                terminating_flow_ids: if ends_flows { flows.to_vec() } else { vec![] },
+                ..TrackEvent::default()
             },
         );
         self.event(
@@ -216,7 +246,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use proptest::prelude::*;
-    use shardloom_program::timeline::{Activity, Clock};
+    use shardloom_program::RouteId;
+    use shardloom_program::timeline::MessageEnd;
 
     use super::*;
     use crate::visible::tests::{any_timeline, interval};
@@ -312,6 +343,82 @@ mod tests {
         track memory of 1
         0 Counter  on 4 Some(1024)
         ");
+    }
+
+    /// Two ranks, of which one sends two messages to the other, whose second receive takes no time and a collective
+    /// hides the first.
+    fn sending() -> Timeline {
+        let end = |activity, label, start: u64, end: u64| MessageEnd {
+            route: RouteId(0),
+            interval: interval(activity, label, start * 1000, end * 1000),
+        };
+        let sends = vec![end(Activity::Send, "send 0", 5, 9), end(Activity::Send, "send 1", 9, 9)];
+        let receives = vec![
+            end(Activity::Receive, "receive 0", 5, 9),
+            end(Activity::Receive, "receive 1", 9, 9),
+        ];
+        let shown = |sends: &[MessageEnd]| {
+            let long = sends.iter().map(|it| it.interval.clone());
+            long.filter(|it| it.start < it.end).collect::<Vec<_>>()
+        };
+        let tracks = vec![
+            Track { rank: 0, intervals: shown(&sends), messages: sends, ..Track::default() },
+            Track {
+                rank: 1,
+                intervals: vec![interval(Activity::Collective, "all-reduce", 4000, 10_000)],
+                messages: receives,
+                ..Track::default()
+            },
+        ];
+        Timeline { clock: Clock::Simulated, tracks }
+    }
+
+    #[test]
+    fn every_message_is_a_slice_at_both_ends_with_a_flow_between_them() {
+        // The same timeline twice: flows do not go from one to the other.
+        let (one, other) = (sending(), sending());
+        let bytes = perfetto_trace(&[&one, &other]).bytes;
+        let trace = Trace::decode(&*bytes).expect("our own bytes decode");
+        let mut found = vec![];
+        for packet in &trace.packet {
+            if let Some(Data::TrackEvent(event)) = &packet.data
+                && event.r#type() == EventType::SliceBegin
+            {
+                let flows = (event.flow_ids.clone(), event.terminating_flow_ids.clone());
+                found.push((event.name().to_owned(), packet.timestamp(), flows));
+            }
+        }
+        let slice = |name: &str, at, leave: &[u64], end: &[u64]| {
+            (name.to_owned(), at, (leave.to_vec(), end.to_vec()))
+        };
+        let of = |first: u64| {
+            [
+                slice("send 0", 1, &[first], &[]),
+                slice("send 1", 5, &[first + 1], &[]),
+                slice("all-reduce", 0, &[], &[]),
+                slice("receive 1", 5, &[], &[first + 1]),
+                slice("receive 0", 1, &[], &[first]),
+            ]
+        };
+        found.sort();
+        let mut expected = [of(1), of(3)].concat();
+        expected.sort();
+        assert_eq!(found, expected);
+    }
+
+    /// Tags 47 and 48 of the public `TrackEvent`, with wire type 1.
+    #[test]
+    fn flows_have_the_bytes_of_the_public_format() {
+        let event = TrackEvent {
+            flow_ids: vec![1],
+            terminating_flow_ids: vec![2],
+            ..TrackEvent::default()
+        };
+        let expected = [
+            0xf9, 0x02, 1, 0, 0, 0, 0, 0, 0, 0, // flow_ids = 47, fixed64: 1
+            0x81, 0x03, 2, 0, 0, 0, 0, 0, 0, 0, // terminating_flow_ids = 48, fixed64: 2
+        ];
+        assert_eq!(event.encode_to_vec(), expected);
     }
 
     #[test]

@@ -135,6 +135,7 @@ pub(crate) mod tests {
             multiplicity: n.1,
             place,
             intervals,
+            messages: vec![],
             memory,
             peak_bytes: n.2,
             peak_activation_bytes: None,

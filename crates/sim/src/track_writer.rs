@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use shardloom_cluster::Stack;
 use shardloom_graph::OpId;
 use shardloom_graph::work::Pass;
-use shardloom_program::timeline::{Activity, Interval, Lane, Picos, Track};
+use shardloom_program::timeline::{Activity, Interval, Lane, MessageEnd, Picos, Track};
 use shardloom_program::{Action, Class, Content, Issued, Keep, MemoryTracker, Program};
 
 use crate::Actor;
@@ -110,9 +110,6 @@ impl<'p> TrackWriter<'p> {
         start: Picos,
         end: Picos,
     ) {
-        if end <= start {
-            return;
-        }
         let (lane, activity) = match line.doing {
             Doing::Send(_) => (Lane::CommunicationOut, Activity::Send),
             Doing::Receive(_) | Doing::Fetch => (Lane::CommunicationIn, Activity::Receive),
@@ -120,19 +117,26 @@ impl<'p> TrackWriter<'p> {
                 (Lane::CommunicationIn, Activity::Collective)
             }
         };
-        let lane_intervals = match lane {
-            Lane::CommunicationIn => &mut self.incoming,
-            Lane::Compute | Lane::CommunicationOut => &mut self.track.intervals,
-        };
-        lane_intervals.push(Interval {
+        let interval = Interval {
             lane,
             activity,
             label: line.label.clone(),
             microbatch,
             chunk,
-            start,
+            start: start.min(end),
             end,
-        });
+        };
+        if let Doing::Send(route) | Doing::Receive(route) = line.doing {
+            self.track.messages.push(MessageEnd { route, interval: interval.clone() });
+        }
+        if end <= start {
+            return;
+        }
+        let lane_intervals = match lane {
+            Lane::CommunicationIn => &mut self.incoming,
+            Lane::Compute | Lane::CommunicationOut => &mut self.track.intervals,
+        };
+        lane_intervals.push(interval);
     }
 
     /// Counts what a collective frees that has been waited for.

@@ -65,6 +65,23 @@ fn a_message_delays_the_next_stage_by_its_time() {
     assert_eq!(of(0, Activity::Receive), [(14, 24)]);
 }
 
+/// Also those that take no time, which no lane shows.
+#[test]
+fn every_message_is_known_at_both_ends() {
+    for message in [0, 3] {
+        let found = pipeline(ScheduleKind::OneForwardOneBackward, (3, 4), (1, 1, message));
+        let ends = |activity: Activity| {
+            let all = found.timeline.tracks.iter().flat_map(|track| &track.messages);
+            let those = all.filter(|it| it.interval.activity == activity);
+            let mut ends: Vec<_> = those.map(|it| (it.route, it.interval.microbatch)).collect();
+            ends.sort();
+            ends
+        };
+        assert_eq!(ends(Activity::Send).len(), 2 * 2 * 4, "messages of {message}");
+        assert_eq!(ends(Activity::Send), ends(Activity::Receive), "messages of {message}");
+    }
+}
+
 #[test]
 fn a_rank_s_message_sets_out_only_when_the_one_before_it_has_arrived() {
     // Passes end every 1, messages take 3: each waits for the one before it, both ways.

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
-use shardloom_program::timeline::{Picos, Track};
+use shardloom_program::timeline::{MessageEnd, Picos, Track};
 use shardloom_program::{Action, Group, Issued, Program, Rank, RouteId};
 
 /// A rank's track, and which instruction each of its intervals of communication was.
@@ -27,7 +27,7 @@ enum Meeting<'p> {
     Collective { group: &'p Group, members: Vec<Rank> },
 }
 
-/// The tracks of all ranks, in which communication begins when the others are there.
+/// The tracks of all ranks with their messages, in which communication begins when the others are there.
 pub(crate) fn without_waiting(program: &Program, mut recorded: Vec<Recorded>) -> Vec<Track> {
     // When the last of those that keep others waiting has come to it, by how often they had met before.
     let mut begun: HashMap<(Meeting<'_>, usize), Picos> = HashMap::new();
@@ -44,7 +44,23 @@ pub(crate) fn without_waiting(program: &Program, mut recorded: Vec<Recorded>) ->
             _ => begun.get(&meeting).map_or(start, |&last| start.max(last)),
         }
     });
-    recorded.into_iter().map(|it| it.track).collect()
+    recorded.into_iter().map(|it| with_messages(program, it)).collect()
+}
+
+/// The rank's track with the messages among its intervals; the engine's, of which no instructions are known, has them.
+fn with_messages(program: &Program, Recorded { mut track, issued }: Recorded) -> Track {
+    let class = program.class(program.locate(Rank(track.rank)).0);
+    let messages = track.intervals.iter().zip(issued).filter_map(|(interval, issued)| {
+        match issued?.instruction(class).action {
+            Action::Send { route } | Action::Receive { route } => {
+                Some(MessageEnd { route, interval: interval.clone() })
+            }
+            _ => None,
+        }
+    });
+    let messages: Vec<MessageEnd> = messages.collect();
+    track.messages.extend(messages);
+    track
 }
 
 /// Lets `start` say when each interval of communication begins, as far as that is before its end. It is told which
