@@ -142,6 +142,17 @@ function drawMemory(root, help, data, view) {
       value: (plot, value) => (value === null ? "–" : formatBytes(value)),
     });
   }
+  for (const bytes of data.device_memory) {
+    columns.push(moments.map(() => bytes));
+    series.push({
+      label: "memory of the device",
+      stroke: () => themeColour("--warning"),
+      width: 2,
+      dash: [2, 3],
+      points: { show: false },
+      value: () => formatBytes(bytes),
+    });
+  }
   const plot = responsivePlot(
     root,
     {
@@ -180,6 +191,8 @@ function drawMemory(root, help, data, view) {
   if (ranks.size > chosen.length)
     parts.push(`Drawn: the ${chosen.length} of ${ranks.size} ranks with the highest peaks.`);
   if (several) parts.push("Dashed lines are predicted.");
+  if (data.device_memory.length > 0)
+    parts.push("The dotted line is the memory of the device; a click on its name in the legend hides it.");
   help.textContent = parts.join(" ");
 }
 

@@ -1,5 +1,7 @@
 //! One self-contained web page about a plan, a simulation or a training run.
 
+use std::collections::BTreeMap;
+
 use maud::{Markup, PreEscaped, html};
 use serde::{Deserialize, Serialize};
 use shardloom_program::timeline::{Activity, Timeline};
@@ -59,7 +61,9 @@ pub struct Report {
     pub cluster: String,
     /// The plan, as TOML.
     pub plan_toml: String,
-    /// Names and values of the figures to show first, such as tokens per second.
+    /// What must be known before all else, in sentences: that the plan does not fit.
+    pub warnings: Vec<String>,
+    /// Names and values of the figures to show first, such as tokens per second. Long values stand below the others.
     pub summary: Vec<(String, String)>,
     /// Losses, in order of step.
     pub losses: Vec<LossPoint>,
@@ -67,6 +71,8 @@ pub struct Report {
     pub predicted: Option<Timeline>,
     /// The measured timeline of a step.
     pub measured: Option<Timeline>,
+    /// Bytes of memory of the device of each rank, or of the first of those that are alike, where that is known.
+    pub device_memory: BTreeMap<u32, u64>,
     /// Sentences that explain the plan or the result.
     pub notes: Vec<String>,
     /// Further tables.
@@ -95,15 +101,16 @@ impl Report {
         let drawn = Drawn::of(&timelines, MOST_DRAWN, "a page draws");
         let shown: Vec<(&'static str, &Timeline)> =
             drawn.timelines.iter().map(|(source, timeline)| (*source, timeline.as_ref())).collect();
-        let payload = Payload::new(&self.losses, shown.iter().copied());
+        let payload = Payload::new(&self.losses, &self.device_memory, shown.iter().copied());
         let main = html! {
+            (warnings(&self.warnings))
             noscript { p.notice { "The charts need JavaScript; the tables do not." } }
             (figures(&self.summary))
             (notes(&self.notes))
             (comparison(&timelines))
             (swimlanes(&shown, &drawn.left_out))
             (memory(&shown))
-            @for (source, timeline) in &timelines { (ranks(source, timeline)) }
+            (ranks(&timelines, &self.device_memory))
             (losses(&self.losses))
             (accuracies(&self.losses))
             @for table in &self.tables { (extra(table)) }
@@ -136,8 +143,21 @@ impl Report {
     }
 }
 
-/// Names and values in boxes.
+fn warnings(warnings: &[String]) -> Markup {
+    html! {
+        @if !warnings.is_empty() {
+            section.warning role="alert" { @for warning in warnings { p { (warning) } } }
+        }
+    }
+}
+
+/// The most characters of a value that is set in large type.
+const SHORT: usize = 24;
+
+/// Names and values: short ones in boxes, long ones below them.
 pub(crate) fn figures(summary: &[(String, String)]) -> Markup {
+    let (summary, long): (Vec<_>, Vec<_>) =
+        summary.iter().partition(|(_, value)| value.chars().count() <= SHORT);
     let count = summary.len();
     let halved = count.div_ceil(2);
     let wide = if count > 7 { halved } else { count };
@@ -148,6 +168,11 @@ pub(crate) fn figures(summary: &[(String, String)]) -> Markup {
                 dl.figures style={ "--wide:" (wide) ";--narrow:" (narrow) } {
                     @for (name, value) in summary { div { dt { (name) } dd { (value) } } }
                 }
+            }
+        }
+        @if !long.is_empty() {
+            section aria-label="Further facts" {
+                dl.details { @for (name, value) in long { dt { (name) } dd { (value) } } }
             }
         }
     }
@@ -310,6 +335,7 @@ mod tests {
             model: "gpt".to_owned(),
             cluster: "local".to_owned(),
             plan_toml: "version = 1\n".to_owned(),
+            warnings: vec!["Does not fit: rank 0 needs too much.".to_owned()],
             summary: vec![("Tokens per second".to_owned(), "1,234".to_owned())],
             losses: vec![
                 LossPoint { step: 1, train: 4.5, validation: None, accuracy: None },
@@ -317,6 +343,7 @@ mod tests {
             ],
             predicted: Some(timeline(Clock::Simulated, 2_000_000_000)),
             measured: Some(timeline(Clock::Wall, 2_500_000_000)),
+            device_memory: BTreeMap::from([(0, 3 << 20)]),
             notes: vec!["Memory limits it.".to_owned()],
             tables: vec![Table {
                 title: "Baselines".to_owned(),
@@ -365,6 +392,28 @@ mod tests {
     }
 
     #[test]
+    fn a_plan_that_does_not_fit_says_so_before_all_else_and_the_chart_knows_the_memory() {
+        let page = full().html();
+        let main = page.split("<main>").nth(1).expect("a main part");
+        let first =
+            "<section class=\"warning\" role=\"alert\"><p>Does not fit: rank 0 needs too much.</p>";
+        assert!(main.starts_with(first), "{}", &main[..200]);
+        let json = between(&page, "<script id=\"data\" type=\"application/json\">", "</script>");
+        let data: serde_json::Value = serde_json::from_str(json).expect("embedded JSON parses");
+        assert_eq!(data["device_memory"], serde_json::json!([3 << 20]));
+    }
+
+    #[test]
+    fn long_values_stand_below_in_normal_type() {
+        let long = "a sentence that no headline has room for".to_owned();
+        let summary = vec![("Software".to_owned(), long), ("Step".to_owned(), "1 ms".to_owned())];
+        let page = Report { summary, ..Report::default() }.html();
+        let cards = between(&page, "<dl class=\"figures\"", "</dl>");
+        assert!(cards.contains("1 ms") && !cards.contains("headline"), "{cards}");
+        assert!(between(&page, "<dl class=\"details\">", "</dl>").contains("headline"));
+    }
+
+    #[test]
     fn predicted_and_measured_totals_are_compared() {
         let page = full().html();
         let row = between(&page, ">Step time</td>", "</tr>");
@@ -402,8 +451,7 @@ mod tests {
             "id=\"accuracies\"",
             "At step 2 the model gives 75.0% of the validation samples their class.",
             "executed, wall clock",
-            "Ranks, predicted",
-            "Ranks, measured",
+            "<h2>Ranks</h2>",
             "The MIT License (MIT)",
         ] {
             assert!(page.contains(part), "the page lacks {part}");
@@ -486,10 +534,12 @@ mod tests {
             model: text(),
             cluster: text(),
             plan_toml: text(),
+            warnings: vec![text()],
             summary: vec![(text(), text())],
             losses: Vec::new(),
             predicted: Some(evil),
             measured: None,
+            device_memory: BTreeMap::new(),
             notes: vec![text()],
             tables: vec![Table { title: text(), columns: vec![text()], rows: vec![vec![text()]] }],
         };

@@ -3,7 +3,7 @@
 //! Intervals are columns of numbers and labels are pooled, so that a hundred thousand of them make a
 //! few megabytes. Times are picoseconds since the timeline's first start.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::Serialize;
 use shardloom_program::timeline::{Activity, Lane, Picos, Timeline, Track};
@@ -20,6 +20,8 @@ pub(crate) struct Payload<'a> {
     kinds: Vec<Kind>,
     parts: Parts,
     losses: &'a [LossPoint],
+    /// The different sizes of the devices' memories, in bytes.
+    device_memory: BTreeSet<u64>,
     timelines: Vec<TimelineColumns<'a>>,
 }
 
@@ -83,9 +85,10 @@ struct LaneColumns {
 }
 
 impl<'a> Payload<'a> {
-    /// `timelines` with the name of where each comes from.
+    /// `timelines` with the name of where each comes from, on devices with so many bytes of memory by rank.
     pub(crate) fn new(
         losses: &'a [LossPoint],
+        device_memory: &BTreeMap<u32, u64>,
         timelines: impl IntoIterator<Item = (&'static str, &'a Timeline)>,
     ) -> Payload<'a> {
         let timelines: Vec<_> = timelines.into_iter().collect();
@@ -95,7 +98,8 @@ impl<'a> Payload<'a> {
             .into_iter()
             .map(|(source, timeline)| TimelineColumns::new(source, timeline))
             .collect();
-        Payload { kinds: kinds.into(), parts, losses, timelines }
+        let device_memory = device_memory.values().copied().collect();
+        Payload { kinds: kinds.into(), parts, losses, device_memory, timelines }
     }
 
     /// JSON that may stand inside a script element: no `<`, which alone could end it.
@@ -203,7 +207,7 @@ mod tests {
     use crate::visible::tests::{any_timeline, interval};
 
     fn parsed(timeline: &Timeline) -> Value {
-        let payload = Payload::new(&[], [("predicted", timeline)]);
+        let payload = Payload::new(&[], &BTreeMap::new(), [("predicted", timeline)]);
         serde_json::from_str(&payload.script_json()).expect("the payload is JSON")
     }
 
@@ -277,7 +281,8 @@ mod tests {
             ..Track::default()
         };
         let timeline = Timeline { clock: Clock::Wall, tracks: vec![track] };
-        let json = Payload::new(&[], [("measured", &timeline)]).script_json();
+        let memory = BTreeMap::new();
+        let json = Payload::new(&[], &memory, [("measured", &timeline)]).script_json();
         assert!(!json.contains('<'));
         assert_eq!(parsed(&timeline)["timelines"][0]["labels"][0], hostile);
     }

@@ -1,8 +1,10 @@
 //! The page's tables: any table, and those that a timeline gives.
 
+use std::collections::BTreeMap;
+
 use maud::{Markup, html};
 use shardloom_program::quantity::{bytes, percent, seconds, signed_percent};
-use shardloom_program::timeline::Timeline;
+use shardloom_program::timeline::{Picos, Timeline, Track};
 
 use crate::totals::{Totals, shares};
 
@@ -96,46 +98,55 @@ pub(crate) fn comparison(timelines: &[(&str, &Timeline)]) -> Markup {
     }
 }
 
-/// What each rank of a timeline does and holds: the swimlane for those who read.
-pub(crate) fn ranks(source: &str, timeline: &Timeline) -> Markup {
-    let columns = [
-        "Rank",
-        "Ranks alike",
-        "Place",
-        "Computing",
-        "Exposed communication",
-        "Idle",
-        "Computing for",
-        "Communicating for",
-        "Peak memory",
-        "Sent",
+/// What each rank does and holds in the step, of each timeline side by side: the swimlane for those who read.
+pub(crate) fn ranks(timelines: &[(&str, &Timeline)], device_memory: &BTreeMap<u32, u64>) -> Markup {
+    let values: [(&str, fn(&Track, Picos) -> String); 6] = [
+        ("Computing", |track, makespan| percent(shares(track, makespan).busy)),
+        ("Exposed communication", |track, makespan| percent(shares(track, makespan).exposed)),
+        ("Idle", |track, makespan| percent(shares(track, makespan).idle)),
+        ("Communicating for", |track, _| seconds(track.communicating().seconds())),
+        ("Peak memory", |track, _| bytes(track.peak_bytes)),
+        ("Sent in the step", |track, _| bytes(track.sent_bytes)),
     ];
-    let columns = columns.map(str::to_owned);
-    let makespan = timeline.makespan();
-    let rows: Vec<Vec<String>> = timeline
-        .tracks
-        .iter()
-        .map(|track| {
-            let shares = shares(track, makespan);
-            vec![
-                track.rank.to_string(),
-                track.multiplicity.to_string(),
-                track.place.clone(),
-                percent(shares.busy),
-                percent(shares.exposed),
-                percent(shares.idle),
-                seconds(track.busy().seconds()),
-                seconds(track.communicating().seconds()),
-                bytes(track.peak_bytes),
-                bytes(track.sent_bytes),
-            ]
-        })
-        .collect();
+    // By rank the track of each timeline, as far as it has one that begins with that rank.
+    let mut by_rank: BTreeMap<u32, Vec<Option<&Track>>> = BTreeMap::new();
+    for (index, (_, timeline)) in timelines.iter().enumerate() {
+        for track in &timeline.tracks {
+            let tracks = by_rank.entry(track.rank).or_insert_with(|| vec![None; timelines.len()]);
+            tracks[index] = Some(track);
+        }
+    }
+    let known = !device_memory.is_empty();
+    let mut columns = ["Rank", "Ranks alike", "Place"].map(str::to_owned).to_vec();
+    for (name, _) in values {
+        columns.extend(timelines.iter().map(|(source, _)| match timelines.len() {
+            1 => name.to_owned(),
+            _ => format!("{name}, {source}"),
+        }));
+    }
+    columns.extend(known.then(|| "Memory of the device".to_owned()));
+    let row = |(rank, tracks): (&u32, &Vec<Option<&Track>>)| {
+        let any = tracks.iter().flatten().next();
+        let mut row = vec![rank.to_string()];
+        row.push(any.map(|track| track.multiplicity.to_string()).unwrap_or_default());
+        row.push(any.map(|track| track.place.clone()).unwrap_or_default());
+        for (_, value) in values {
+            row.extend(tracks.iter().zip(timelines).map(|(track, (_, timeline))| {
+                track.map_or_else(String::new, |track| value(track, timeline.makespan()))
+            }));
+        }
+        let memory = device_memory.get(rank).map(|&size| bytes(size));
+        row.extend(known.then(|| memory.unwrap_or_default()));
+        row
+    };
+    let rows: Vec<Vec<String>> = by_rank.iter().map(row).collect();
     html! {
-        section.long {
-            details open[rows.len() <= 32] {
-                summary { h2 { "Ranks, " (source) } }
-                (table(&format!("Ranks, {source}"), &columns, &rows))
+        @if !timelines.is_empty() {
+            section.long {
+                details open[rows.len() <= 32] {
+                    summary { h2 { "Ranks" } }
+                    (table("Ranks", &columns, &rows))
+                }
             }
         }
     }
@@ -149,7 +160,7 @@ pub(crate) fn capitalised(word: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use shardloom_program::timeline::{Activity, Clock, Interval, Lane, Picos, Track};
+    use shardloom_program::timeline::{Activity, Clock, Interval, Lane};
 
     use super::*;
 
@@ -204,6 +215,30 @@ mod tests {
         // One alone is set against nothing.
         let alone = cells(&comparison(&both[..1]).into_string());
         assert_eq!(alone, expected.map(|row| row[..2].to_vec()));
+    }
+
+    #[test]
+    fn a_rank_is_one_row_with_predicted_and_measured_side_by_side() {
+        let predicted = timeline(Clock::Simulated, 60, 100, 512);
+        let mut measured = timeline(Clock::Wall, 90, 200, 768);
+        let second = Track { rank: 1, ..measured.tracks[0].clone() };
+        measured.tracks.push(second);
+        let memory = BTreeMap::from([(0, 4 << 20)]);
+        let both = ranks(&[("predicted", &predicted), ("measured", &measured)], &memory);
+        let rows = cells(&both.into_string());
+        let first = "0 2  60.0% 45.0% 40.0% 55.0% 0.0% 0.0% 40.0_µs 110_µs 1.00_MiB 1.00_MiB 512_B 768_B 4.00_MiB";
+        let joined = |row: &[String]| {
+            row.iter().map(|it| it.replace(' ', "_")).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(joined(&rows[0]), first);
+        assert_eq!(rows.len(), 2, "one row for each rank");
+        assert_eq!(
+            (rows[1][0].as_str(), rows[1][3].as_str(), rows[1][4].as_str()),
+            ("1", "", "45.0%")
+        );
+        // Of one timeline columns need no names of timelines, and memory that is not known no column.
+        let alone = ranks(&[("predicted", &predicted)], &BTreeMap::new()).into_string();
+        assert!(alone.contains(">Sent in the step</th>") && !alone.contains("of the device"));
     }
 
     /// Where there is little room a row is a list of its cells.

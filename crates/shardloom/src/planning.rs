@@ -283,7 +283,7 @@ pub fn circumstances(model: &Model, cluster: &Cluster, plan: &Plan) -> Result<Ve
 }
 
 /// What the devices of `plan` can do together in its precision.
-fn peak_flops(plan: &Plan, cluster: &Cluster) -> Option<f64> {
+pub(crate) fn peak_flops(plan: &Plan, cluster: &Cluster) -> Option<f64> {
     let format = match plan.precision.fp8_products {
         true => Format::Fp8,
         false => shardloom_sim::matmul_precision(plan.precision.compute),

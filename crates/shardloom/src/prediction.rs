@@ -4,8 +4,12 @@ use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_plan::Plan;
 use shardloom_program::Program;
 use shardloom_program::timeline::Timeline;
-use shardloom_sim::{MemoryFit, Options, RowCounts, Summary, matmul_precision, require_few_in};
+use shardloom_sim::{
+    MemoryFit, Options, RowCounts, StepShares, Summary, matmul_precision, require_few_in,
+};
 
+use crate::arithmetic::sample_flops;
+use crate::planning::peak_flops;
 use crate::{Error, Launched, LocalProfile, Model, Result, lower};
 
 /// What a step of a plan is predicted to be.
@@ -19,11 +23,24 @@ pub struct Prediction {
     pub summary: Summary,
     /// What each rank needs and has.
     pub memory: Vec<MemoryFit>,
+    /// What ranks do with a step's time, once steps follow each other.
+    pub shares: StepShares,
+    /// FLOPs of a step that the model needs, recomputation not counted.
+    pub model_flops: f64,
+    /// FLOP/s that the plan's devices can do at most; none where a device's peak is not known.
+    pub peak_flops: Option<f64>,
     /// Whether ranks that do the same were simulated once.
     pub folded: bool,
 }
 
 impl Prediction {
+    /// Model FLOP/s of steps that take `step_seconds` as a share of what the plan's devices can do at most
+    /// (Chowdhery et al. 2022, appendix B); none where a device's peak is not known.
+    pub fn model_flops_utilisation(&self, step_seconds: f64) -> Option<f64> {
+        let used = |peak: f64| self.model_flops / (step_seconds * peak);
+        self.peak_flops.map(used).filter(|used| used.is_finite())
+    }
+
     /// The most memory that each rank holds at once, by rank.
     pub fn peak_bytes_per_rank(&self) -> Vec<u64> {
         let ranks = self.summary.ranks.iter();
@@ -88,7 +105,18 @@ pub fn simulate_rows(
     let summary = steady.summary();
     let memory = steady.memory_fits(&program, cluster)?;
     let timeline = run(1)?.timeline;
-    Ok(Prediction { program, timeline, summary, memory, folded: steady.folded })
+    let frozen: Vec<_> = plan.parameters.iter().filter(|it| it.frozen).cloned().collect();
+    let sample_flops: f64 = sample_flops(model.graph(), &frozen)?.iter().sum();
+    Ok(Prediction {
+        program,
+        timeline,
+        summary,
+        memory,
+        shares: steady.shares(),
+        model_flops: sample_flops * plan.global_batch as f64,
+        peak_flops: peak_flops(plan, cluster),
+        folded: steady.folded,
+    })
 }
 
 /// Simulates `plan` with its ranks on the cores of this machine, as [`crate::Session`] runs them. Nothing

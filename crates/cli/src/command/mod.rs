@@ -16,6 +16,7 @@ mod manual;
 mod memory;
 mod methods;
 mod order;
+mod page_facts;
 mod plan;
 mod plan_line;
 mod plan_or_model;

@@ -7,13 +7,15 @@ use serde::Serialize;
 use shardloom::cluster::Cluster;
 use shardloom::program::quantity::{bytes, digits, percent, seconds};
 use shardloom::sim::{Fit, MemoryFit, RowCounts, Summary};
-use shardloom::{Buffers, Prediction, RankBuffers, simulate_rows};
-use shardloom_report::{PerfettoTrace, Report, Table, perfetto_trace, swimlane};
+use shardloom::{Buffers, Model, Plan, Prediction, RankBuffers, simulate_rows};
+use shardloom_report::{PerfettoTrace, Report, perfetto_trace, swimlane};
 
 use super::cost::Cost;
 use super::interval::Interval;
 use super::memory::{self, Memory};
+use super::page_facts;
 use super::plan_or_model::{PlanOrModel, Planned, Shape};
+use super::targets::per_second;
 use super::{DeviceAnswer, ProfileFile, StackAnswer, devices_described};
 use crate::failure::Failure;
 use crate::output_file::OutputFile;
@@ -155,13 +157,11 @@ impl Simulate {
                 model: plan.model.clone(),
                 cluster: plan.cluster.clone(),
                 plan_toml: plan.to_toml(),
-                summary: figures.clone(),
+                warnings: page_facts::warnings(&prediction.memory),
+                summary: page_figures(&figures, &model, &plan, &prediction, interval.as_ref()),
                 predicted: Some(prediction.timeline.clone()),
-                tables: vec![Table {
-                    title: "Memory".into(),
-                    columns: MEMORY.map(str::to_owned).into(),
-                    rows: memory_rows(&prediction),
-                }],
+                device_memory: page_facts::device_memory(&prediction.memory),
+                notes: page_facts::why(&plan, &prediction),
                 ..Report::default()
             };
             file.write(report.html())?;
@@ -240,6 +240,27 @@ fn figures(
     }));
     figures.extend(cost.map(|cost| ("Cost".into(), cost.described())));
     figures
+}
+
+/// The figures of the page: the step without its interval, which is long, and how much of the devices is used.
+fn page_figures(
+    figures: &[(String, String)],
+    model: &Model,
+    plan: &Plan,
+    prediction: &Prediction,
+    interval: Option<&Interval>,
+) -> Vec<(String, String)> {
+    let step_seconds = prediction.summary.step_seconds;
+    let mut of_page = vec![("Steady step".to_owned(), seconds(step_seconds))];
+    let targets = plan.global_batch as f64 * model.graph().targets_per_sample() as f64;
+    let rate = (per_second(model).to_owned(), digits(targets / step_seconds));
+    of_page.push(rate);
+    of_page.extend(page_facts::utilisation(prediction, step_seconds));
+    of_page.extend(page_facts::fullest(&prediction.memory));
+    of_page.extend(figures.iter().skip(1).cloned());
+    let described = |it: &Interval| it.described().trim_matches([' ', '(', ')']).to_owned();
+    of_page.extend(interval.map(|it| ("Steady step, likely".to_owned(), described(it))));
+    of_page
 }
 
 fn memory_rows(prediction: &Prediction) -> Vec<Vec<String>> {

@@ -10,6 +10,7 @@ use shardloom::train::Straggler;
 use shardloom_report::{PerfettoTrace, Report, Table, perfetto_trace, swimlane};
 
 use super::run::{History, Job, averages_ended, bound_changed, straggling, taken_over};
+use crate::command::page_facts;
 use crate::command::targets::per_second;
 use crate::failure::Failure;
 use crate::output_file::OutputFile;
@@ -62,7 +63,7 @@ pub fn conclude(
 ) -> Result<(), Failure> {
     let summary = summary(job, session, history)?;
     let memory = memory_rows(job, session);
-    let written = write_files(job, history, &summary, &memory, terminal);
+    let written = write_files(job, history, &summary, terminal);
     let report = job.html.as_ref().filter(|_| written.is_ok()).map(OutputFile::path);
     let said = say(job, history, (summary, &memory, report), terminal);
     if history.interrupted.is_some() {
@@ -115,7 +116,6 @@ fn write_files(
     job: &Job,
     history: &History,
     summary: &Summary,
-    memory: &[Vec<String>],
     terminal: Terminal,
 ) -> Result<(), Failure> {
     let predicted = job.prediction.as_ref().map(|prediction| &prediction.timeline);
@@ -127,33 +127,30 @@ fn write_files(
         Ok(())
     });
     if let Some(file) = &job.html {
+        let predictions = job.prediction.as_ref().map(|it| &it.memory[..]);
         let report = Report {
             title: format!("Training of {}", job.model.spec().name()),
             model: job.model.text(),
             cluster: job.plan.cluster.clone(),
             plan_toml: job.plan.to_toml(),
-            summary: figures(summary),
+            warnings: predictions.map(page_facts::warnings).unwrap_or_default(),
+            summary: page_figures(job, summary),
             losses: history.losses.clone(),
             predicted: predicted.cloned(),
             measured: history.measured.clone(),
+            device_memory: predictions.map(page_facts::device_memory).unwrap_or_default(),
             notes: {
-                let ended = history.averages_ended.map(averages_ended).into_iter();
-                let lost = ended.chain(history.lost.iter().map(taken_over));
+                let why = job.prediction.iter().flat_map(|it| page_facts::why(&job.plan, it));
+                let ended = history.averages_ended.map(averages_ended);
+                let lost = why.chain(ended).chain(history.lost.iter().map(taken_over));
                 let lost = lost.chain(history.bound_changes.iter().map(bound_changed));
                 lost.chain(history.stragglers.iter().map(straggling)).collect()
             },
-            tables: vec![
-                Table {
-                    title: "Memory and bytes sent".into(),
-                    columns: COLUMNS.map(str::to_owned).into(),
-                    rows: memory.to_vec(),
-                },
-                Table {
-                    title: "What it left".into(),
-                    columns: ["what", "which"].map(str::to_owned).into(),
-                    rows: remains(summary).map(|(name, value)| vec![name, value]).collect(),
-                },
-            ],
+            tables: vec![Table {
+                title: "What it left".into(),
+                columns: ["what", "which"].map(str::to_owned).into(),
+                rows: remains(summary).map(|(name, value)| vec![name, value]).collect(),
+            }],
         };
         file.write(report.html())?;
     }
@@ -210,6 +207,18 @@ fn figures(summary: &Summary) -> Vec<(String, String)> {
     figures.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
+/// The figures of the page, with how much of the devices is used and what they cost.
+fn page_figures(job: &Job, summary: &Summary) -> Vec<(String, String)> {
+    let mut of_page = figures(summary);
+    if let Some((prediction, median)) = job.prediction.as_ref().zip(summary.median_step_seconds) {
+        of_page.extend(page_facts::utilisation(prediction, median));
+    }
+    let peak = summary.peak_bytes_per_rank.iter().max();
+    of_page.extend(peak.map(|&peak| ("Peak memory".to_owned(), bytes(peak))));
+    of_page.extend(job.cost.map(|cost| ("Cost".to_owned(), cost.described())));
+    of_page
+}
+
 /// What there is after the run.
 fn remains(summary: &Summary) -> impl Iterator<Item = (String, String)> {
     let digest = Some(("Weights (BLAKE3)".to_owned(), summary.weights_digest.clone()));
@@ -217,7 +226,7 @@ fn remains(summary: &Summary) -> impl Iterator<Item = (String, String)> {
     digest.into_iter().chain(checkpoint)
 }
 
-const COLUMNS: [&str; 4] = ["rank", "peak memory", "predicted peak", "sent"];
+const COLUMNS: [&str; 4] = ["rank", "peak memory", "predicted peak", "sent in the run"];
 
 fn memory_rows(job: &Job, session: &mut Session) -> Vec<Vec<String>> {
     let trainer = session.trainer();

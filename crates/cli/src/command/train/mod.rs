@@ -22,6 +22,7 @@ use shardloom::{
     read_plan_and_model, simulate, tokenizer_of,
 };
 
+use super::cost::Cost;
 use super::{DataOptions, ProfileFile, in_processes, is_plan, require_no_option};
 use crate::failure::Failure;
 use crate::interrupt;
@@ -324,6 +325,13 @@ impl Train {
                 RunClock::Virtual(cluster) => Some(simulate(&model, &after, cluster, false)?),
             },
         };
+        let cost = match (&clock, &prediction) {
+            (RunClock::Virtual(cluster), Some(prediction)) => {
+                let targets = model.graph().targets_per_sample();
+                Cost::of(&plan, cluster, prediction.summary.step_seconds, targets)
+            }
+            _ => None,
+        };
         let settings = self.settings(clock)?;
         let checkpoints = folder.map(|folder| Checkpoints {
             folder,
@@ -344,6 +352,7 @@ impl Train {
             validation,
             prediction,
             prediction_after,
+            cost,
             in_processes: launched.is_some(),
             html,
             trace,

@@ -15,6 +15,7 @@ use shardloom::{CheckpointFolder, Data, Launched, Model, Prediction, Resumed, Se
 use shardloom_report::LossPoint;
 
 use super::{ending, opening};
+use crate::command::cost::Cost;
 use crate::command::targets::counted;
 use crate::failure::Failure;
 use crate::interrupt;
@@ -41,6 +42,8 @@ pub struct Job {
     pub validation: Option<Validation>,
     /// What a step is predicted to be.
     pub prediction: Option<Prediction>,
+    /// What the predicted step costs where prices of the devices are known.
+    pub cost: Option<Cost>,
     /// What one is predicted to be once averages have ended, where they do.
     pub prediction_after: Option<Prediction>,
     /// Whether ranks are in several processes.

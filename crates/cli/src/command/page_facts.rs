@@ -1,0 +1,78 @@
+//! What a page says of a predicted plan besides its timeline.
+
+use std::collections::BTreeMap;
+
+use shardloom::program::quantity::{bytes, percent};
+use shardloom::sim::{Fit, MemoryFit};
+use shardloom::{Plan, Prediction};
+
+use super::memory;
+use super::plan_line::plan_line;
+
+/// That the plan does not fit, if so: of the rank whose device lacks most.
+pub fn warnings(ranks: &[MemoryFit]) -> Vec<String> {
+    let fullest = MemoryFit::fullest(ranks).filter(|it| it.fit() == Fit::Exceeds);
+    let said = |it: &MemoryFit| {
+        let (peak, all) = (bytes(it.peak_bytes), bytes(it.memory_bytes));
+        let over = bytes(it.margin_bytes().unsigned_abs());
+        format!("Does not fit: rank {} needs {peak} of {all}, {over} too much.", it.rank)
+    };
+    fullest.map(said).into_iter().collect()
+}
+
+/// The memory of each rank's device, in bytes.
+pub fn device_memory(ranks: &[MemoryFit]) -> BTreeMap<u32, u64> {
+    ranks.iter().map(|it| (it.rank, it.memory_bytes)).collect()
+}
+
+/// How full the fullest device is.
+pub fn fullest(ranks: &[MemoryFit]) -> Option<(String, String)> {
+    let fullest = MemoryFit::fullest(ranks)?;
+    let share = format!("{} of {}", bytes(fullest.peak_bytes), bytes(fullest.memory_bytes));
+    Some(("Peak memory".to_owned(), share))
+}
+
+/// The share of the devices' peak FLOP/s that steps of such a time use.
+pub fn utilisation(prediction: &Prediction, step_seconds: f64) -> Option<(String, String)> {
+    let used = prediction.model_flops_utilisation(step_seconds)?;
+    Some(("Share of peak FLOP/s (MFU)".to_owned(), percent(used)))
+}
+
+/// What the plan is, what its ranks do with their time, and what fills their memory.
+pub fn why(plan: &Plan, prediction: &Prediction) -> Vec<String> {
+    let parts = prediction.shares.parts().map(|(name, share)| format!("{} {name}", percent(share)));
+    let mut said = vec![
+        format!("The plan: {}.", plan_line(plan)),
+        format!("Of a predicted step's time, on average over all ranks: {}.", parts.join(", ")),
+    ];
+    let fullest = MemoryFit::fullest(&prediction.memory);
+    said.extend(fullest.map(|it| format!("Memory: {}.", memory::described(it))));
+    said
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rank(rank: u32, gib: u64) -> MemoryFit {
+        MemoryFit {
+            rank,
+            peak_bytes: gib << 30,
+            memory_bytes: 80 << 30,
+            persistent: Default::default(),
+            activation_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn a_plan_that_does_not_fit_names_the_fullest_rank_and_what_it_lacks() {
+        let said = warnings(&[rank(0, 60), rank(4, 100), rank(8, 90)]);
+        assert_eq!(said, ["Does not fit: rank 4 needs 100 GiB of 80.0 GiB, 20.0 GiB too much."]);
+        assert_eq!(warnings(&[rank(0, 60), rank(4, 80)]), Vec::<String>::new());
+        assert_eq!(
+            fullest(&[rank(0, 60), rank(4, 70)]),
+            Some(("Peak memory".to_owned(), "70.0 GiB of 80.0 GiB".to_owned()))
+        );
+        assert_eq!(device_memory(&[rank(4, 1)]), BTreeMap::from([(4, 80 << 30)]));
+    }
+}
