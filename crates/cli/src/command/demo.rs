@@ -137,6 +137,7 @@ impl Demo {
             validation: Some(Validation { every: None, microbatches: 16 }),
             prediction,
             prediction_after: None,
+            cost: None,
             in_processes: false,
             html: Some(OutputFile::new(&folder.join("report.html"), true)?),
             trace: None,
