@@ -218,6 +218,7 @@ mod tests {
             norm: false,
             algorithm: Algorithm::Ring,
             bucket_bytes: 1 << 20,
+            frozen: vec![],
         };
         let candidate = Candidate {
             pp: 1,
