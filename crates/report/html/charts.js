@@ -12,6 +12,8 @@ const SERIES_COLOURS = [
   "#64748b",
 ];
 const MOST_RANKS = SERIES_COLOURS.length;
+// How many times the highest peak memory has to be for its line to be out of scale.
+const FAR = 4;
 
 function axis(options) {
   return {
@@ -142,10 +144,13 @@ function drawMemory(root, help, data, view) {
       value: (plot, value) => (value === null ? "–" : formatBytes(value)),
     });
   }
+  // Far above everything that is held, its line at the top leaves room for what happens below.
+  const most = Math.max(1, ...ranks.values());
+  const isFar = (bytes) => bytes > FAR * most;
   for (const bytes of data.device_memory) {
-    columns.push(moments.map(() => bytes));
+    columns.push(moments.map(() => (isFar(bytes) ? 1.2 * most : bytes)));
     series.push({
-      label: "memory of the device",
+      label: isFar(bytes) ? "memory of the device, far above" : "memory of the device",
       stroke: () => themeColour("--warning"),
       width: 2,
       dash: [2, 3],
@@ -192,7 +197,10 @@ function drawMemory(root, help, data, view) {
     parts.push(`Drawn: the ${chosen.length} of ${ranks.size} ranks with the highest peaks.`);
   if (several) parts.push("Dashed lines are predicted.");
   if (data.device_memory.length > 0)
-    parts.push("The dotted line is the memory of the device; a click on its name in the legend hides it.");
+    parts.push("The dotted line is the memory of the device.");
+  for (const bytes of data.device_memory.filter(isFar)) {
+    parts.push(`It is not to scale: ${formatBytes(bytes)} are ${Math.round(bytes / most)} times the highest peak.`);
+  }
   help.textContent = parts.join(" ");
 }
 

@@ -451,7 +451,7 @@ mod tests {
             "id=\"accuracies\"",
             "At step 2 the model gives 75.0% of the validation samples their class.",
             "executed, wall clock",
-            "<h2>Ranks</h2>",
+            "<h2>Ranks, predicted / measured</h2>",
             "The MIT License (MIT)",
         ] {
             assert!(page.contains(part), "the page lacks {part}");

@@ -44,9 +44,10 @@ pub(crate) fn table(label: &str, columns: &[String], rows: &[Vec<String>]) -> Ma
     }
 }
 
-/// Whether a cell begins like a number or is empty.
+/// Whether a cell begins like a number, perhaps with one that is missing before it, or is empty.
 fn is_number(cell: Option<&String>) -> bool {
-    let first = cell.and_then(|cell| cell.trim_start_matches(['+', '-', '−']).chars().next());
+    let first = cell
+        .and_then(|cell| cell.trim_start_matches(['+', '-', '−', '–', ' ', '/']).chars().next());
     first.is_none_or(|c| c.is_ascii_digit())
 }
 
@@ -118,12 +119,7 @@ pub(crate) fn ranks(timelines: &[(&str, &Timeline)], device_memory: &BTreeMap<u3
     }
     let known = !device_memory.is_empty();
     let mut columns = ["Rank", "Ranks alike", "Place"].map(str::to_owned).to_vec();
-    for (name, _) in values {
-        columns.extend(timelines.iter().map(|(source, _)| match timelines.len() {
-            1 => name.to_owned(),
-            _ => format!("{name}, {source}"),
-        }));
-    }
+    columns.extend(values.iter().map(|(name, _)| (*name).to_owned()));
     columns.extend(known.then(|| "Memory of the device".to_owned()));
     let row = |(rank, tracks): (&u32, &Vec<Option<&Track>>)| {
         let any = tracks.iter().flatten().next();
@@ -131,21 +127,25 @@ pub(crate) fn ranks(timelines: &[(&str, &Timeline)], device_memory: &BTreeMap<u3
         row.push(any.map(|track| track.multiplicity.to_string()).unwrap_or_default());
         row.push(any.map(|track| track.place.clone()).unwrap_or_default());
         for (_, value) in values {
-            row.extend(tracks.iter().zip(timelines).map(|(track, (_, timeline))| {
-                track.map_or_else(String::new, |track| value(track, timeline.makespan()))
-            }));
+            let of_timeline = |(track, (_, timeline)): (&Option<&Track>, &(&str, &Timeline))| {
+                track.map_or_else(|| "–".to_owned(), |track| value(track, timeline.makespan()))
+            };
+            let of_timelines: Vec<String> = tracks.iter().zip(timelines).map(of_timeline).collect();
+            row.push(of_timelines.join(" / "));
         }
         let memory = device_memory.get(rank).map(|&size| bytes(size));
         row.extend(known.then(|| memory.unwrap_or_default()));
         row
     };
     let rows: Vec<Vec<String>> = by_rank.iter().map(row).collect();
+    let sources: Vec<&str> = timelines.iter().map(|(source, _)| *source).collect();
+    let title = format!("Ranks, {}", sources.join(" / "));
     html! {
         @if !timelines.is_empty() {
             section.long {
                 details open[rows.len() <= 32] {
-                    summary { h2 { "Ranks" } }
-                    (table("Ranks", &columns, &rows))
+                    summary { h2 { (title) } }
+                    (table(&title, &columns, &rows))
                 }
             }
         }
@@ -226,19 +226,24 @@ mod tests {
         let memory = BTreeMap::from([(0, 4 << 20)]);
         let both = ranks(&[("predicted", &predicted), ("measured", &measured)], &memory);
         let rows = cells(&both.into_string());
-        let first = "0 2  60.0% 45.0% 40.0% 55.0% 0.0% 0.0% 40.0_µs 110_µs 1.00_MiB 1.00_MiB 512_B 768_B 4.00_MiB";
-        let joined = |row: &[String]| {
-            row.iter().map(|it| it.replace(' ', "_")).collect::<Vec<_>>().join(" ")
-        };
-        assert_eq!(joined(&rows[0]), first);
+        let first = [
+            "0",
+            "2",
+            "",
+            "60.0% / 45.0%",
+            "40.0% / 55.0%",
+            "0.0% / 0.0%",
+            "40.0 µs / 110 µs",
+            "1.00 MiB / 1.00 MiB",
+            "512 B / 768 B",
+            "4.00 MiB",
+        ];
+        assert_eq!(rows[0], first);
         assert_eq!(rows.len(), 2, "one row for each rank");
-        assert_eq!(
-            (rows[1][0].as_str(), rows[1][3].as_str(), rows[1][4].as_str()),
-            ("1", "", "45.0%")
-        );
-        // Of one timeline columns need no names of timelines, and memory that is not known no column.
+        assert_eq!((rows[1][0].as_str(), rows[1][3].as_str()), ("1", "– / 45.0%"));
+        // Memory that is not known has no column.
         let alone = ranks(&[("predicted", &predicted)], &BTreeMap::new()).into_string();
-        assert!(alone.contains(">Sent in the step</th>") && !alone.contains("of the device"));
+        assert!(alone.contains(">Ranks, predicted</h2>") && !alone.contains("of the device"));
     }
 
     /// Where there is little room a row is a list of its cells.
