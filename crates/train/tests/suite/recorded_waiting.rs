@@ -27,6 +27,12 @@ fn collectives_begin_with_their_last_member_and_receives_with_their_send() {
             assert_eq!((&one.label, one.start), (&other.label, other.start));
         }
     }
+    for track in &timeline.tracks {
+        let messages: Vec<&Interval> = track.messages.iter().map(|it| &it.interval).collect();
+        let is_message = |it: &&Interval| matches!(it.activity, Activity::Send | Activity::Receive);
+        let shown: Vec<&Interval> = track.intervals.iter().filter(is_message).collect();
+        assert_eq!(messages, shown, "messages begin when their intervals do");
+    }
     for (from, to) in [(first, third), (second, fourth), (third, first), (fourth, second)] {
         let (sent, received) = (of(from, Activity::Send), of(to, Activity::Receive));
         assert_eq!((sent.len(), received.len()), (4, 4));
