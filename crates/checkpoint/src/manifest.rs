@@ -72,7 +72,17 @@ impl Manifest {
             ));
         }
         require_version(&path, &json)?;
-        serde_json::from_slice(&json).map_err(|error| damaged(&path, error.to_string()))
+        let manifest: Self =
+            serde_json::from_slice(&json).map_err(|error| damaged(&path, error.to_string()))?;
+        // A shard that is named again would be read again.
+        let twice = manifest.shards.windows(2).find(|pair| pair[0].rank >= pair[1].rank);
+        match twice {
+            Some(pair) => Err(damaged(
+                &path,
+                format!("the shard of rank {} follows that of rank {}", pair[1].rank, pair[0].rank),
+            )),
+            None => Ok(manifest),
+        }
     }
 }
 

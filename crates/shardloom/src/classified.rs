@@ -1,6 +1,5 @@
 //! The classes that a trained model gives to rows of a table.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -8,7 +7,7 @@ use shardloom_checkpoint::Refused;
 use shardloom_data::{Columns, Rows};
 use shardloom_train::{Classification, Classifier};
 
-use crate::saved::{model_of, open_checkpoint};
+use crate::saved::{available_bytes, model_of, open_checkpoint, weights_of};
 use crate::training_data::{TableColumns, table_columns};
 use crate::{Confusion, Error, Result};
 
@@ -59,12 +58,9 @@ pub fn classify(checkpoint: &Path, table: &Path) -> Result<Classified> {
     let TableColumns { numbers, categories } = table_columns(&model, features)?;
     let columns = Columns { numbers, categories: &categories, classes: classes.count };
     let rows = Arc::new(Rows::open(table, columns)?);
-    let mut weights = BTreeMap::new();
-    for (_, value) in graph.parameters() {
-        weights.insert(value.name.clone(), checkpoint.read_whole(&value.name)?);
-    }
+    let weights = weights_of(&checkpoint, &model)?;
     let source = Arc::clone(&rows);
-    let classified = Classifier::new(graph.clone(), &weights, source)
+    let classified = Classifier::new(graph.clone(), &weights, source, available_bytes())
         .and_then(|mut classifier| classifier.classify())
         .map_err(|error| match error {
             shardloom_train::Error::Classes { reason } => {

@@ -410,6 +410,7 @@ impl Error {
                 | Train::TooManyRanks { .. }
                 | Train::Thread { .. } => "plan",
                 Train::Kernels(_) => "kernels",
+                Train::Memory { .. } => "memory",
                 Train::Sampling { .. } | Train::Classes { .. } => "model",
                 Train::MissingWeight { .. } | Train::Shape { .. } => "weights",
                 Train::LearningRate { .. } => "learning-rate",

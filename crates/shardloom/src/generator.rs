@@ -1,15 +1,14 @@
 //! Text from a trained model.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use shardloom_checkpoint::Refused;
 use shardloom_data::Tokenizer;
 use shardloom_train::Sampler;
 
-use crate::saved::open_checkpoint;
+use crate::saved::{available_bytes, model_of, open_checkpoint, weights_of};
 use crate::session::TOKENIZER;
-use crate::{Error, Model, Result, TextTokenizer};
+use crate::{Error, Result, TextTokenizer};
 
 /// How the next token is drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,22 +52,21 @@ impl Generator {
         }
         let (checkpoint, refused) = open_checkpoint(path)?;
         let meta = checkpoint.meta();
-        let model = Model::load(&meta.model)?;
+        let model = model_of(&checkpoint)?;
         let name = tokenizer.or(meta.extra.get(TOKENIZER).map(String::as_str)).unwrap_or("bytes");
         let tokenizer = TextTokenizer::open(name)?;
-        let mut weights = BTreeMap::new();
-        for (_, value) in model.graph().parameters() {
-            weights.insert(value.name.clone(), checkpoint.read_whole(&value.name)?);
-        }
+        let weights = weights_of(&checkpoint, &model)?;
         let sampler =
-            Sampler::new(model.graph().clone(), &weights).map_err(|error| match error {
-                shardloom_train::Error::Sampling { mut reason } => {
-                    if model.graph().sample_classes().is_some() {
-                        reason += "; `shardloom predict` gives rows of a table their class";
+            Sampler::new(model.graph().clone(), &weights, available_bytes()).map_err(|error| {
+                match error {
+                    shardloom_train::Error::Sampling { mut reason } => {
+                        if model.graph().sample_classes().is_some() {
+                            reason += "; `shardloom predict` gives rows of a table their class";
+                        }
+                        Error::NoSampling { model: model.spec().name().into(), reason }
                     }
-                    Error::NoSampling { model: model.spec().name().into(), reason }
+                    other => other.into(),
                 }
-                other => other.into(),
             })?;
         let random = SplitMix64(seed);
         let model = model.spec().name().to_owned();

@@ -1,9 +1,11 @@
 //! Trained weights, taken out of checkpoints.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use shardloom_checkpoint::{Checkpoint, Refused, Store};
+use shardloom_graph::Extents;
+use shardloom_profile::SystemMemory;
 
 use crate::{Model, Result};
 
@@ -19,20 +21,48 @@ pub(crate) fn open_checkpoint(path: &Path) -> Result<(Checkpoint, Vec<Refused>)>
     Ok(Store::open(path)?.load_latest()?)
 }
 
-/// The model of a checkpoint, which has all of its parameters.
+/// The model of a checkpoint, which has all of its parameters in their shapes.
 ///
 /// # Errors
-/// If it lacks one.
+/// If it lacks one, or has another shape of it.
 pub(crate) fn model_of(checkpoint: &Checkpoint) -> Result<Model> {
     let model = Model::load(&checkpoint.meta().model)?;
-    let mut names = model.graph().parameters().map(|(_, value)| value.name.clone());
-    match names.find(|name| checkpoint.global_shape(name).is_none()) {
-        Some(name) => Err(shardloom_train::Error::MissingWeight { name }.into()),
-        None => {
-            drop(names);
-            Ok(model)
+    let extents = Extents::global(model.graph(), 1);
+    for (_, parameter) in model.graph().parameters() {
+        let name = || parameter.name.clone();
+        let expected = extents.shape(&parameter.axes);
+        match checkpoint.global_shape(&parameter.name) {
+            Some(shape) if shape == expected => {}
+            Some(shape) => {
+                let found = shape.to_vec();
+                return Err(shardloom_train::Error::Shape { name: name(), found, expected }.into());
+            }
+            None => return Err(shardloom_train::Error::MissingWeight { name: name() }.into()),
         }
     }
+    Ok(model)
+}
+
+/// Bytes that this process may still take, if the system says.
+pub(crate) fn available_bytes() -> Option<u64> {
+    SystemMemory::of_this_process().map(|memory| memory.available_bytes)
+}
+
+/// The parameters of the model in a checkpoint, whole, by name.
+///
+/// # Errors
+/// If there is too little memory for them, or the checkpoint lacks a part of one.
+pub(crate) fn weights_of(
+    checkpoint: &Checkpoint,
+    model: &Model,
+) -> Result<BTreeMap<String, Vec<f32>>> {
+    let parameters = model.graph().parameter_count();
+    let needed_bytes = parameters.saturating_mul(size_of::<f32>() as u64);
+    if let Some(available_bytes) = available_bytes().filter(|&available| needed_bytes > available) {
+        return Err(shardloom_train::Error::Memory { needed_bytes, available_bytes }.into());
+    }
+    let names = model.graph().parameters().map(|(_, value)| &value.name);
+    names.map(|name| Ok((name.clone(), checkpoint.read_whole(name)?))).collect()
 }
 
 /// What was taken out of a checkpoint.

@@ -32,15 +32,17 @@ pub struct Classifier {
 
 impl Classifier {
     /// A classifier by `graph` with the given weights, whole tensors by parameter name, of the samples that
-    /// `source` has for validation. Their targets are not asked for.
+    /// `source` has for validation. Their targets are not asked for. `available_bytes` of memory are there for it,
+    /// if the system says how many.
     ///
     /// # Errors
-    /// If the model does not tell classes of samples apart; if a weight is missing or has another size, or the
-    /// environment asks for kernels that cannot be had.
+    /// If the model does not tell classes of samples apart; if it needs more memory than is there; if a weight is
+    /// missing or has another size, or the environment asks for kernels that cannot be had.
     pub fn new(
         graph: Graph,
         weights: &BTreeMap<String, Vec<f32>>,
         source: Arc<dyn Source + Send>,
+        available_bytes: Option<u64>,
     ) -> Result<Classifier> {
         let reason =
             "it has a target for each position of a sequence and not one class for each sample";
@@ -49,7 +51,7 @@ impl Classifier {
         let samples = source.validation_len();
         let at_once = samples.clamp(1, AT_ONCE as u64);
         let source = Arc::new(Filled(source));
-        let forward = Forward::new(graph, weights, source, at_once as usize)?;
+        let forward = Forward::new(graph, weights, source, at_once as usize, available_bytes)?;
         Ok(Classifier { forward, classes, samples, at_once })
     }
 

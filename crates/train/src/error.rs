@@ -2,6 +2,8 @@
 
 use std::io;
 
+use shardloom_program::quantity::bytes;
+
 /// A result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -192,6 +194,19 @@ pub enum Error {
         found: Vec<usize>,
         /// The model's shape.
         expected: Vec<usize>,
+    },
+
+    /// Passes of a trained model need more memory than there is.
+    #[error(
+        "the model needs {} for its weights and what it computes, but this machine has {} available",
+        bytes(*needed_bytes),
+        bytes(*available_bytes)
+    )]
+    Memory {
+        /// What it needs.
+        needed_bytes: u64,
+        /// What there is.
+        available_bytes: u64,
     },
 
     /// The loss is no number any more.

@@ -11,9 +11,9 @@ use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, 
 use shardloom_program::buffers::{BufferPlan, MessagePlan};
 use shardloom_program::{Action, BodyId, Entry, Instruction, Rank as RankId, Run, View, lower};
 
-use crate::Result;
 use crate::learning_rate::{Curve, LearningRate};
 use crate::rank::{Rank, Shared, Work};
+use crate::{Error, Result};
 
 /// A model whose evaluation ends where its loss begins.
 pub(crate) struct Forward {
@@ -33,15 +33,18 @@ struct Step {
 
 impl Forward {
     /// Passes of `samples` samples of `source` through `graph` with the given weights, whole tensors by
-    /// parameter name, in fp32. Inputs that only the loss reads are not asked for.
+    /// parameter name, in fp32. Inputs that only the loss reads are not asked for. `available_bytes` of memory are
+    /// there for it, if the system says how many.
     ///
     /// # Errors
-    /// If a weight is missing or has another size, or the environment asks for kernels that cannot be had.
+    /// If that is too little, before any of it is taken; if a weight is missing or has another size, or the
+    /// environment asks for kernels that cannot be had.
     pub fn new(
         graph: Graph,
         weights: &BTreeMap<String, Vec<f32>>,
         source: Arc<dyn Source + Send>,
         samples: usize,
+        available_bytes: Option<u64>,
     ) -> Result<Forward> {
         // Asked here, as kernels have no way to report it.
         Tier::selected()?;
@@ -83,8 +86,14 @@ impl Forward {
             _ => Some(Step { index, loads: None }),
         };
         let instructions = (0u32..).zip(&all[..end]).filter_map(step).collect();
+        let buffers = BufferPlan::for_evaluation(&program, class);
+        let needed_bytes = class.persistent_bytes(0).total().saturating_add(buffers.arena_bytes);
+        if let Some(available_bytes) = available_bytes.filter(|&available| needed_bytes > available)
+        {
+            return Err(Error::Memory { needed_bytes, available_bytes });
+        }
         let shared = Arc::new(Shared {
-            buffers: vec![BufferPlan::for_evaluation(&program, class)],
+            buffers: vec![buffers],
             messages: MessagePlan::new(&program),
             began: Instant::now(),
             program,

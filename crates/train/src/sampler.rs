@@ -16,13 +16,18 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// A sampler of `graph` with the given weights, whole tensors by parameter name.
+    /// A sampler of `graph` with the given weights, whole tensors by parameter name. `available_bytes` of memory
+    /// are there for it, if the system says how many.
     ///
     /// # Errors
     /// If the model does not read tokens in causal order and nothing else, or does not give logits for
-    /// each position; if a weight is missing or has another size, or the environment asks for kernels
-    /// that cannot be had.
-    pub fn new(graph: Graph, weights: &BTreeMap<String, Vec<f32>>) -> Result<Sampler> {
+    /// each position; if it needs more memory than is there; if a weight is missing or has another size, or the
+    /// environment asks for kernels that cannot be had.
+    pub fn new(
+        graph: Graph,
+        weights: &BTreeMap<String, Vec<f32>>,
+        available_bytes: Option<u64>,
+    ) -> Result<Sampler> {
         let unfit = |reason: String| Error::Sampling { reason };
         let causal = graph.ops().all(|(_, op)| op.kind.causal() != Some(false));
         let seq = graph.dim_named("seq").map(|dim| graph.dim(dim).size);
@@ -40,7 +45,7 @@ impl Sampler {
         require_positions(&graph, max.inputs[0], "logits").map_err(unfit)?;
         let names: BTreeMap<ValueId, String> =
             graph.inputs().map(|(id, value)| (id, value.name.clone())).collect();
-        let forward = Forward::new(graph, weights, Arc::new(Nothing), 1)?;
+        let forward = Forward::new(graph, weights, Arc::new(Nothing), 1, available_bytes)?;
         if let Some(other) = forward.inputs().find(|&id| id != tokens) {
             let reason = format!(
                 "sampling has nothing but tokens to give, and the model also reads `{}`",

@@ -370,18 +370,35 @@ fn replace_shard(folder: &Path, change: impl FnOnce(&mut Vec<u8>)) {
     let mut after = before.clone();
     change(&mut after);
     fs::write(&shard, &after).expect("written");
-    let digest = |bytes: &[u8]| blake3::hash(bytes).to_hex().to_string();
     let size = |bytes: &[u8]| format!("\"bytes\": {},", bytes.len());
+    replace_manifest(folder, |manifest| {
+        assert!(manifest.contains(&digest(&before)) && manifest.contains(&size(&before)));
+        let manifest = manifest.replace(&digest(&before), &digest(&after));
+        manifest.replacen(&size(&before), &size(&after), 1)
+    });
+}
+
+/// Replaces the manifest of a checkpoint, and makes its digest right again.
+fn replace_manifest(folder: &Path, change: impl FnOnce(&str) -> String) {
     let manifest = fs::read_to_string(folder.join("manifest.json")).expect("read");
-    assert!(manifest.contains(&digest(&before)) && manifest.contains(&size(&before)), "{manifest}");
-    let manifest = manifest.replace(&digest(&before), &digest(&after)).replacen(
-        &size(&before),
-        &size(&after),
-        1,
-    );
+    let manifest = change(&manifest);
     fs::write(folder.join("manifest.json"), &manifest).expect("written");
     let of_manifest = format!("{}\n", digest(manifest.as_bytes()));
     fs::write(folder.join("manifest.blake3"), of_manifest).expect("written");
+}
+
+fn digest(bytes: &[u8]) -> String {
+    blake3::hash(bytes).to_hex().to_string()
+}
+
+/// Else a small manifest could have a shard read any number of times.
+#[test]
+fn a_manifest_that_names_a_shard_twice_is_refused() {
+    let root = tempfile::tempdir().expect("temporary folder");
+    let folder = save(root.path(), 20, 0.5, None);
+    replace_manifest(&folder, |manifest| manifest.replace("\"rank\": 1", "\"rank\": 0"));
+    let error = Checkpoint::open(&folder).expect_err("refused").to_string();
+    assert!(error.ends_with("the shard of rank 0 follows that of rank 0"), "{error}");
 }
 
 /// This build may not understand the pieces of a later one.

@@ -4,10 +4,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use shardloom::checkpoint::{Checkpoint, Piece, Writer};
 use shardloom::plan::Uniform;
 use shardloom::train::learning_rate::{Curve, LearningRate};
 use shardloom::train::{OnNonFinite, RunClock, Settings};
-use shardloom::{Data, Drawing, Generator, Model, Sampling, Session, TextTokenizer};
+use shardloom::{
+    Data, Drawing, Generator, Model, Sampling, Session, TextTokenizer, classify, export_weights,
+};
 
 const DRAWING: Drawing = Drawing { temperature: 0.0, top_k: None, seed: 1 };
 
@@ -84,4 +87,34 @@ fn only_tokens_that_have_a_text_are_drawn() {
     let drawn: Vec<u32> = (0..50).map(|_| generator.next_token().expect("a token")).collect();
     assert!(drawn.iter().all(|&token| token < 3), "{drawn:?}");
     assert_eq!(generator.text().expect("words").split_whitespace().count(), 52);
+}
+
+/// Sizes that a manifest claims are no sizes of what is stored.
+#[test]
+fn a_checkpoint_of_another_model_than_it_says_is_refused_before_anything_is_allocated() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let step = trained(folder.path()).join("step-00000001");
+    let checkpoint = Checkpoint::open(&step).expect("a checkpoint");
+    let stored: Vec<(&str, Vec<usize>, Vec<f32>)> = (checkpoint.names())
+        .map(|name| {
+            let shape = checkpoint.global_shape(name).expect("a tensor").to_vec();
+            (name, shape, checkpoint.read_whole(name).expect("whole"))
+        })
+        .collect();
+    let sizes =
+        [("hidden=8", "hidden=2000000"), ("seq=4", "seq=4000000"), ("vocab=8", "vocab=4000000000")];
+    for (stored_size, claimed) in sizes {
+        let forged = folder.path().join(claimed);
+        let writer = Writer::create(&forged, 1).expect("a writer");
+        let pieces = stored.iter().map(|(name, shape, values)| Piece::whole(*name, shape, values));
+        writer.shard(0, pieces).expect("a shard");
+        let mut meta = checkpoint.meta().clone();
+        meta.model = meta.model.replace(stored_size, claimed);
+        assert_ne!(meta.model, checkpoint.meta().model);
+        writer.finish(meta, None).expect("a checkpoint");
+        let error = Generator::open(&forged, None, DRAWING).err().expect("refused").to_string();
+        assert!(error.contains("but the model needs"), "{error}");
+        classify(&forged, &folder.path().join("rows.csv")).expect_err("refused");
+        export_weights(&forged, &folder.path().join("weights")).expect_err("refused");
+    }
 }

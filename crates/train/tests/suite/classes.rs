@@ -261,7 +261,7 @@ fn one_logit_decides_between_two_classes_as_the_losses_of_samples_say() {
         trainer.train_steps(4).expect("steps");
         let mut weights = trainer.weights().expect("weights");
         let classified = |weights: &BTreeMap<String, Vec<f32>>| {
-            let classifier = Classifier::new(graph.clone(), weights, Arc::new(clicks()));
+            let classifier = Classifier::new(graph.clone(), weights, Arc::new(clicks()), None);
             classifier.and_then(|mut it| it.classify()).expect("classes")
         };
         // Half of the samples above 0, half below, and many near it.
@@ -309,8 +309,8 @@ fn a_classifier_gives_the_classes_and_probabilities_of_a_plain_loop() {
     let mut trainer = trainer(&graph, &uniform.plan(&graph, "model", "local"), table.clone(), 0.05);
     trainer.train_steps(4).expect("steps");
     let weights = trainer.weights().expect("weights");
-    let mut classifier =
-        Classifier::new(graph.clone(), &weights, Arc::new(table.clone())).expect("a classifier");
+    let mut classifier = Classifier::new(graph.clone(), &weights, Arc::new(table.clone()), None)
+        .expect("a classifier");
     let found = classifier.classify().expect("classes");
     assert_eq!(found.len(), 150);
     let mut right = 0;
@@ -335,7 +335,7 @@ fn a_language_model_is_no_classifier() {
     let plan = serial().plan(&gpt(), "model", "local");
     let samples = crate::support::Samples::patterned(8, 16, 64);
     let weights = trainer(&gpt(), &plan, samples, 1e-3).weights().expect("weights");
-    let made = Classifier::new(gpt(), &weights, Arc::new(table(4)));
+    let made = Classifier::new(gpt(), &weights, Arc::new(table(4)), None);
     let message = made.err().expect("refused").to_string();
     assert!(message.contains("each position of a sequence"), "{message}");
 }

@@ -2,7 +2,7 @@
 
 use crate::support::{Samples, gpt, llama, serial, trainer};
 use shardloom_graph::{Graph, GraphBuilder, GraphError, Init};
-use shardloom_train::Sampler;
+use shardloom_train::{Error, Sampler};
 
 const SEQ: usize = 4;
 
@@ -33,7 +33,7 @@ fn refusal(graph: Graph) -> Option<String> {
     let plan = serial().plan(&graph, "model", "local");
     let mut trainer = trainer(&graph, &plan, Samples::patterned(8, SEQ, 16), 1e-3);
     let weights = trainer.weights().expect("weights");
-    Sampler::new(graph, &weights).err().map(|error| error.to_string())
+    Sampler::new(graph, &weights, None).err().map(|error| error.to_string())
 }
 
 #[test]
@@ -45,13 +45,29 @@ fn a_model_that_cannot_be_fed_is_refused_with_the_reason() {
     assert!(reason.contains("over a dimension `seq`"), "{reason}");
 }
 
+/// Weights may be small and sequences long.
+#[test]
+fn a_model_that_needs_more_memory_than_is_there_is_refused() {
+    let graph = llama();
+    let plan = serial().plan(&graph, "model", "local");
+    let mut trainer = trainer(&graph, &plan, Samples::patterned(8, 16, 64), 1e-3);
+    let weights = trainer.weights().expect("weights");
+    let made = |available| Sampler::new(graph.clone(), &weights, Some(available));
+    let Err(Error::Memory { needed_bytes, available_bytes: 0 }) = made(0) else {
+        panic!("refused");
+    };
+    assert!(needed_bytes > 4 * graph.parameter_count(), "{needed_bytes}");
+    assert!(made(needed_bytes).is_ok());
+    assert!(matches!(made(needed_bytes - 1), Err(Error::Memory { .. })));
+}
+
 #[test]
 fn only_the_last_context_of_tokens_counts() {
     for graph in [gpt(), llama()] {
         let plan = serial().plan(&graph, "model", "local");
         let mut trainer = trainer(&graph, &plan, Samples::patterned(8, 16, 64), 1e-3);
         let weights = trainer.weights().expect("weights");
-        let mut sampler = Sampler::new(graph, &weights).expect("a language model");
+        let mut sampler = Sampler::new(graph, &weights, None).expect("a language model");
         let tokens: Vec<u32> = (0..40).map(|index| index * 7 % 64).collect();
         let mut logits = |tokens: &[u32]| sampler.logits(tokens).expect("logits");
         let all = logits(&tokens);
