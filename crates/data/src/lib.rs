@@ -20,6 +20,7 @@ mod documents;
 mod encode;
 mod error;
 mod fields;
+mod growth;
 mod parts;
 mod permutation;
 mod reading;

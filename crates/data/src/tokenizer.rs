@@ -5,11 +5,21 @@ use std::path::Path;
 
 use tokenizers::ModelWrapper;
 
+use crate::growth::Growth;
 use crate::{DataError, Result};
 
 /// Longer texts are encoded in parts of at least this many bytes, because the
 /// offsets a tokenizer keeps take many times the memory of its text.
 pub(crate) const PART_BYTES: usize = 1 << 20;
+
+/// How many bytes a part may become by normalization for its size to be kept; else parts are smaller.
+const USUAL_BYTES: f64 = (16 * PART_BYTES) as f64;
+
+/// How many bytes a part may become at most, each of which takes 17 and more.
+const MOST_BYTES: f64 = (64 * PART_BYTES) as f64;
+
+/// How many times as long a text may become, and how many bytes may be added to any.
+const MOST_GROWTH: Growth = Growth { factor: 4096.0, added_bytes: (1 << 16) as f64 };
 
 /// Turns text into token ids and back.
 pub struct Tokenizer {
@@ -17,6 +27,8 @@ pub struct Tokenizer {
     vocabulary_size: usize,
     /// Where a text may be cut.
     cuts: Cuts,
+    /// What a text may become before its tokens are looked up.
+    growth: Growth,
     /// Of the file that it was read from.
     digest: blake3::Hash,
     end_of_text: Option<u32>,
@@ -39,6 +51,7 @@ impl Tokenizer {
             kind: Kind::Bytes,
             vocabulary_size: 256,
             cuts: Cuts::default(),
+            growth: Growth::NONE,
             digest: blake3::hash(b"bytes"),
             end_of_text: None,
         }
@@ -53,8 +66,9 @@ impl Tokenizer {
     ///
     /// [`DataError::Io`] if the file cannot be read; [`DataError::Tokenizer`] if it is
     /// not a tokenizer, has an empty vocabulary or a BPE merge whose second token lacks
-    /// the prefix of those that continue a word, or has BPE dropout, with which
-    /// the same text would have different tokens each time.
+    /// the prefix of those that continue a word, may make a text thousands of times as
+    /// long, or has BPE dropout, with which the same text would have different tokens
+    /// each time.
     pub fn open(path: &Path) -> Result<Self> {
         let unusable = |reason: String| DataError::Tokenizer { path: path.to_path_buf(), reason };
         let json = fs::read(path).map_err(DataError::io("read", path))?;
@@ -74,6 +88,9 @@ impl Tokenizer {
                 "its BPE dropout is {dropout}, which makes tokens random; set \"dropout\" to null"
             )));
         }
+        let growth = Growth::of_encoding(&tokenizer);
+        require_bounded(growth, "normalizers and pre-tokenizers").map_err(unusable)?;
+        require_bounded(Growth::of_decoding(&tokenizer), "decoders").map_err(unusable)?;
         // An embedding table has a row for the highest id, and ids may have gaps.
         let highest = tokenizer.get_vocab(true).into_values().max();
         let highest = highest.ok_or_else(|| unusable("its vocabulary is empty".to_owned()))?;
@@ -82,6 +99,7 @@ impl Tokenizer {
         Ok(Self {
             end_of_text: ENDS_OF_TEXT.iter().find_map(|end| tokenizer.token_to_id(end)),
             cuts: Cuts::of(&tokenizer),
+            growth,
             digest: blake3::hash(&json),
             kind: Kind::HuggingFace(Box::new(tokenizer)),
             vocabulary_size: highest as usize + 1,
@@ -99,13 +117,14 @@ impl Tokenizer {
     /// A text of more than 1 MiB is encoded in parts, cut at the first line end
     /// after that much that stands between two characters other than
     /// whitespace, the second of which is no slash, and that belongs to no added token. The pre-tokenizers of GPT-2 and Llama 3 and later cut there
-    /// anyway; one that marks the start of a text marks that of each part.
+    /// anyway; one that marks the start of a text marks that of each part. Parts are
+    /// smaller where normalization may make a text more than 16 times as long.
     ///
     /// # Errors
     ///
     /// [`DataError::NotUtf8`] if the bytes are not UTF-8, unless this is the byte
     /// tokenizer; [`DataError::Tokenize`] if the tokenizer fails, for instance on a
-    /// character it has no token for.
+    /// character it has no token for, or might make more than 64 MiB of a part.
     pub fn encode(&self, text: impl AsRef<[u8]>) -> Result<Vec<u32>> {
         let text = text.as_ref();
         match &self.kind {
@@ -113,7 +132,8 @@ impl Tokenizer {
             Kind::HuggingFace(tokenizer) => {
                 let text = str::from_utf8(text)
                     .map_err(|error| DataError::NotUtf8 { offset: error.valid_up_to() })?;
-                encode_in_parts(tokenizer, &self.cuts, text, PART_BYTES)
+                let fitting = (USUAL_BYTES / self.growth.factor) as usize;
+                encode_in_parts(tokenizer, &self.cuts, self.growth, text, fitting.min(PART_BYTES))
             }
         }
     }
@@ -160,6 +180,19 @@ impl Tokenizer {
     }
 }
 
+/// Errors with the reason if steps of a tokenizer may lengthen a text too far.
+fn require_bounded(growth: Growth, steps: &str) -> std::result::Result<(), String> {
+    let Growth { factor, added_bytes } = growth;
+    if factor <= MOST_GROWTH.factor && added_bytes <= MOST_GROWTH.added_bytes {
+        return Ok(());
+    }
+    Err(format!(
+        "its {steps} may make a text {factor:.3e} times as long and add {added_bytes:.3e} bytes; a tokenizer for \
+         {} times and {} bytes at most is needed",
+        MOST_GROWTH.factor, MOST_GROWTH.added_bytes
+    ))
+}
+
 /// Errors unless every token, the first of which is behind `before` others, is below `vocabulary_size`.
 pub(crate) fn check_vocabulary(tokens: &[u32], before: u64, vocabulary_size: usize) -> Result<()> {
     match tokens.iter().position(|&token| token as usize >= vocabulary_size) {
@@ -175,11 +208,24 @@ pub(crate) fn check_vocabulary(tokens: &[u32], before: u64, vocabulary_size: usi
 fn encode_in_parts(
     tokenizer: &tokenizers::Tokenizer,
     cuts: &Cuts,
+    growth: Growth,
     text: &str,
     part_bytes: usize,
 ) -> Result<Vec<u32>> {
     let mut tokens = Vec::new();
     for part in cuts.parts(text, part_bytes) {
+        // A tokenizer that hardly lengthens a text takes lines of any length.
+        if growth.factor * PART_BYTES as f64 > USUAL_BYTES
+            && growth.of_bytes(part.len()) > MOST_BYTES
+        {
+            let bytes = part.len();
+            let reason = format!(
+                "it may make each byte {:.0}, and there are {bytes} up to the next line end where the text may be \
+                 cut; break the text into shorter lines",
+                growth.factor
+            );
+            return Err(DataError::Tokenize { reason });
+        }
         tokens.extend_from_slice(tokenizer.encode_fast(part, false).map_err(failed)?.get_ids());
     }
     Ok(tokens)
@@ -401,6 +447,35 @@ mod tests {
         }
     }
 
+    /// A few hundred bytes of a file would ask for any memory.
+    #[test]
+    fn tokenizers_that_lengthen_texts_without_measure_are_refused() {
+        let replace = |content: String| json!({"type": "Replace", "pattern": {"String": "a"}, "content": content});
+        let with = |key: &str, step: serde_json::Value| {
+            let mut json = gpt2_json();
+            json[key] = step;
+            open(&json)
+        };
+        let doubling = vec![replace("aa".to_owned()); 40];
+        for step in [
+            replace("b".repeat(1_000_000)),
+            json!({"type": "Sequence", "normalizers": doubling}),
+            json!({"type": "Prepend", "prepend": "b".repeat(100_000)}),
+        ] {
+            let error = with("normalizer", step).err().expect("refused").to_string();
+            assert!(error.contains("its normalizers and pre-tokenizers may make"), "{error}");
+        }
+        let decoder = with("decoder", replace("b".repeat(10_000)));
+        assert!(decoder.err().expect("refused").to_string().contains("its decoders may make"));
+        // 1,000 times is a matter of the line's length.
+        let tokenizer = with("normalizer", replace("b".repeat(1000))).expect("bounded");
+        let tokens = tokenizer.encode("a".repeat(100)).expect("short");
+        assert_eq!(tokens.len(), 100_000);
+        assert_eq!(tokenizer.encode("x\n".repeat(100_000)).expect("short lines").len(), 200_000);
+        let error = tokenizer.encode("a".repeat(100_000)).expect_err("long").to_string();
+        assert!(error.contains("there are 100000 up to the next line end"), "{error}");
+    }
+
     #[test]
     fn unusable_tokenizers_are_refused_by_path() {
         let mut random = gpt2_json();
@@ -437,7 +512,7 @@ mod tests {
         fn encoding_in_parts_changes_nothing(text in "(hello|he|é|\n|\n\n|\r\n| |  |a|!){0,40}", part in 0_usize..20) {
             let tokenizer = gpt2();
             let Kind::HuggingFace(inner) = &tokenizer.kind else { unreachable!("opened from json") };
-            let parts = encode_in_parts(inner, &tokenizer.cuts, &text, part).expect("encodes");
+            let parts = encode_in_parts(inner, &tokenizer.cuts, tokenizer.growth, &text, part).expect("encodes");
             prop_assert_eq!(&parts, &tokenizer.encode(&text).expect("encodes"));
             prop_assert_eq!(tokenizer.decode(&parts).expect("decodes"), text);
         }

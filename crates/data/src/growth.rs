@@ -1,0 +1,197 @@
+//! How far a tokenizer may lengthen a text before it looks up tokens, known from its description. Replacements may
+//! be as long as one likes and follow each other, so that a small file could ask for more memory than there is.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+use tokenizers::Tokenizer;
+
+/// Bytes after all steps, as a multiple of those before them, and besides.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Growth {
+    pub factor: f64,
+    pub added_bytes: f64,
+}
+
+impl Growth {
+    /// What no step lengthens.
+    pub const NONE: Growth = Growth { factor: 1.0, added_bytes: 0.0 };
+
+    /// That of normalizers and pre-tokenizers, at most.
+    pub fn of_encoding(tokenizer: &Tokenizer) -> Growth {
+        let mut steps = vec![];
+        let normalizer = tokenizer.get_normalizer().map(serde_json::to_value);
+        let pre_tokenizer = tokenizer.get_pre_tokenizer().map(serde_json::to_value);
+        for step in [normalizer, pre_tokenizer].into_iter().flatten().flatten() {
+            flatten(step, &mut steps);
+        }
+        Growth::of(&steps)
+    }
+
+    /// That of decoders, at most.
+    pub fn of_decoding(tokenizer: &Tokenizer) -> Growth {
+        let mut steps = vec![];
+        if let Some(Ok(step)) = tokenizer.get_decoder().map(serde_json::to_value) {
+            flatten(step, &mut steps);
+        }
+        Growth::of(&steps)
+    }
+
+    fn of(steps: &[Value]) -> Growth {
+        let mut growth = Growth::NONE;
+        // Replacements of which none matches what another has written: a byte of the text goes through one of them.
+        let (mut alone, mut written) = (1.0_f64, BTreeSet::new());
+        for step in steps {
+            if let Some((pattern, content)) = replacement(step) {
+                if pattern.chars().any(|character| written.contains(&character)) {
+                    growth.follow(alone, 0.0);
+                    (alone, written) = (1.0, BTreeSet::new());
+                }
+                alone = alone.max(content.len() as f64 / pattern.len() as f64);
+                written.extend(content.chars());
+                continue;
+            }
+            growth.follow(alone, 0.0);
+            (alone, written) = (1.0, BTreeSet::new());
+            let (factor, added_bytes) = by_one(step);
+            growth.follow(factor, added_bytes);
+        }
+        growth.follow(alone, 0.0);
+        growth
+    }
+
+    fn follow(&mut self, factor: f64, added_bytes: f64) {
+        self.factor *= factor;
+        self.added_bytes = self.added_bytes * factor + added_bytes;
+    }
+
+    /// What a text of so many bytes becomes at most.
+    pub fn of_bytes(self, bytes: usize) -> f64 {
+        self.factor * bytes as f64 + self.added_bytes
+    }
+}
+
+/// The steps of sequences, however deep, in order.
+fn flatten(step: Value, steps: &mut Vec<Value>) {
+    let Value::Object(mut keys) = step else { return };
+    for sequence in ["normalizers", "pretokenizers", "decoders"] {
+        if let Some(Value::Array(inner)) = keys.remove(sequence) {
+            inner.into_iter().for_each(|step| flatten(step, steps));
+            return;
+        }
+    }
+    steps.push(Value::Object(keys));
+}
+
+/// The text that a step replaces and by what, unless it does something else or replaces nothing by something.
+fn replacement(step: &Value) -> Option<(&str, &str)> {
+    let pattern = step.get("pattern")?.get("String")?.as_str()?;
+    let content = step.get("content")?.as_str()?;
+    (!pattern.is_empty()).then_some((pattern, content))
+}
+
+/// Factor and added bytes of a step. What follows from Unicode is not counted, as forms of characters and of case do:
+/// at most 11 bytes for one, however often it is done.
+fn by_one(step: &Value) -> (f64, f64) {
+    let text = |key: &str| step.get(key).and_then(Value::as_str);
+    let bytes = |key: &str| text(key).map_or(0.0, |text| text.len() as f64);
+    let says = |key: &str| step.get(key).and_then(Value::as_bool) == Some(true);
+    if step.get("pattern").is_some() && step.get("content").is_some() {
+        let regex = step["pattern"].get("Regex").and_then(Value::as_str).unwrap_or_default();
+        let content = bytes("content");
+        return match least_match(regex) {
+            0 => (1.0 + content, content),
+            least => ((content / least as f64).max(1.0), 0.0),
+        };
+    }
+    match text("type").unwrap_or_default() {
+        "Prepend" => (1.0, bytes("prepend")),
+        "Precompiled" => {
+            (longest_replacement(text("precompiled_charsmap").unwrap_or_default()), 0.0)
+        }
+        // A byte becomes one of 256 characters, of up to 2 bytes.
+        "ByteLevel" if says("add_prefix_space") => (4.0, 4.0),
+        "ByteLevel" => (2.0, 0.0),
+        // One character for each space, and before each word.
+        "Metaspace" => (1.0 + bytes("replacement"), bytes("replacement")),
+        // Spaces around a character of 3 bytes; a space before a token.
+        "BertNormalizer" | "WordPiece" => (2.0, bytes("prefix")),
+        _ => (1.0, 0.0),
+    }
+}
+
+/// The fewest bytes that a regular expression matches, 0 where that is not known.
+fn least_match(regex: &str) -> usize {
+    let parsed = regex_syntax::parse(regex).ok();
+    parsed.and_then(|parsed| parsed.properties().minimum_len()).unwrap_or(0)
+}
+
+/// The most bytes that a map of sentencepiece has for a character: 4 bytes that say how long its index is, the index,
+/// and texts with a 0 behind each.
+fn longest_replacement(map: &str) -> f64 {
+    let Ok(map) = base64::decode(map) else { return 1.0 };
+    let index = map.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes) as usize);
+    // The library reads whole words.
+    let texts = map.get(4 + index / 4 * 4..).unwrap_or_default();
+    texts.split(|&byte| byte == 0).map(<[u8]>::len).max().map_or(1.0, |most| most.max(1) as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn growth(steps: &Value) -> (f64, f64) {
+        let mut flat = vec![];
+        flatten(json!({"type": "Sequence", "normalizers": steps}), &mut flat);
+        let Growth { factor, added_bytes } = Growth::of(&flat);
+        (factor, added_bytes)
+    }
+
+    fn replace(pattern: &str, content: &str) -> Value {
+        json!({"type": "Replace", "pattern": {"String": pattern}, "content": content})
+    }
+
+    fn replace_regex(pattern: &str, content: &str) -> Value {
+        json!({"type": "Replace", "pattern": {"Regex": pattern}, "content": content})
+    }
+
+    #[test]
+    fn replacements_multiply_where_one_may_replace_what_another_has_written() {
+        assert_eq!(growth(&json!([])), (1.0, 0.0));
+        assert_eq!(growth(&json!([replace("a", "aaaa")])), (4.0, 0.0));
+        assert_eq!(growth(&json!([replace("a", "aaaa"), replace("a", "aa")])), (8.0, 0.0));
+        assert_eq!(growth(&json!([replace("ab", "x")])), (1.0, 0.0));
+        let nested = json!({"type": "Sequence", "normalizers": [replace("x", "xxx")]});
+        assert_eq!(growth(&json!([replace("a", "xx"), nested])), (6.0, 0.0));
+    }
+
+    #[test]
+    fn replacements_of_different_characters_do_not() {
+        let of_each = json!([replace(" ", "\u{2581}"), replace("\n", "<n>"), replace("\t", "<t>")]);
+        assert_eq!(growth(&of_each), (3.0, 0.0));
+        // Lower case may make another's character of what was written.
+        let between = json!([replace("a", "BB"), {"type": "Lowercase"}, replace("b", "cc")]);
+        assert_eq!(growth(&between), (4.0, 0.0));
+    }
+
+    #[test]
+    fn what_matches_nothing_is_written_between_all_characters() {
+        assert_eq!(growth(&json!([replace("", "abc")])), (4.0, 3.0));
+        assert_eq!(growth(&json!([replace_regex("x*", "abc")])), (4.0, 3.0));
+        assert_eq!(growth(&json!([replace_regex(" {2,}", "abc")])), (1.5, 0.0));
+        assert_eq!(growth(&json!([replace_regex("(?=a)", "abc")])), (4.0, 3.0), "not known");
+    }
+
+    #[test]
+    fn other_steps_have_bounds_of_their_own() {
+        let llama = json!([{"type": "Prepend", "prepend": "\u{2581}"}, replace(" ", "\u{2581}")]);
+        assert_eq!(growth(&llama), (3.0, 9.0));
+        let bytes = json!({"type": "ByteLevel"});
+        assert_eq!(growth(&Value::Array(vec![bytes; 40])).0, 2f64.powi(40));
+        let map = [4_u32.to_le_bytes().as_slice(), &[0; 4], b"ab\0abcdef\0"].concat();
+        let map = json!({"type": "Precompiled", "precompiled_charsmap": base64::encode(map)});
+        assert_eq!(growth(&json!([map])), (6.0, 0.0));
+    }
+}
