@@ -16,6 +16,10 @@ use crate::{Judgement, Request, SearchError, judge};
 /// aside: what a simulation takes is proportional to them.
 const EFFORT: usize = 10_000;
 
+/// Models of more blocks are simulated under one plan only, the fastest by estimate of those that fit: lowering and
+/// simulating one takes as long as hundreds of usual ones.
+pub(crate) const MOST_BLOCKS: usize = 3_000;
+
 /// Estimates this much slower than the best simulated plan are not simulated: the estimate is right to a
 /// few percent.
 const DOUBT: f64 = 1.05;
@@ -142,7 +146,8 @@ impl<'a> Search<'a> {
                 Some(known) => known,
                 None => {
                     // The first that fits is simulated whatever that takes.
-                    if fitting > 0 && effort + self.effort(&plan) > EFFORT {
+                    let is_deep = self.graph.blocks().len() > MOST_BLOCKS;
+                    if fitting > 0 && (is_deep || effort + self.effort(&plan) > EFFORT) {
                         continue;
                     }
                     effort += self.effort(&plan);
@@ -172,7 +177,8 @@ impl<'a> Search<'a> {
                 break;
             }
             let Some(mut plan) = self.planned(&candidate)? else { continue };
-            if effort + self.effort(&plan) > EFFORT {
+            let is_deep = self.graph.blocks().len() > MOST_BLOCKS;
+            if is_deep || effort + self.effort(&plan) > EFFORT {
                 continue;
             }
             effort += self.effort(&plan);

@@ -101,7 +101,11 @@ impl<'a> Parameters<'a> {
                 // Nobody adds gradients up: each class sends its own.
                 key.classes.clear();
             }
-            match keys.iter().position(|known| *known == key && !ways.parameters_are_apart()) {
+            // Parameters come unit by unit, so that buckets of this one are the last.
+            let of_unit = keys.iter().rev().take_while(|known| known.unit == unit).count();
+            let first = keys.len() - of_unit;
+            let known = keys[first..].iter().position(|known| *known == key);
+            match known.filter(|_| !ways.parameters_are_apart()).map(|at| first + at) {
                 Some(bucket) => members[bucket].push((value, layout)),
                 None => {
                     keys.push(key);
