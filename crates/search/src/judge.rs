@@ -4,7 +4,7 @@ use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_plan::Plan;
 use shardloom_program::lower;
-use shardloom_sim::{MemoryFit, Options, simulate};
+use shardloom_sim::{MemoryFit, Options, require_few_in, simulate};
 
 use crate::SearchError;
 
@@ -44,6 +44,7 @@ impl Judgement {
 /// If the plan does not fit the model or the cluster.
 pub fn judge(graph: &Graph, cluster: &Cluster, plan: &Plan) -> Result<Judgement, SearchError> {
     let graph = &*plan.graph_of(graph);
+    require_few_in(graph, plan, Options::default())?;
     let program = lower(graph, plan, cluster.device_count() as usize)?;
     let simulation = simulate(graph, cluster, &program, Options::default())?;
     let summary = simulation.summary();

@@ -2,13 +2,16 @@
 
 use shardloom_graph::Graph;
 use shardloom_plan::Plan;
-use shardloom_program::{Class, Program};
+use shardloom_program::{Class, Program, lower};
 
 use crate::{Options, SimError};
 
 /// The most instructions that are simulated, over all ranks and steps. As a measure: 22 million of them (10,000
 /// blocks in 8 stages, 32 micro-batches) take 43 s of one core, lowering included, and 0.8 GB.
 pub const MOST_INSTRUCTIONS: u64 = 30_000_000;
+
+/// More instructions than an operator has, but for few.
+const MOST_FOR_AN_OPERATOR: u64 = 8;
 
 /// The instructions of all steps, of one rank of each class where these are folded.
 pub fn instruction_count(program: &Program, options: Options) -> u64 {
@@ -22,15 +25,46 @@ pub fn instruction_count(program: &Program, options: Options) -> u64 {
     step.saturating_mul(u64::from(options.steps))
 }
 
-/// Refuses plans that have more instructions than are simulated however they are lowered, before they are: each
-/// micro-batch goes through all operators of `graph`.
+/// Refuses plans that have more instructions than are simulated, before all their micro-batches are lowered: each
+/// goes through all operators of `graph`, and through as many instructions as in the same plan with few of them.
 ///
 /// # Errors
 /// If it has.
 pub fn require_few_in(graph: &Graph, plan: &Plan, options: Options) -> Result<(), SimError> {
     let of_a_pipeline = plan.microbatches / plan.pipeline.len().max(1);
-    let step = (of_a_pipeline as u64).saturating_mul(graph.ops().len() as u64);
+    let operators = (of_a_pipeline as u64).saturating_mul(graph.ops().len() as u64);
+    let operators = operators.saturating_mul(u64::from(options.steps));
+    at_most(MOST_INSTRUCTIONS, operators, options)?;
+    if operators < MOST_INSTRUCTIONS / MOST_FOR_AN_OPERATOR {
+        return Ok(());
+    }
+    let of_microbatch = of_microbatch(graph, plan, options.folded).unwrap_or(0);
+    let step = of_microbatch.saturating_mul(plan.microbatches as u64);
     at_most(MOST_INSTRUCTIONS, step.saturating_mul(u64::from(options.steps)), options)
+}
+
+/// The instructions of the micro-batch that has the fewest, in the same plan with so few of them that lowering takes
+/// little; none where there are few enough already, or the plan is not one for fewer.
+fn of_microbatch(graph: &Graph, plan: &Plan, folded: bool) -> Option<u64> {
+    // Enough to fill every pipeline, and as many as orders that go round the stages ask for.
+    let microbatches = 4 * plan.stages().count();
+    if plan.microbatches <= 4 * microbatches || !plan.global_batch.is_multiple_of(plan.microbatches)
+    {
+        return None;
+    }
+    let global_batch = plan.global_batch / plan.microbatches * microbatches;
+    let fewer = Plan { microbatches, global_batch, ..plan.clone() };
+    let program = lower(graph, &fewer, plan.least_devices()).ok()?;
+    let mut instructions = vec![0_u64; microbatches];
+    for class in &program.classes {
+        let ranks = if folded { 1 } else { class.mesh.size() as u64 };
+        for entry in class.entries() {
+            let Some(microbatch) = entry.microbatch else { continue };
+            let of_entry = class.body_of(entry).instructions.len() as u64 * ranks;
+            instructions[microbatch as usize] += of_entry;
+        }
+    }
+    instructions.into_iter().min()
 }
 
 /// Refuses a simulation of more instructions than `most`.

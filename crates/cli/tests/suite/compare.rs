@@ -240,3 +240,10 @@ fn software_is_refused_where_nothing_is_predicted_for_machines() {
         place.run(&format!("{run} {more}")).refuses("usage", why);
     }
 }
+
+#[test]
+fn what_has_too_many_instructions_is_a_row_with_the_reason() {
+    let many = "compare --stack shardloom gpt:layers=4,hidden=64,heads=4,seq=32,vocab=64 --cluster \
+                h100-80g:4 --pp 4 --global-batch 400000 --microbatches 400000 --schedules 1f1b --json";
+    Place::new().run(many).refuses("simulation", "at most 30000000 are simulated");
+}

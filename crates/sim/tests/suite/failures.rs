@@ -2,11 +2,11 @@
 
 use crate::scenario::{gpt, h100, lowered, uniform};
 use shardloom_cluster::{ClusterError, Stack};
-use shardloom_plan::Plan;
+use shardloom_plan::{Plan, ScheduleKind, Uniform};
 use shardloom_program::{Action, BodyKind, Class, PersistentBytes, lower};
 use shardloom_sim::{
-    Fit, MemoryFit, Modelled, Options, Recorded, Recorder, SimError, instruction_count,
-    require_few_in, run, simulate,
+    Fit, MOST_INSTRUCTIONS, MemoryFit, Modelled, Options, Recorded, Recorder, SimError,
+    instruction_count, require_few_in, run, simulate,
 };
 
 const ONE: Options = Options { steps: 1, folded: true };
@@ -232,4 +232,33 @@ fn steps_that_take_longer_than_can_be_counted_are_refused() {
     let slow = Stack { memory_time: 1e15, ..Stack::default() };
     let error = simulate(&graph, &h100(2).under(slow), &program, ONE).expect_err("too long");
     assert!(error.to_string().contains("213 days"), "{error}");
+}
+
+/// What is counted before all micro-batches are lowered is what they have then: of `c + m` times as many as one has,
+/// all but `c`.
+#[test]
+fn instructions_are_counted_in_a_plan_with_few_micro_batches() {
+    let graph = gpt(2, false);
+    for schedule in [
+        ScheduleKind::OneForwardOneBackward,
+        ScheduleKind::Afab,
+        ScheduleKind::Interleaved,
+        ScheduleKind::ZeroBubbleH1,
+    ] {
+        let of = |microbatches| {
+            let uniform = Uniform { schedule, ..uniform(2, 2, 1, microbatches) };
+            let plan = uniform.plan(&graph, "gpt", "cluster");
+            let few = microbatches < 1000;
+            (few.then(|| lower(&graph, &plan, 4).expect("the plan fits")), plan)
+        };
+        let step = |microbatches| instruction_count(&of(microbatches).0.expect("few"), ONE);
+        let of_one = (step(80) - step(40)) / 40;
+        // Fewer operators than may be simulated, and more instructions.
+        let microbatches = MOST_INSTRUCTIONS as usize / graph.ops().len() / 4 * 4;
+        let refused = require_few_in(&graph, &of(microbatches).1, ONE).expect_err("too many");
+        let SimError::TooMany { instructions, .. } = refused else { panic!("{refused}") };
+        let counted = instructions / microbatches as u64;
+        assert!(counted <= of_one && counted + 2 >= of_one, "{schedule:?}: {counted}, {of_one}");
+        assert!(counted > graph.ops().len() as u64, "{schedule:?}: the operators refuse it");
+    }
 }
