@@ -343,6 +343,21 @@ fn errors_name_the_block_the_operator_and_the_key() {
     fails("inputs = [\"head\", \"targets\"]", "inputs = [\"head\", \"head\"]", &["head.loss"]);
 }
 
+/// Nothing is built of it first.
+#[test]
+fn more_operators_than_a_model_has_are_refused_with_their_number() {
+    let block = OWN.find("name = \"layer.{i}\"").expect("a repeated block");
+    let first = OWN[..block].rfind("[[block]]").expect("its beginning");
+    let end = block + OWN[block..].find("[[block]]").expect("its end");
+    let many = OWN[first..end].replace("repeat = 3", "repeat = 10000");
+    let named = |copy: usize| many.replace("layer.{i}", &format!("layer.{copy}.{{i}}"));
+    let copies: String = (0..10).map(named).collect();
+    let text = format!("{}{copies}{}", &OWN[..first], &OWN[end..]);
+    let error = ModelSpec::from_toml(&text, "net.toml").and_then(|spec| spec.graph());
+    let message = error.expect_err("too many").to_string();
+    assert!(message.contains("1048576 at most"), "{message}");
+}
+
 #[test]
 fn errors_of_the_text_name_the_line() {
     fails("repeat = 3", "repeet = 3", &["line 54", "repeet"]);

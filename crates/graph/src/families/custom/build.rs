@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::kind::{KINDS, Kind};
 use super::{BlockConfig, CustomConfig, InitConfig, InputKind, OpConfig, ParameterConfig};
-use crate::builder::Attention;
+use crate::builder::{Attention, MAX_OPS};
 use crate::op::{Activation, Gate, Visibility};
 use crate::spec::did_you_mean;
 use crate::{DimId, Graph, GraphBuilder, GraphError, Init, ValueId};
@@ -16,6 +16,16 @@ impl CustomConfig {
     /// If a name is unknown or taken, a kind or key does not exist or is missing, or operands do not
     /// fit; the message names block, operator and key.
     pub fn graph(&self, name: &str) -> Result<Graph, GraphError> {
+        let of_block = |block: &BlockConfig| block.repeat.saturating_mul(block.op.len());
+        let operators = self.block.iter().map(of_block).fold(0, usize::saturating_add);
+        if operators > MAX_OPS {
+            return Err(GraphError::Parameter {
+                model: name.into(),
+                key: "operators".into(),
+                value: operators.to_string(),
+                rule: format!("a model has {MAX_OPS} at most, repeated blocks counted as often"),
+            });
+        }
         let mut build = Build {
             net: GraphBuilder::new(name),
             dims: HashMap::new(),
