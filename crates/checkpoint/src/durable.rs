@@ -12,7 +12,16 @@ pub(crate) fn write_new<T, E: From<CheckpointError>>(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> Result<T, E>,
 ) -> Result<T, E> {
-    let file = File::create_new(path).map_err(CheckpointError::io("create", path))?;
+    write_new_for(path, path, write)
+}
+
+/// The same for a file that gets the name `path` later; errors name that.
+pub(crate) fn write_new_for<T, E: From<CheckpointError>>(
+    unfinished: &Path,
+    path: &Path,
+    write: impl FnOnce(&mut dyn Write) -> Result<T, E>,
+) -> Result<T, E> {
+    let file = File::create_new(unfinished).map_err(CheckpointError::io("create", path))?;
     let mut buffered = io::BufWriter::with_capacity(1 << 20, file);
     let written = write(&mut buffered)?;
     let file = buffered

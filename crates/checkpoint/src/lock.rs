@@ -23,6 +23,8 @@ impl Lock {
     ///
     /// [`CheckpointError::InUse`] if another run has it, [`CheckpointError::Io`].
     pub fn take(root: &Path, owner: &str) -> Result<Option<Lock>> {
+        let is_missing = |it: &&Path| !it.as_os_str().is_empty() && !it.exists();
+        let made: Vec<&Path> = root.ancestors().take_while(is_missing).collect();
         fs::create_dir_all(root).map_err(CheckpointError::io("create", root))?;
         let path = root.join(LOCK);
         // What it says is of its last owner until it is known that this one has gone.
@@ -45,8 +47,13 @@ impl Lock {
             }
         }
         let said = file.set_len(0).and_then(|()| file.rewind());
-        said.and_then(|()| file.write_all(owner.as_bytes()))
-            .map_err(CheckpointError::io("write", &path))?;
+        let said = said.and_then(|()| file.write_all(owner.as_bytes()));
+        if said.is_err() {
+            // Nobody else has it as long as it is locked, and only folders that are empty go.
+            let _ = fs::remove_file(&path);
+            made.iter().for_each(|folder| drop(fs::remove_dir(folder)));
+        }
+        said.map_err(CheckpointError::io("write", &path))?;
         Ok(Some(Lock { _file: file }))
     }
 }

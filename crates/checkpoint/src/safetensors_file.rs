@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::path::Path;
 
 use half::{bf16, f16};
 use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensors};
 
-use crate::durable::{rename, sync_folder, write_new};
+use crate::durable::{rename, sync_folder, write_new_for};
 use crate::piece::volume;
 use crate::{CheckpointError, Result};
 
@@ -99,7 +99,7 @@ pub(crate) fn decode_values(bytes: &[u8], values: &mut [f32]) {
 
 /// Writes one plain safetensors file of tensors with these names and shapes, in this order. `values` is asked
 /// for one tensor after another, so that no more than one is in memory. A file of that path is replaced at
-/// once when the new one is complete.
+/// once when the new one is complete; a device or a pipe is written to.
 ///
 /// # Errors
 ///
@@ -116,21 +116,32 @@ pub fn write_safetensors<E: From<CheckpointError>>(
     mut values: impl FnMut(&str) -> Result<Vec<f32>, E>,
 ) -> Result<(), E> {
     let header = header(path, stored, tensors.clone(), metadata)?;
+    let mut write = |output: &mut dyn Write| -> Result<(), E> {
+        output.write_all(&header).map_err(CheckpointError::io("write", path))?;
+        for (name, shape) in &tensors {
+            let values = values(name)?;
+            assert_eq!(values.len(), volume(shape), "{name} has as many values as its shape");
+            write_stored(path, output, stored, &values)?;
+        }
+        Ok(())
+    };
+    if fs::metadata(path).is_ok_and(|it| !it.is_file() && !it.is_dir()) {
+        // A device or a pipe takes what is written to it, and stays what it is.
+        let file =
+            File::options().write(true).open(path).map_err(CheckpointError::io("open", path))?;
+        let mut output = io::BufWriter::with_capacity(1 << 20, file);
+        write(&mut output)?;
+        return Ok(output.flush().map_err(CheckpointError::io("write", path))?);
+    }
+    // What a link leads to is replaced, and not the link.
+    let path = &*fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
     let unfinished = path.with_added_extension("writing");
     if unfinished.exists() {
         // Left by an export that was killed.
         fs::remove_file(&unfinished).map_err(CheckpointError::io("delete", &unfinished))?;
     }
-    let written = write_new(&unfinished, |output| -> Result<(), E> {
-        output.write_all(&header).map_err(CheckpointError::io("write", &unfinished))?;
-        for (name, shape) in &tensors {
-            let values = values(name)?;
-            assert_eq!(values.len(), volume(shape), "{name} has as many values as its shape");
-            write_stored(&unfinished, output, stored, &values)?;
-        }
-        Ok(())
-    })
-    .and_then(|()| Ok(rename(&unfinished, path)?));
+    let written =
+        write_new_for(&unfinished, path, &mut write).and_then(|()| Ok(rename(&unfinished, path)?));
     if written.is_err() {
         // The first error is the one to report.
         let _ = fs::remove_file(&unfinished);

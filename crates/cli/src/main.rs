@@ -5,6 +5,7 @@ mod failure;
 mod interrupt;
 mod number;
 mod output_file;
+mod output_folder;
 mod table;
 mod terminal;
 

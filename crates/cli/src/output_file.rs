@@ -43,6 +43,8 @@ impl OutputFile {
     /// Sees that it can be written; what there is stays as it is.
     fn probe(&self) -> io::Result<()> {
         match self.is_special() {
+            // Whoever reads a pipe would take its end for that of the file.
+            true if self.is_pipe() => Ok(()),
             true => OpenOptions::new().write(true).open(&self.path).map(drop),
             false => self.beside().and_then(NamedTempFile::close),
         }
@@ -53,13 +55,22 @@ impl OutputFile {
         fs::metadata(&self.path).is_ok_and(|it| !it.is_file())
     }
 
+    fn is_pipe(&self) -> bool {
+        #[cfg(unix)]
+        return fs::metadata(&self.path)
+            .is_ok_and(|it| std::os::unix::fs::FileTypeExt::is_fifo(&it.file_type()));
+        #[cfg(not(unix))]
+        return false;
+    }
+
     /// A file in the same folder, gone unless it gets this one's name.
     fn beside(&self) -> io::Result<NamedTempFile> {
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let mut builder = Builder::new();
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-        builder.prefix(".shardloom-").tempfile_in(folder.unwrap_or(Path::new(".")))
+        let made = builder.prefix(".shardloom-").tempfile_in(folder.unwrap_or(Path::new(".")));
+        made.map_err(of_the_system)
     }
 
     /// The same for a file that need not be asked for.
@@ -87,6 +98,28 @@ impl OutputFile {
         Ok(())
     }
 
+    /// Refuses to be written over what the command reads.
+    ///
+    /// # Errors
+    /// If it is one of `inputs`, by whatever name.
+    pub fn require_no_input<'a>(
+        &self,
+        inputs: impl IntoIterator<Item = &'a Path>,
+    ) -> Result<(), Failure> {
+        let Ok(place) = fs::canonicalize(&self.path) else { return Ok(()) };
+        let is_it = |input: &Path| fs::canonicalize(input).is_ok_and(|input| input == place);
+        match inputs.into_iter().any(is_it) && !self.is_special() {
+            true => {
+                let at = self.path.display();
+                let message = format!(
+                    "{at} is read by this command, and would be overwritten; name another file"
+                );
+                Err(Failure::file(&self.path, message))
+            }
+            false => Ok(()),
+        }
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
@@ -100,17 +133,51 @@ impl OutputFile {
         self.replace(bytes.as_ref()).map_err(|error| Failure::unwritten(&self.path, &error))
     }
 
-    fn replace(&self, bytes: &[u8]) -> io::Result<()> {
-        if self.is_special() {
-            return OpenOptions::new().write(true).open(&self.path)?.write_all(bytes);
+    /// Writes several files: none gets its name before all are written, so that a full disk leaves none.
+    ///
+    /// # Errors
+    /// As [`OutputFile::write`].
+    pub fn write_all(files: &[(OutputFile, Vec<u8>)]) -> Result<(), Failure> {
+        let unwritten = |file: &OutputFile, error| Failure::unwritten(&file.path, &error);
+        let written = files.iter().map(|(file, bytes)| {
+            file.written(bytes).map_err(|error| unwritten(file, error)).map(|it| (file, it))
+        });
+        for (file, beside) in written.collect::<Result<Vec<_>, Failure>>()? {
+            file.name(beside).map_err(|error| unwritten(file, error))?;
         }
-        let mut beside = self.beside()?;
-        beside.write_all(bytes)?;
+        Ok(())
+    }
+
+    fn replace(&self, bytes: &[u8]) -> io::Result<()> {
+        self.name(self.written(bytes)?)
+    }
+
+    /// What is written, without this one's name yet; nothing where it goes to what is there.
+    fn written(&self, bytes: &[u8]) -> io::Result<Option<NamedTempFile>> {
+        if self.is_special() {
+            OpenOptions::new().write(true).open(&self.path)?.write_all(bytes)?;
+            return Ok(None);
+        }
+        let beside = self.beside()?;
+        // Not by its own methods, whose errors name it instead of this one.
+        beside.as_file().write_all(bytes)?;
         beside.as_file().sync_all()?;
+        Ok(Some(beside))
+    }
+
+    fn name(&self, beside: Option<NamedTempFile>) -> io::Result<()> {
+        let Some(beside) = beside else { return Ok(()) };
         let named = match self.force {
             true => beside.persist(fs::canonicalize(&self.path).as_ref().unwrap_or(&self.path)),
             false => beside.persist_noclobber(&self.path),
         };
         named.map(drop).map_err(|error| error.error)
     }
+}
+
+/// The system's error, without the name of a file that nobody has asked for.
+fn of_the_system(error: io::Error) -> io::Error {
+    let source = error.get_ref().and_then(|inner| inner.source());
+    let code = source.and_then(|it| it.downcast_ref::<io::Error>()?.raw_os_error());
+    code.map_or(error, io::Error::from_raw_os_error)
 }

@@ -149,44 +149,56 @@ pub fn export_huggingface(
     // What is left of a former model would be read with this one. Without a configuration the folder is no model, so
     // that one that is written in part is none either.
     let former = former(folder)?;
-    if let Some(path) = former.first().filter(|_| !form.force) {
+    if let Some(path) = former.iter().find(|path| !form.force || !path.is_file()) {
         return Err(Error::Exists { path: path.clone() });
     }
+    let is_missing = |it: &&Path| !it.as_os_str().is_empty() && !it.exists();
+    let made: Vec<&Path> = folder.ancestors().take_while(is_missing).collect();
     fs::create_dir_all(folder).map_err(Error::io("make the folder", folder))?;
     for path in &former {
         fs::remove_file(path).map_err(Error::io("delete", path))?;
     }
-    let write = |name: &str, text: &str| write_whole(&at(name), text);
-    let mut total = 0;
-    let mut map = BTreeMap::new();
-    for (file, tensors) in &weights {
-        for (name, shape) in tensors {
-            total += bytes(form.stored, shape);
-            map.insert(name.as_str(), file.as_str());
+    let write_all = || -> Result<(usize, Option<String>)> {
+        let write = |name: &str, text: &str| write_whole(&at(name), text);
+        let mut total = 0;
+        let mut map = BTreeMap::new();
+        for (file, tensors) in &weights {
+            for (name, shape) in tensors {
+                total += bytes(form.stored, shape);
+                map.insert(name.as_str(), file.as_str());
+            }
+            let metadata = [("format".to_owned(), "pt".to_owned())].into();
+            let values = |name: &str| {
+                let read = |own: &str| checkpoint.read_whole(own).map_err(Error::from);
+                Ok::<_, Error>(there.tensor(name, read)?.values)
+            };
+            write_safetensors(&at(file), form.stored, tensors.clone(), Some(metadata), values)?;
         }
-        let metadata = [("format".to_owned(), "pt".to_owned())].into();
-        let values = |name: &str| {
-            let read = |own: &str| checkpoint.read_whole(own).map_err(Error::from);
-            Ok::<_, Error>(there.tensor(name, read)?.values)
+        if several {
+            let index = serde_json::json!({"metadata": {"total_size": total}, "weight_map": map});
+            write(INDEX, &format!("{index:#}\n"))?;
+        }
+        let no_tokenizer = match tokenizer {
+            Ok(text) => {
+                write(TOKENIZER_FILE, &text)?;
+                // Whatever class the configuration would suggest: the file says all.
+                let class = serde_json::json!({"tokenizer_class": "PreTrainedTokenizerFast"});
+                write(TOKENIZER_CONFIG, &format!("{class:#}\n"))?;
+                None
+            }
+            Err(reason) => Some(reason),
         };
-        write_safetensors(&at(file), form.stored, tensors.clone(), Some(metadata), values)?;
-    }
-    if several {
-        let index = serde_json::json!({"metadata": {"total_size": total}, "weight_map": map});
-        write(INDEX, &format!("{index:#}\n"))?;
-    }
-    let no_tokenizer = match tokenizer {
-        Ok(text) => {
-            write(TOKENIZER_FILE, &text)?;
-            // Whatever class the configuration would suggest: the file says all.
-            let class = serde_json::json!({"tokenizer_class": "PreTrainedTokenizerFast"});
-            write(TOKENIZER_CONFIG, &format!("{class:#}\n"))?;
-            None
-        }
-        Err(reason) => Some(reason),
+        write(CONFIG, &config)?;
+        Ok((map.len(), no_tokenizer))
     };
-    write(CONFIG, &config)?;
-    let exported = Exported::of(&checkpoint, &model, map.len(), refused);
+    let written = write_all();
+    if written.is_err() {
+        // What there was before is deleted by then, and a part of a model is of no use.
+        files.iter().for_each(|path| drop(fs::remove_file(path)));
+        made.iter().for_each(|folder| drop(fs::remove_dir(folder)));
+    }
+    let (tensors, no_tokenizer) = written?;
+    let exported = Exported::of(&checkpoint, &model, tensors, refused);
     Ok(ExportedFolder { exported, files, no_tokenizer })
 }
 

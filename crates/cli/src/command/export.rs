@@ -1,7 +1,6 @@
 //! `shardloom export`: a plan as another project's configuration, or trained weights as one file or as a folder
 //! that Hugging Face's library loads.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::{ArgGroup, Args};
@@ -17,6 +16,7 @@ use super::{model_type, project};
 use crate::failure::Failure;
 use crate::number::decimal;
 use crate::output_file::OutputFile;
+use crate::output_folder::write_folder;
 use crate::terminal::Terminal;
 
 /// Write a plan as another project takes it, or the weights of a checkpoint for other tools
@@ -190,20 +190,12 @@ impl Export {
 
     fn plan(&self, project: Project, folder: &Path, terminal: Terminal) -> Result<(), Failure> {
         let exported = export_plan(&self.what, project)?;
-        if let Err(error) = fs::create_dir_all(folder) {
-            let message = format!("cannot make the folder {}: {error}", folder.display());
-            return Err(Failure::file(folder, message));
-        }
-        let file = |name: &str| OutputFile::new(&folder.join(name), self.force);
-        let files = exported.files.iter().map(|it| Ok((file(it.name)?, &it.text)));
-        let files = files.collect::<Result<Vec<_>, Failure>>()?;
-        for (file, text) in &files {
-            file.write(text)?;
-        }
+        let files = exported.files.into_iter().map(|it| (it.name.to_owned(), it.text.into()));
+        let files = write_folder(folder, files, self.force)?;
         let answer = PlanAnswer {
             project: project.name(),
             version: project.version(),
-            files: files.iter().map(|(file, _)| file.path().display().to_string()).collect(),
+            files: files.iter().map(|path| path.display().to_string()).collect(),
             unsaid: exported
                 .unsaid
                 .into_iter()

@@ -1,6 +1,5 @@
 //! `shardloom manual`: manual pages.
 
-use std::fs;
 use std::path::PathBuf;
 
 use clap::{Args, Command};
@@ -8,7 +7,7 @@ use clap_mangen::Man;
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::output_file::OutputFile;
+use crate::output_folder::write_folder;
 use crate::terminal::Terminal;
 
 /// Write manual pages for `man`: one for the program and one for each command
@@ -37,25 +36,21 @@ impl Manual {
         program = program.disable_help_subcommand(true);
         program.build();
         let folder = &self.output;
-        fs::create_dir_all(folder).map_err(|error| {
-            Failure::file(folder, format!("cannot make the folder {}: {error}", folder.display()))
-        })?;
         let name = program.get_name().to_owned();
         let mut pages = vec![(format!("{name}.1"), program.clone())];
         for command in program.get_subcommands() {
             let whole = format!("{name}-{}", command.get_name());
             pages.push((format!("{whole}.1"), command.clone().name(whole)));
         }
-        let file = |name: &str| OutputFile::new(&folder.join(name), self.force);
-        let pages = pages.into_iter().map(|(name, command)| Ok((file(&name)?, command)));
-        let pages = pages.collect::<Result<Vec<_>, Failure>>()?;
-        for (file, command) in &pages {
+        let mut files = vec![];
+        for (name, command) in pages {
             let mut text = vec![];
-            Man::new(command.clone()).render(&mut text)?;
-            file.write(text)?;
+            Man::new(command).render(&mut text)?;
+            files.push((name, text));
         }
+        let pages = write_folder(folder, files, self.force)?;
         if terminal.json() {
-            let pages = pages.iter().map(|(file, _)| file.path().display().to_string()).collect();
+            let pages = pages.iter().map(|path| path.display().to_string()).collect();
             return terminal.object(&Answer { pages });
         }
         terminal.line(format_args!("{} pages written to {}", pages.len(), folder.display()))

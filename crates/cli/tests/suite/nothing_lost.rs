@@ -86,7 +86,8 @@ fn a_full_disk_leaves_no_part_of_a_file_and_what_was_there_before() {
     let train = format!("train {TINY} --steps 3 --html report.html --json");
     let outcome = with_little_room(&place, 8, &train, "");
     outcome.check(outcome.status == Some(1), "exit status is not 1");
-    outcome.check(outcome.stderr.contains("report.html"), "the file is not named");
+    outcome.check(outcome.stderr.contains("write report.html: "), "the file is not named");
+    outcome.check(!outcome.stderr.contains("at path"), "another file is named");
     outcome.check(outcome.losses().len() == 3, "it did not train");
     outcome.summary();
     assert_eq!(names(&place.path("")), ["text.txt"]);
@@ -108,6 +109,71 @@ fn a_full_disk_leaves_no_part_of_a_file_and_what_was_there_before() {
     outcome.check(outcome.status == Some(1), "exit status is not 1");
     outcome.check(outcome.stderr.contains("run/"), "the file is not named");
     assert_eq!(names(&place.path("run")), [".lock"], "a part of a checkpoint is left");
+}
+
+#[test]
+fn a_full_disk_leaves_no_folder_with_a_part_of_what_was_to_be_in_it() {
+    let place = Place::new();
+    let run = "--steps 1 --checkpoint run --json";
+    let outcome = with_little_room(&place, 0, &format!("train {TINY} {run}"), "");
+    outcome.check(outcome.status.is_some_and(|status| status > 0), "it found room");
+    assert_eq!(names(&place.path("")), ["text.txt"], "a folder is left");
+
+    place.run(&format!("train {TINY} {run}")).succeeds();
+    let model = "llama:layers=2,hidden=16,heads=2,kv_heads=2,ffn=32,vocab=64";
+    let plan = format!("plan {model} --seq 8 --global-batch 4 --cluster h100-80g:2");
+    place.run(&format!("{plan} -o plan.toml --json")).succeeds();
+    let there = ["plan.toml", "run", "text.txt"];
+    let outcome = with_little_room(&place, 4, "export run --weights w.safetensors --json", "");
+    outcome.check(outcome.stderr.contains("w.safetensors: "), "another file is named");
+    for (blocks, command) in [
+        (8, "export run --huggingface new/model --json"),
+        (2, "export plan.toml --to torchtitan -o new/titan --json"),
+        (2, "manual -o new/man --json"),
+    ] {
+        let outcome = with_little_room(&place, blocks, command, "");
+        outcome.check(outcome.status.is_some_and(|status| status > 0), "it found room");
+        outcome.check(outcome.stderr.contains("new/"), "the file is not named");
+        assert_eq!(names(&place.path("")), there, "{command} leaves a folder");
+    }
+}
+
+#[test]
+fn what_is_no_plain_file_is_written_to_and_not_replaced() {
+    let place = Place::new();
+    place.run(&format!("train {TINY} --steps 1 --checkpoint run --json")).succeeds();
+    place.run("export run --weights plain --json").succeeds();
+    let plain = fs::read(place.path("plain")).expect("weights");
+
+    let pipe = place.path("pipe");
+    let made = Command::new("mkfifo").arg(&pipe).status().expect("mkfifo starts");
+    assert!(made.success(), "there is no pipe");
+    let reading = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || fs::read(pipe).expect("what is written")
+    });
+    place.run("export run --weights pipe --force --json").succeeds();
+    assert!(!fs::metadata(&pipe).expect("it is there").is_file(), "the pipe is replaced");
+    assert!(reading.join().expect("it reads") == plain, "something else came through the pipe");
+
+    place.write("aim", "mine");
+    std::os::unix::fs::symlink("aim", place.path("link")).expect("a link");
+    place.run("export run --weights link --force --json").succeeds();
+    assert!(fs::symlink_metadata(place.path("link")).expect("it is there").is_symlink());
+    assert!(fs::read(place.path("aim")).expect("weights") == plain, "the link leads elsewhere");
+}
+
+#[test]
+fn what_a_command_reads_is_not_overwritten() {
+    let place = Place::new();
+    let text = fs::read(place.path("text.txt")).expect("text");
+    for file in ["text.txt", "./text.txt"] {
+        let train = format!("train {TINY} --steps 1 --html {file} --force --json");
+        place.run(&train).refuses("file", "is read by this command");
+    }
+    let words = "vocabulary --data text.txt -o text.txt --size 8 --force --json";
+    place.run(words).refuses("file", "is read by this command");
+    assert_eq!(fs::read(place.path("text.txt")).expect("text"), text);
 }
 
 #[test]

@@ -261,6 +261,12 @@ impl Train {
         let html = OutputFile::optional(self.files.html.as_ref(), self.files.force)?;
         let trace = OutputFile::optional(self.files.trace.as_ref(), self.files.force)?;
         OutputFile::require_distinct([&html, &trace])?;
+        for file in [&html, &trace].into_iter().flatten() {
+            let tokenizer = self.tokenizer.as_deref().map(Path::new);
+            let given = [Some(Path::new(&self.what)), self.weights.as_deref(), tokenizer];
+            let data = self.data.iter().map(PathBuf::as_path);
+            file.require_no_input(given.into_iter().flatten().chain(data))?;
+        }
         let (validation_fraction, validation) = self.validation()?;
         let tokenizer = self.tokenizer()?;
         let folder = self.files.checkpoint.as_deref().map(|it| claim(it, terminal)).transpose()?;
