@@ -20,6 +20,10 @@ impl Picos {
     /// Zero time.
     pub const ZERO: Picos = Picos(0);
 
+    /// The shortest stretch that counts as a wait, a microsecond: what lies between two things that follow each
+    /// other is shorter.
+    pub const SHORTEST_WAIT: Picos = Picos(1_000_000);
+
     /// The longest time, which sums of longer ones come to.
     pub const MAX: Picos = Picos(u64::MAX);
 
@@ -199,6 +203,21 @@ impl Track {
         total
     }
 
+    /// How often nothing was under way for a [wait](Picos::SHORTEST_WAIT) or longer, within `time`, of what `counts`
+    /// accepts.
+    pub fn waits_in(&self, time: Range<Picos>, counts: impl Fn(&Interval) -> bool) -> usize {
+        let spans = self.spans(time.clone(), counts).filter(|(start, end)| start < end);
+        let mut spans: Vec<(Picos, Picos)> = spans.collect();
+        spans.sort_unstable();
+        spans.push((time.end, time.end));
+        let (mut waits, mut until) = (0, time.start);
+        for (start, end) in spans {
+            waits += usize::from(start.since(until) >= Picos::SHORTEST_WAIT);
+            until = until.max(end);
+        }
+        waits
+    }
+
     fn occupied(&self, time: Range<Picos>, which: impl Fn(&Interval) -> bool) -> Picos {
         let mut total = Picos::ZERO;
         for (start, end) in self.spans(time, which) {
@@ -219,12 +238,18 @@ impl Track {
 }
 
 impl Timeline {
-    /// From the first start to the last end; zero for an empty timeline.
-    pub fn makespan(&self) -> Picos {
+    /// From the first start to the last end; empty for an empty timeline.
+    pub fn span(&self) -> Range<Picos> {
         let intervals = || self.tracks.iter().flat_map(|track| &track.intervals);
         let start = intervals().map(|interval| interval.start).min().unwrap_or_default();
         let end = intervals().map(|interval| interval.end).max().unwrap_or_default();
-        end.since(start)
+        start..end
+    }
+
+    /// How long that is; zero for an empty timeline.
+    pub fn makespan(&self) -> Picos {
+        let span = self.span();
+        span.end.since(span.start)
     }
 
     /// Share of `ranks x makespan` in which compute lanes stood idle; zero for an empty timeline. It is the sum of
@@ -292,5 +317,30 @@ mod tests {
         assert_eq!(track.busy(), Picos(20));
         assert_eq!(track.communicating(), Picos(5 + 20 + 3 + 2 + 10));
         assert_eq!(track.covered(|_| false), Picos::ZERO);
+    }
+    #[test]
+    fn stretches_without_anything_count_as_waits_if_they_are_long_enough() {
+        let micros = |start: u64, end: u64, lane| {
+            interval(lane, start * Picos::SHORTEST_WAIT.0, end * Picos::SHORTEST_WAIT.0)
+        };
+        let (computes, comes) = (Lane::Compute, Lane::CommunicationIn);
+        let mut intervals = vec![
+            micros(2, 4, computes),
+            micros(3, 5, comes),
+            micros(5, 6, computes),
+            micros(7, 9, comes),
+        ];
+        // Begins a little after another has ended.
+        intervals[2].start.0 += 10;
+        let track = Track { intervals, ..Track::default() };
+        let time = |start: u64, end: u64| {
+            Picos(start * Picos::SHORTEST_WAIT.0)..Picos(end * Picos::SHORTEST_WAIT.0)
+        };
+        // Before all, between the last two, and after all.
+        assert_eq!(track.waits_in(time(0, 10), |_| true), 3);
+        assert_eq!(track.waits_in(time(2, 9), |_| true), 1);
+        assert_eq!(track.waits_in(time(4, 6), |it| it.lane == computes), 1);
+        assert_eq!(track.waits_in(time(0, 10), |_| false), 1);
+        assert_eq!(track.waits_in(time(3, 3), |_| true), 0);
     }
 }

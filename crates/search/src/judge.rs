@@ -4,7 +4,7 @@ use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_plan::Plan;
 use shardloom_program::lower;
-use shardloom_sim::{MemoryFit, Options, require_few_in, simulate};
+use shardloom_sim::{MemoryFit, Options, RankSummary, require_few_in, simulate};
 
 use crate::SearchError;
 
@@ -17,6 +17,10 @@ pub struct Judgement {
     pub bubble_fraction: f64,
     /// Share of it in which they neither compute nor communicate, as they wait for others.
     pub dependency_idle_fraction: f64,
+    /// How often a device does neither in a step, on average over all devices.
+    pub waits: f64,
+    /// What all devices together send in a step.
+    pub sent_bytes: u64,
     /// What the devices of each stage need and have.
     pub memory: Vec<MemoryFit>,
 }
@@ -48,10 +52,16 @@ pub fn judge(graph: &Graph, cluster: &Cluster, plan: &Plan) -> Result<Judgement,
     let program = lower(graph, plan, cluster.device_count() as usize)?;
     let simulation = simulate(graph, cluster, &program, Options::default())?;
     let summary = simulation.summary();
+    let ranks: f64 = summary.ranks.iter().map(|rank| rank.multiplicity as f64).sum();
+    let sum = |what: fn(&RankSummary) -> f64| -> f64 {
+        summary.ranks.iter().map(|rank| rank.multiplicity as f64 * what(rank)).sum()
+    };
     Ok(Judgement {
         step_seconds: summary.step_seconds,
         bubble_fraction: summary.bubble_fraction,
         dependency_idle_fraction: summary.dependency_idle_fraction,
+        waits: sum(|rank| rank.waits) / ranks,
+        sent_bytes: summary.ranks.iter().map(|rank| rank.multiplicity * rank.sent_bytes).sum(),
         memory: simulation.memory_fits(&program, cluster)?,
     })
 }

@@ -106,7 +106,7 @@ impl Request {
     }
 
     /// What `plan` was made for.
-    pub(crate) fn like(plan: &Plan) -> Request {
+    pub fn like(plan: &Plan) -> Request {
         Request {
             precision: plan.precision,
             optimizer: plan.optimizer,

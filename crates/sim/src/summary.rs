@@ -39,6 +39,8 @@ pub struct RankSummary {
     pub communication_seconds: f64,
     /// Time in which it does neither.
     pub idle_seconds: f64,
+    /// How often it does neither for a microsecond or longer, each time without anything between.
+    pub waits: f64,
     /// The most memory that it holds at once.
     pub peak_bytes: u64,
     /// What it sends.
@@ -134,6 +136,7 @@ impl Simulation {
                 busy_seconds: of_step(track.busy_in(last())),
                 communication_seconds: of_step(track.communicating_in(last())),
                 idle_seconds: (step_seconds - of_step(track.covered_in(last(), |_| true))).max(0.0),
+                waits: track.waits_in(last(), |_| true) as f64 / self.steps_of_period() as f64,
                 peak_bytes: track.peak_bytes,
                 sent_bytes: track.sent_bytes / steps as u64,
             }

@@ -8,8 +8,18 @@ use serde_json::Value;
 fn rows(outcome: &Outcome) -> Vec<(String, Value)> {
     let answer = outcome.object();
     let rows = answer["rows"].as_array().cloned().unwrap_or_default();
-    let keys =
-        ["method", "step_seconds", "utilisation", "wait_fraction", "peak_bytes", "final_loss"];
+    let keys = [
+        "method",
+        "step_seconds",
+        "step_seconds_deviation",
+        "speedup",
+        "utilisation",
+        "wait_fraction",
+        "waits",
+        "sent_bytes",
+        "peak_bytes",
+        "final_loss",
+    ];
     for row in &rows {
         let has = |key: &&str| row.get(key).is_some();
         outcome.check(keys.iter().all(has), &format!("a key is missing in {row}"));
@@ -37,6 +47,7 @@ fn schedules_are_simulated_and_sorted_by_the_time_of_a_step() {
         let (busy, waiting) = (share("utilisation"), share("wait_fraction"));
         outcome.check(busy > 0.0 && waiting >= 0.0 && busy + waiting <= 1.0 + 1e-9, "no shares");
         outcome.check(row["final_loss"].is_null() && row["reason"].is_null(), "a loss or a reason");
+        outcome.check(share("speedup") > 0.0 && share("waits") > 0.0, "no speed-up or no waits");
     }
     let peak = |name: &str| {
         let row = rows.iter().find(|(method, _)| method == name);
@@ -57,6 +68,16 @@ fn a_row_is_what_simulate_says_of_the_same_plan() {
     outcome.check(row["step_seconds"] == simulated["step_seconds"], "another time");
     let idle = simulated["bubble_fraction"].as_f64().unwrap_or(f64::NAN);
     outcome.check(row["utilisation"] == 1.0 - idle, "another utilisation");
+    let ranks = simulated["ranks"].as_array().cloned().unwrap_or_default();
+    let sum = |key: &str| -> f64 {
+        let of = |rank: &Value| {
+            rank[key].as_f64().unwrap_or(f64::NAN) * rank["multiplicity"].as_f64().unwrap_or(1.0)
+        };
+        ranks.iter().map(of).sum()
+    };
+    outcome.check(row["sent_bytes"].as_f64() == Some(sum("sent_bytes")), "other bytes are sent");
+    let waits = row["waits"].as_f64().unwrap_or(f64::NAN);
+    outcome.check((waits - sum("waits") / 4.0).abs() < 1e-9, "another number of waits");
 }
 
 #[test]
@@ -112,8 +133,54 @@ fn really_trained_schedules_end_with_the_same_loss() {
             outcome.check(share("step_seconds") > 0.0 && share("utilisation") > 0.0, "no time");
             outcome.check((0.0..1.0).contains(&share("wait_fraction")), "no share of waiting");
             outcome.check(row["peak_bytes"].as_u64() > Some(0), "no memory");
+            outcome.check(row["sent_bytes"].as_u64() > Some(0), "nothing is sent");
+            outcome.check(share("speedup") > 0.0, "no speed-up over one rank");
+            outcome.check(row["step_seconds_deviation"].is_null(), "one run has no deviation");
         }
     }
+}
+
+#[test]
+fn repeats_give_the_mean_of_their_steps_and_its_deviation() {
+    let arguments = format!("compare {TINY} --pp 2 --microbatches 2 --run --steps 2");
+    let outcome = Place::new()
+        .run(&format!("{arguments} --schedules gpipe,1f1b --repeats 3 --json"))
+        .succeeds();
+    for (_, row) in rows(&outcome) {
+        let repeats = row["step_seconds_of_repeats"].as_array().cloned().unwrap_or_default();
+        outcome.check(repeats.len() == 3, "not three times");
+        let times: Vec<f64> = repeats.iter().filter_map(Value::as_f64).collect();
+        let mean = times.iter().sum::<f64>() / 3.0;
+        let found = row["step_seconds"].as_f64().unwrap_or(f64::NAN);
+        outcome.check((found / mean - 1.0).abs() < 1e-9, "not their mean");
+        let squares: f64 = times.iter().map(|time| (time - mean).powi(2)).sum();
+        let deviation = row["step_seconds_deviation"].as_f64().unwrap_or(f64::NAN);
+        outcome
+            .check((deviation - (squares / 2.0).sqrt()).abs() < 1e-9 * mean, "another deviation");
+    }
+}
+
+#[test]
+fn a_loss_is_reached_after_the_same_steps_by_what_trains_alike() {
+    let place = Place::new();
+    let arguments = format!(
+        "compare {TINY} --pp 2 --microbatches 2 --run --steps 60 --cluster h100-80g:2 \
+         --learning-rate 0.01 --schedules gpipe,1f1b"
+    );
+    let outcome = place.run(&format!("{arguments} --until-loss 5 --json")).succeeds();
+    outcome.check(outcome.object()["until_loss"] == 5.0, "another loss");
+    let rows = rows(&outcome);
+    let value = |row: &Value, key: &str| row[key].as_f64().unwrap_or(f64::NAN);
+    for (_, row) in &rows {
+        let (steps, time) = (value(row, "steps_to_loss"), value(row, "seconds_to_loss"));
+        outcome.check(1.0 < steps && steps <= 60.0, "not reached");
+        // In virtual time all steps of an order take about as long.
+        let share = time / (steps * value(row, "step_seconds"));
+        outcome.check((0.5..2.0).contains(&share), "the time is not that of these steps");
+    }
+    outcome.check(rows[0].1["steps_to_loss"] == rows[1].1["steps_to_loss"], "other steps");
+    let never = place.run(&format!("{arguments} --until-loss 0.001")).succeeds();
+    never.check(never.stdout.contains("not reached"), "reached");
 }
 
 const METHODS: &str = "compare gpt:layers=8,hidden=64,heads=4,seq=32,vocab=64 --cluster h100-80g:4 \
@@ -221,6 +288,9 @@ fn what_is_wrong_with_all_of_them_is_an_error() {
         ("--cluster h100-80g:2 --methods gpip", "usage", "did you mean"),
         ("--cluster h100-80g:2 --methods auto --pp 2", "usage", "--pp"),
         ("--cluster h100-80g:2 --methods all --schedules 1f1b", "usage", "--schedules"),
+        ("--cluster h100-80g:2 --repeats 3", "usage", "--run"),
+        ("--cluster h100-80g:2 --until-loss 3", "usage", "--run"),
+        ("--run --data text.txt --repeats 0", "usage", "--repeats"),
         ("--run --data missing", "file", "missing"),
         ("--run --data text.txt --learning-rate -1", "learning-rate", "-1"),
     ] {

@@ -1,7 +1,7 @@
 //! The answer, and how it is shown.
 
 use serde::Serialize;
-use shardloom::program::quantity::{bytes, percent, seconds, signed_percent};
+use shardloom::program::quantity::{bytes, digits, percent, seconds, signed_percent};
 use shardloom::sim::Fit;
 
 use super::row::Row;
@@ -15,6 +15,9 @@ pub struct Answer {
     /// Of a step, where all have as many.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub microbatches: Option<usize>,
+    /// Until which training loss they were trained.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until_loss: Option<f64>,
     pub rows: Vec<Row>,
 }
 
@@ -24,11 +27,14 @@ impl Answer {
     pub fn show(&self, heading: &str, terminal: Terminal) -> Result<(), Failure> {
         let measured = self.rows.iter().filter(|row| row.numbers.step_seconds.is_some());
         let trained = self.rows.iter().any(|row| row.numbers.final_loss.is_some());
-        let mut headings = vec![heading, "step", "", "utilisation", "waiting", "peak memory"];
+        let mut headings = vec![heading, "step", ""];
+        headings.extend(["speed-up", "utilisation", "waiting", "waits", "sent", "peak memory"]);
         headings.extend(trained.then_some("loss"));
+        let goal = self.until_loss.map(|loss| format!("to loss {loss}"));
+        headings.extend(goal.as_deref());
         // Rows are sorted, so that one that can be trained with comes first if there is any.
         let fastest = self.rows.first().filter(|row| row.usable());
-        let rows: Vec<Vec<String>> = measured.map(|row| cells(row, fastest)).collect();
+        let rows: Vec<Vec<String>> = measured.map(|row| self.cells(row, fastest)).collect();
         terminal.text(table(&headings, &rows))?;
         let plans = self.rows.iter().filter_map(|row| Some((&row.method, row.plan.as_ref()?)));
         list("Their plans:", plans, terminal)?;
@@ -38,29 +44,41 @@ impl Answer {
         let refused = self.rows.iter().filter_map(|row| Some((&row.method, row.reason.as_ref()?)));
         list("Not with these numbers:", refused, terminal)
     }
-}
 
-fn cells(row: &Row, fastest: Option<&Row>) -> Vec<String> {
-    let numbers = &row.numbers;
-    let step = numbers.step_seconds.unwrap_or(f64::NAN);
-    let beside = match (numbers.fit, fastest) {
-        (Some(Fit::Exceeds), _) => "does not fit".to_owned(),
-        (_, Some(fastest)) if std::ptr::eq(fastest, row) => "fastest".to_owned(),
-        (_, fastest) => {
-            let fastest = fastest.and_then(|it| it.numbers.step_seconds);
-            fastest.map(|it| signed_percent(step / it - 1.0)).unwrap_or_default()
-        }
-    };
-    let mut cells = vec![
-        row.method.clone(),
-        seconds(step),
-        beside,
-        numbers.utilisation.map(percent).unwrap_or_default(),
-        numbers.wait_fraction.map(percent).unwrap_or_default(),
-        numbers.peak_bytes.map(bytes).unwrap_or_default(),
-    ];
-    cells.extend(numbers.final_loss.map(|loss| format!("{loss:.4}")));
-    cells
+    fn cells(&self, row: &Row, fastest: Option<&Row>) -> Vec<String> {
+        let numbers = &row.numbers;
+        let step = numbers.step_seconds.unwrap_or(f64::NAN);
+        let beside = match (numbers.fit, fastest) {
+            (Some(Fit::Exceeds), _) => "does not fit".to_owned(),
+            (_, Some(fastest)) if std::ptr::eq(fastest, row) => "fastest".to_owned(),
+            (_, fastest) => {
+                let fastest = fastest.and_then(|it| it.numbers.step_seconds);
+                fastest.map(|it| signed_percent(step / it - 1.0)).unwrap_or_default()
+            }
+        };
+        let spread = numbers.step_seconds_deviation.map(|it| format!(" ± {}", seconds(it)));
+        let mut cells = vec![
+            row.method.clone(),
+            seconds(step) + &spread.unwrap_or_default(),
+            beside,
+            numbers.speedup.map(|it| format!("{it:.2}")).unwrap_or_default(),
+            numbers.utilisation.map(percent).unwrap_or_default(),
+            numbers.wait_fraction.map(percent).unwrap_or_default(),
+            numbers.waits.map(digits).unwrap_or_default(),
+            numbers.sent_bytes.map(bytes).unwrap_or_default(),
+            numbers.peak_bytes.map(bytes).unwrap_or_default(),
+        ];
+        cells.extend(numbers.final_loss.map(|loss| format!("{loss:.4}")));
+        cells.extend(self.until_loss.map(|_| {
+            match (numbers.steps_to_loss, numbers.seconds_to_loss) {
+                (Some(steps), Some(time)) => {
+                    format!("{steps} steps, {}", seconds(time))
+                }
+                _ => "not reached".to_owned(),
+            }
+        }));
+        cells
+    }
 }
 
 /// A heading, and a line of each; nothing if there are none.

@@ -2,13 +2,15 @@
 
 mod answer;
 mod contender;
+mod entry;
 mod row;
+mod trained;
 mod training;
 
 use clap::Args;
 use shardloom::cluster::{Cluster, Stack};
 use shardloom::program::quantity::counted;
-use shardloom::search::{Request, judge};
+use shardloom::search::{Request, judge, single_device_seconds};
 use shardloom::{Defaults, Model, usual_request};
 
 use super::dimensions::{Dimensions, Place};
@@ -21,6 +23,7 @@ use crate::number::whole;
 use crate::terminal::Terminal;
 use answer::Answer;
 use contender::{Choosers, Contenders, Planned, choosers, every_order};
+use entry::{Entry, Refusals};
 use row::{Numbers, Row};
 use training::Training;
 
@@ -36,7 +39,9 @@ use training::Training;
   shardloom compare gpt-2-xl --cluster a100-80g:8 --pp 4 --dp 2 --global-batch 64 --microbatches 8 \\
       --schedules 1f1b,interleaved:2,interleaved:4,hanayo,chimera
   shardloom compare gpt:layers=6,hidden=128,heads=4 --seq 128 --pp 2 --schedules gpipe,1f1b \\
-      --run --data src
+      --run --data crates --repeats 3
+  shardloom compare gpt:layers=6,hidden=128,heads=4 --seq 128 --pp 2 --schedules 1f1b,pipedream \\
+      --run --data crates --until-loss 2.5
   shardloom compare gpt-2-xl --cluster a100-80g:8 --global-batch 64 \\
       --methods auto,gpipe,zb-v,chimera
 
@@ -44,8 +49,12 @@ A schedule is a name (`shardloom schedule --help` lists all), with a colon and t
 where they are to be more than the fewest. The name of a published system brings what `shardloom train \
 --schedule` says.
 
+speed-up: against one device; simulated, against the fastest plan for one with memory enough, as `shardloom \
+plan` says it; in a run, against some steps of one rank, in as many micro-batches as the first that has a plan. \
 utilisation: share of the ranks' time in which they compute. waiting: share in which they neither \
-compute nor communicate: a message is under way from when its sender begins, a collective from when the last has come.")]
+compute nor communicate: a message is under way from when its sender begins, a collective from when the last has come. \
+waits: how often a rank does so in a step, for a microsecond or longer, on average over ranks. sent: what all \
+ranks together send in a step.")]
 pub struct Compare {
     /// The model: a config.json or a folder with one, a model TOML, a preset (llama-3-8b), or a family with
     /// parameters (gpt:layers=12,...)
@@ -126,49 +135,43 @@ impl Compare {
         let cluster = cluster.as_ref().map(|(text, cluster)| (*text, cluster));
         let contenders = self.contenders(&model, cluster)?;
         let virtual_time = cluster.filter(|_| self.cluster.is_some()).map(|(_, cluster)| cluster);
-        let bar = terminal.progress(contenders.len() as u64 * self.training.steps());
-        let mut rows = vec![];
-        let mut refusals = vec![];
+        let bar = terminal.progress(contenders.len() as u64);
+        let mut entries = vec![];
+        let mut refusals = Refusals::default();
         for index in 0..contenders.len() {
-            let method = contenders.name(index);
-            bar.set_message(method.clone());
-            bar.set_position(index as u64 * self.training.steps());
-            let mut row = Row::of(method);
-            let numbers =
-                contenders.plan(index, &model).and_then(|Planned { plan, judgement, notes }| {
+            let mut row = Row::of(contenders.name(index));
+            bar.set_message(row.method.clone());
+            let found = contenders.plan(index, &model).and_then(|planned| {
+                // With a trial there are no numbers yet.
+                let numbers = match (&trial, cluster) {
+                    (None, Some((_, cluster))) => simulated(&model, cluster, &planned)?,
+                    _ => Numbers::default(),
+                };
+                Ok((planned, numbers))
+            });
+            let plan = match found {
+                Ok((Planned { plan, notes, .. }, numbers)) => {
                     row.plan = self.methods.is_some().then(|| plan_line(&plan));
-                    row.notes = notes;
-                    match (&trial, judgement, cluster) {
-                        (Some(trial), ..) => trial.trained(&plan, virtual_time, &bar),
-                        (None, Some(judgement), _) => Ok(Numbers::simulated(&judgement)),
-                        (None, None, Some((_, cluster))) => {
-                            let judgement = judge(model.graph(), cluster, &plan);
-                            Ok(Numbers::simulated(&judgement.map_err(shardloom::Error::from)?))
-                        }
-                        (None, None, None) => unreachable!("the parser wants a cluster or --run"),
-                    }
-                });
-            match numbers {
-                Ok(numbers) => row.numbers = numbers,
-                Err(failure) => match failure.refusal() {
-                    Some(reason) => {
-                        row.reason = Some(reason.to_owned());
-                        refusals.push(failure);
-                    }
-                    None => return Err(failure),
-                },
-            }
-            rows.push(row);
+                    (row.notes, row.numbers) = (notes, numbers);
+                    Some(plan)
+                }
+                Err(failure) => {
+                    refusals.add(&mut row, failure)?;
+                    None
+                }
+            };
+            entries.push(Entry { row, plan });
+            bar.inc(1);
         }
         bar.finish_and_clear();
-        // What is wrong with all of them is an error, and not a result.
-        if refusals.len() == rows.len()
-            && let Some(first) = refusals.into_iter().next()
-        {
-            return Err(first);
+        if let Some(trial) = &trial {
+            trial.train_all(&mut entries, virtual_time, &mut refusals, terminal)?;
         }
+        refusals.unless_all(entries.len())?;
+        let mut rows: Vec<Row> = entries.into_iter().map(|entry| entry.row).collect();
         row::sort(&mut rows);
-        let answer = Answer { microbatches: contenders.microbatches(), rows };
+        let until_loss = self.training.until_loss;
+        let answer = Answer { microbatches: contenders.microbatches(), until_loss, rows };
         if terminal.json() {
             return terminal.object(&answer);
         }
@@ -222,4 +225,17 @@ impl Compare {
         let request = Box::new(self.dimensions.request(usual, model)?);
         Ok(Contenders::Choosers { choosers: choosers.clone(), cluster, request })
     }
+}
+
+/// What the simulator says of a plan, beside the fastest one for a single device.
+fn simulated(model: &Model, cluster: &Cluster, planned: &Planned) -> Result<Numbers, Failure> {
+    let Planned { plan, judgement, .. } = planned;
+    let judgement = match judgement {
+        Some(judgement) => judgement.clone(),
+        None => judge(model.graph(), cluster, plan).map_err(shardloom::Error::from)?,
+    };
+    let plan_defaults = cluster.stack().plan_defaults;
+    let request = Request { plan_defaults, ..Request::like(plan) };
+    let alone = single_device_seconds(model.graph(), cluster, &request);
+    Ok(Numbers::simulated(&judgement, alone.map_err(shardloom::Error::from)?))
 }

@@ -1,19 +1,20 @@
-//! Contenders that are really trained.
+//! How contenders are really trained.
 
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::path::PathBuf;
 
 use clap::Args;
 use indicatif::ProgressBar;
 use shardloom::cluster::Cluster;
 use shardloom::data::TEXT_FIELD;
-use shardloom::plan::Plan;
-use shardloom::program::timeline::Timeline;
+use shardloom::plan::{Plan, Uniform};
 use shardloom::train::learning_rate::{Curve, LearningRate};
 use shardloom::train::{OnNonFinite, RunClock, Settings};
-use shardloom::{Data, Model, Sampling, Session, TextTokenizer};
+use shardloom::{Data, Model, Sampling, Session, TextTokenizer, uniform_plan_in_chunks};
 
-use super::row::Numbers;
+use super::entry::{Entry, Refusals};
+use super::row::{Numbers, mean};
+use super::trained::{ToLoss, Trained, waits};
 use crate::command::train::run::History;
 use crate::command::train::{DRAIN_EVERY, TIMEOUT};
 use crate::command::{DataOptions, open_data};
@@ -33,12 +34,22 @@ pub struct Training {
     #[arg(long, value_name = "PATH", requires = "run")]
     data: Vec<PathBuf>,
 
-    /// Steps of each
+    /// Steps of each [default: 10, or with --until-loss 1000, which are the most]
+    #[arg(long, value_name = "N", value_parser = whole::<NonZeroU64>, requires = "run")]
+    steps: Option<NonZeroU64>,
+
+    /// Train each so many times from the start, in turn (the first, the second and so on, then the first again),
+    /// and give the mean and the standard deviation of the times of a step
     #[arg(
-        long, value_name = "N", default_value = "10", value_parser = whole::<NonZeroU64>,
+        long, value_name = "N", default_value = "1", value_parser = whole::<NonZeroU32>,
         requires = "run"
     )]
-    steps: NonZeroU64,
+    repeats: NonZeroU32,
+
+    /// Train each until the mean training loss of the last 10 steps (of all, before there are so many) is this or
+    /// less, and say how many steps and how much time that took
+    #[arg(long, value_name = "LOSS", value_parser = decimal, requires = "run")]
+    pub until_loss: Option<f64>,
 
     /// `bytes` or a tokenizer.json
     #[arg(long, value_name = "TOKENIZER", default_value = "bytes", requires = "run")]
@@ -81,9 +92,10 @@ impl Training {
         Ok(TextTokenizer::open(&self.tokenizer)?)
     }
 
-    /// Steps of each contender: one of the simulator.
-    pub fn steps(&self) -> u64 {
-        if self.run { self.steps.get() } else { 1 }
+    /// The most steps of each contender.
+    fn steps(&self) -> u64 {
+        let usual = if self.until_loss.is_some() { 1000 } else { 10 };
+        self.steps.map_or(usual, NonZeroU64::get)
     }
 
     /// What is needed to train.
@@ -113,13 +125,68 @@ impl Trial<'_> {
         open_data(self.model, &self.training.data, self.tokenizer, sampling, options)
     }
 
-    /// Trains `plan`, in real time or in the virtual time of a cluster, and records the last step.
-    pub fn trained(
+    /// Trains all contenders that have a plan, in turn, and fills their rows. Of one rank, with which they are
+    /// compared, each turn begins with a few steps.
+    pub fn train_all(
+        &self,
+        entries: &mut [Entry],
+        virtual_time: Option<&Cluster>,
+        refusals: &mut Refusals,
+        terminal: Terminal,
+    ) -> Result<(), Failure> {
+        let repeats = self.training.repeats.get();
+        let steps = self.training.steps();
+        let few = steps.min(ALONE_STEPS);
+        let turn = few + steps * entries.len() as u64;
+        let bar = terminal.progress(turn * u64::from(repeats));
+        let first = entries.iter().find_map(|entry| entry.plan.as_ref());
+        let mut alone = first.and_then(|plan| one_rank(self.model, plan).ok());
+        let mut alone_seconds = vec![];
+        let mut trained: Vec<Vec<Trained>> = entries.iter().map(|_| vec![]).collect();
+        for repeat in 0..u64::from(repeats) {
+            bar.set_message("one rank");
+            bar.set_position(repeat * turn);
+            if let Some(plan) = &alone {
+                match self.trained(plan, virtual_time, few, None, &bar) {
+                    Ok(found) => alone_seconds.push(found.step_seconds),
+                    // As where it has too little memory.
+                    Err(failure) if failure.refusal().is_some() => alone = None,
+                    Err(failure) => return Err(failure),
+                }
+            }
+            for (index, (entry, trained)) in entries.iter_mut().zip(&mut trained).enumerate() {
+                bar.set_message(entry.row.method.clone());
+                bar.set_position(repeat * turn + few + steps * index as u64);
+                let Some(plan) = &entry.plan else { continue };
+                match self.trained(plan, virtual_time, steps, self.training.until_loss, &bar) {
+                    Ok(found) => trained.push(found),
+                    Err(failure) => {
+                        refusals.add(&mut entry.row, failure)?;
+                        entry.plan = None;
+                    }
+                }
+            }
+        }
+        bar.finish_and_clear();
+        let alone_seconds = mean(alone_seconds.into_iter());
+        for (entry, trained) in entries.iter_mut().zip(&trained) {
+            if entry.plan.is_some() {
+                entry.row.numbers = Numbers::trained(trained, alone_seconds);
+            }
+        }
+        Ok(())
+    }
+
+    /// Trains `plan`, in real time or in the virtual time of a cluster, at most so many steps, and records the
+    /// last ones; with a loss, those after it is reached.
+    fn trained(
         &self,
         plan: &Plan,
         virtual_time: Option<&Cluster>,
+        steps: u64,
+        until_loss: Option<f64>,
         bar: &ProgressBar,
-    ) -> Result<Numbers, Failure> {
+    ) -> Result<Trained, Failure> {
         let settings = Settings {
             seed: self.training.seed,
             learning_rate: self.learning_rate,
@@ -128,34 +195,59 @@ impl Trial<'_> {
             clock: virtual_time.map_or(RunClock::Wall, |it| RunClock::Virtual(it.clone())),
         };
         let mut session = Session::start(self.model, plan, self.data(None)?, settings)?;
-        let steps = self.training.steps.get();
         let mut history = History::default();
-        let mut final_loss = None;
-        let mut done = 0;
-        while done < steps {
+        let mut done: Vec<(f64, f64)> = vec![];
+        let mut to_loss = None;
+        let (timeline, recorded) = loop {
+            let left = steps - done.len() as u64;
             // Without a flush steps follow each other, and times are of all of them.
-            let row = if session.runs_ahead() { (steps - done).min(DRAIN_EVERY.get()) } else { 1 };
-            done += row;
-            let row = u32::try_from(row).expect("rows are short");
-            let trained = if done == steps {
-                let (trained, timeline) = session.train_steps_recorded(row)?;
-                history.measured = Some(timeline);
-                trained
-            } else {
-                session.train_steps(row)?
+            let row = if session.runs_ahead() { left.min(DRAIN_EVERY.get()) } else { 1 };
+            let count = u32::try_from(row).expect("rows are short");
+            let recording = to_loss.is_some() || row == left;
+            let (trained, timeline) = match recording {
+                true => {
+                    let (trained, timeline) = session.train_steps_recorded(count)?;
+                    (trained, Some(timeline))
+                }
+                false => (session.train_steps(count)?, None),
             };
             history.step_seconds.extend(trained.iter().map(|step| step.seconds));
-            final_loss = trained.last().map(|step| step.loss);
-            bar.inc(u64::from(row));
-        }
-        let measured = history.measured.as_ref();
-        Ok(Numbers {
-            step_seconds: history.median_step_seconds(),
-            utilisation: measured.map(|timeline| 1.0 - timeline.bubble_fraction()),
-            wait_fraction: measured.map(Timeline::dependency_idle_fraction),
-            peak_bytes: session.trainer().peak_bytes_per_rank().iter().copied().max(),
-            final_loss,
-            fit: None,
+            done.extend(trained.iter().map(|step| (step.loss, step.seconds)));
+            bar.inc(row);
+            to_loss = until_loss.and_then(|loss| ToLoss::of(&done, loss));
+            if let Some(timeline) = timeline {
+                break (timeline, row);
+            }
+        };
+        let sent_bytes: u64 = session.trainer().sent_bytes_per_rank().iter().sum();
+        Ok(Trained {
+            step_seconds: history.median_step_seconds().expect("there is at least one step"),
+            utilisation: 1.0 - timeline.bubble_fraction(),
+            wait_fraction: timeline.dependency_idle_fraction(),
+            waits: waits(&timeline) / recorded as f64,
+            sent_bytes: sent_bytes / done.len() as u64,
+            peak_bytes: session.trainer().peak_bytes_per_rank().iter().copied().max().unwrap_or(0),
+            final_loss: done.last().map_or(f64::NAN, |(loss, _)| *loss),
+            to_loss,
         })
     }
+}
+
+/// Steps of one rank that are trained for its time.
+const ALONE_STEPS: u64 = 10;
+
+/// The plan of one rank for what `plan` does, in as many micro-batches.
+fn one_rank(model: &Model, plan: &Plan) -> Result<Plan, shardloom::Error> {
+    let numbers = Uniform {
+        global_batch: plan.global_batch,
+        microbatches: plan.microbatches,
+        precision: plan.precision,
+        optimizer: plan.optimizer,
+        clip_norm: plan.clip_norm,
+        ..Uniform::default()
+    };
+    let frozen = plan.parameters.iter().filter(|it| it.frozen).cloned().collect();
+    let chunks = numbers.least_chunks();
+    let alone = uniform_plan_in_chunks(model, &numbers, &plan.cluster, chunks, frozen)?;
+    Ok(Plan { attention: plan.attention, loss_scale: plan.loss_scale.clone(), ..alone })
 }
