@@ -36,13 +36,13 @@ use shape::Shape;
 /// Train a model on this machine, every rank a thread; under mpirun or srun, in all processes they start
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  shardloom train gpt:layers=4,hidden=128,heads=4 --seq 128 --data src --steps 200
-  shardloom train gpt:layers=4,hidden=128,heads=4 --seq 128 --data src --steps 200 \\
+  shardloom train gpt:layers=4,hidden=128,heads=4 --seq 128 --data crates --steps 200
+  shardloom train gpt:layers=4,hidden=128,heads=4 --seq 128 --data crates --steps 200 \\
       --pp 2 --microbatches 4 --checkpoint run --checkpoint-every 50
   shardloom train plan.toml --data text.txt --steps 1000 --checkpoint run --resume
   shardloom train mlp:inputs=4,hidden=32,layers=2,classes=3 --data iris.csv --steps 500 --dp 2
   mpirun -n 4 shardloom train plan.toml --data text.txt --steps 1000
-  mpirun -n 4 shardloom train gpt:layers=4,hidden=128,heads=4 --seq 128 --data src --steps 200
+  mpirun -n 4 shardloom train gpt:layers=4,hidden=128,heads=4 --seq 128 --data crates --steps 200
 
 MODEL is a Hugging Face config.json, a model TOML, a preset (gpt-2), or a family with parameters \
 (gpt:layers=4,hidden=128,heads=4,seq=128,vocab=256). Of gpt, llama, u-transformer and lstm, \
