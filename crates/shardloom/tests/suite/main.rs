@@ -6,6 +6,7 @@ mod guards;
 mod huggingface;
 mod methods;
 mod planned;
+mod reference;
 mod resuming;
 mod texts;
 mod trials;
