@@ -18,6 +18,7 @@ pub fn all() -> &'static [Method] {
         system::herring::METHOD,
         system::autosync::METHOD,
         system::megatron_lm::METHOD,
+        system::deepspeed::METHOD,
         system::gpipe::METHOD,
         system::torchgpipe::METHOD,
         system::pipedream_flush::METHOD,

@@ -6,6 +6,7 @@ pub(crate) mod byteps;
 pub(crate) mod chimera;
 pub(crate) mod controllable_memory;
 pub(crate) mod data_parallel;
+pub(crate) mod deepspeed;
 pub(crate) mod dualpipe;
 pub(crate) mod gpipe;
 pub(crate) mod hanayo;

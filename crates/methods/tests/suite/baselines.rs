@@ -12,12 +12,12 @@ use shardloom_sim::estimate::{Candidate, Cut};
 const GPT: &str = "gpt:layers=4,hidden=256,heads=4,seq=128,vocab=1024";
 const PLENTY: u64 = 80_000_000_000;
 
-fn model(text: &str) -> Graph {
+pub(crate) fn model(text: &str) -> Graph {
     ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model")
 }
 
 /// Nodes of H100s with this much memory each, whose attention is not fused, so that its core may be computed again.
-fn h100(nodes: u32, devices_per_node: u32, memory_bytes: u64) -> Cluster {
+pub(crate) fn h100(nodes: u32, devices_per_node: u32, memory_bytes: u64) -> Cluster {
     let mut profile = Profile::preset("h100-80g").expect("a preset");
     profile.device.memory_bytes = memory_bytes;
     let stack = Stack { attention: Attention::Separate, ..Stack::default() };

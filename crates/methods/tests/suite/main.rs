@@ -1,6 +1,7 @@
 //! Tests of the whole crate, as one program.
 
 mod baselines;
+mod deepspeed;
 mod layer_profile;
 mod limits;
 mod pass_times;

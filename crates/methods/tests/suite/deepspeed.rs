@@ -1,0 +1,52 @@
+//! What DeepSpeed's 3D parallelism chooses.
+
+use std::collections::BTreeSet;
+
+use shardloom_methods::named;
+use shardloom_plan::{AttentionKind, Axis, Recompute};
+use shardloom_search::Request;
+
+use crate::baselines::{h100, model};
+
+#[test]
+fn stages_come_with_a_whole_node_of_tensor_parallelism_and_zero_1_and_blocks_are_recomputed() {
+    let text = "gpt:layers=6,hidden=256,heads=8,seq=128,vocab=1024,tied=false";
+    let graph = model(text);
+    let request = Request {
+        memory_share: 1.0,
+        attention: Some(AttentionKind::Unfused),
+        ..Request::new(text, "c", 64)
+    };
+    let deepspeed = named("deepspeed").expect("registered");
+    let mut zeros = BTreeSet::new();
+    let mut depths = BTreeSet::new();
+    for megabytes in [80_000, 60, 40, 25, 20, 16, 14, 12, 10, 8, 6, 5, 4] {
+        let cluster = h100(2, 4, megabytes * 1_000_000);
+        let Ok(choice) = deepspeed.choose(&graph, &cluster, &request) else { continue };
+        let plan = &choice.plan;
+        assert!(choice.judgement.fits(1.0), "{megabytes} megabytes");
+        assert_eq!(plan.recompute, Recompute::Full, "{megabytes} megabytes");
+        let split = plan.layout.0.iter().any(|rule| rule.dim == "seq" && rule.axis == Axis::TP);
+        assert!(!split, "{megabytes} megabytes: the sequence is split");
+        let stages = plan.stages().count();
+        if stages > 1 {
+            let tp = plan.stages().next().map(|(_, stage)| stage.mesh.tp());
+            assert_eq!((plan.schedule.name(), tp), ("1f1b", Some(4)), "{megabytes} megabytes");
+            assert!(plan.sync.zero <= 1, "{megabytes} megabytes");
+        }
+        zeros.insert(plan.sync.zero);
+        depths.insert(stages);
+    }
+    assert!(zeros.contains(&1) && zeros.len() > 1, "{zeros:?}");
+    assert!(!depths.is_empty(), "{depths:?}");
+}
+
+#[test]
+fn one_device_has_nobody_to_share_with() {
+    let text = "gpt:layers=6,hidden=256,heads=8,seq=128,vocab=1024";
+    let request = Request::new(text, "c", 8);
+    let deepspeed = named("deepspeed").expect("registered");
+    let cluster = h100(1, 1, 80_000_000_000);
+    let plan = deepspeed.choose(&model(text), &cluster, &request).expect("a plan").plan;
+    assert_eq!((plan.device_count(), plan.sync.zero, plan.recompute), (1, 0, Recompute::Full));
+}
