@@ -4,6 +4,7 @@ mod bad_input;
 mod clusters;
 mod compare;
 mod cost;
+mod documents;
 mod exchange;
 mod folders;
 mod help;
