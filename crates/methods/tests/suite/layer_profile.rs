@@ -15,7 +15,7 @@ fn graph() -> Graph {
 }
 
 fn profiled(graph: &Graph, cluster: &Cluster) -> Vec<LayerProfile> {
-    profile(graph, cluster, DeviceId(0), Precision::MIXED, MICROBATCH).expect("a profile")
+    profile(graph, cluster, DeviceId(0), (Precision::MIXED, &[]), MICROBATCH).expect("a profile")
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn sizes_are_those_of_the_architecture() {
     );
     assert!(middle.backward_seconds > middle.forward_seconds && middle.kept_bytes > 0.0);
     // What a layer keeps is proportional to the micro-batch, its weights are not.
-    let twice = profile(&graph, &cluster, DeviceId(0), Precision::MIXED, 2 * MICROBATCH);
+    let twice = profile(&graph, &cluster, DeviceId(0), (Precision::MIXED, &[]), 2 * MICROBATCH);
     let twice = twice.expect("a profile")[layers.len() / 2];
     assert_eq!(twice.kept_bytes, 2.0 * middle.kept_bytes);
     assert_eq!(twice.parameter_bytes, middle.parameter_bytes);
@@ -113,6 +113,6 @@ fn a_graph_on_two_nodes_is_partitioned_over_all_their_devices() {
 #[test]
 fn a_device_that_is_not_there_is_refused() {
     let (graph, cluster) = (graph(), Cluster::parse("a100-80g:1").expect("a preset"));
-    assert!(profile(&graph, &cluster, DeviceId(1), Precision::MIXED, 1).is_err());
-    assert!(profile(&graph, &cluster, DeviceId(0), Precision::MIXED, 0).is_err());
+    assert!(profile(&graph, &cluster, DeviceId(1), (Precision::MIXED, &[]), 1).is_err());
+    assert!(profile(&graph, &cluster, DeviceId(0), (Precision::MIXED, &[]), 0).is_err());
 }

@@ -32,7 +32,7 @@ fn passes_of_one_device_take_what_its_blocks_do_and_halves_of_whole_backward_pas
     let (graph, cluster) = (graph(), Cluster::parse("a100-80g:1").expect("a preset"));
     let plan = plan(&graph, 1, ScheduleKind::OneForwardOneBackward);
     let times = pass_times(&graph, &cluster, &plan).expect("it simulates");
-    let blocks = profile(&graph, &cluster, DeviceId(0), Precision::MIXED, MICROBATCH);
+    let blocks = profile(&graph, &cluster, DeviceId(0), (Precision::MIXED, &[]), MICROBATCH);
     let all = LayerProfile::of_stage(&blocks.expect("a profile"));
     let near = |microseconds: f64, seconds: f64| {
         let error = microseconds / (1e6 * seconds) - 1.0;
