@@ -133,6 +133,13 @@ pub enum CheckpointError {
         path: PathBuf,
     },
 
+    /// There is no folder to read checkpoints from.
+    #[error("there is no folder {}; checkpoints are in the one that a run was given with --checkpoint", root.display())]
+    NoFolder {
+        /// What was to be the folder.
+        root: PathBuf,
+    },
+
     /// Not one checkpoint of a folder can be used.
     #[error("no usable checkpoint in {}{}", root.display(), display_refused(refused))]
     NoUsableCheckpoint {

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use shardloom_document::json_fault;
 
 use crate::durable::write_new;
 use crate::names::{MANIFEST, MANIFEST_DIGEST};
@@ -72,8 +73,8 @@ impl Manifest {
             ));
         }
         require_version(&path, &json)?;
-        let manifest: Self =
-            serde_json::from_slice(&json).map_err(|error| damaged(&path, error.to_string()))?;
+        let manifest: Self = serde_json::from_slice(&json)
+            .map_err(|error| damaged(&path, json_fault(&error).to_string()))?;
         // A shard that is named again would be read again.
         let twice = manifest.shards.windows(2).find(|pair| pair[0].rank >= pair[1].rank);
         match twice {
@@ -97,8 +98,8 @@ pub(crate) fn require_version(path: &Path, json: &[u8]) -> Result<()> {
     struct Version {
         format_version: u32,
     }
-    let version: Version =
-        serde_json::from_slice(json).map_err(|error| damaged(path, error.to_string()))?;
+    let version: Version = serde_json::from_slice(json)
+        .map_err(|error| damaged(path, json_fault(&error).to_string()))?;
     if version.format_version == FORMAT_VERSION {
         return Ok(());
     }

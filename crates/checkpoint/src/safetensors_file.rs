@@ -8,6 +8,7 @@ use std::path::Path;
 use half::{bf16, f16};
 use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensors};
+use shardloom_document::json_fault;
 
 use crate::durable::{rename, sync_folder, write_new_for};
 use crate::piece::volume;
@@ -227,8 +228,8 @@ pub(crate) fn read_header(path: &Path) -> Result<(Metadata, u64)> {
     }
     let mut json = Vec::new();
     file.take(header_bytes).read_to_end(&mut json).map_err(CheckpointError::io("read", path))?;
-    let header: Metadata =
-        serde_json::from_slice(&json).map_err(|error| unreadable(path, error))?;
+    let header: Metadata = serde_json::from_slice(&json)
+        .map_err(|error| unreadable(path, json_fault(&error).message))?;
     let values_end = values_start.saturating_add(header.data_len() as u64);
     if values_end != file_bytes {
         return Err(unreadable(

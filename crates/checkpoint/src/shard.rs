@@ -7,6 +7,7 @@ use std::path::Path;
 
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
+use shardloom_document::json_fault;
 
 use crate::durable::write_new;
 use crate::index::{Index, StoredPiece};
@@ -133,8 +134,8 @@ pub(crate) fn read(path: &Path, rank: u32, index: &mut Index) -> Result<()> {
     let description = description
         .ok_or_else(|| damaged(path, format!("its header has no `{DESCRIPTION}` entry")))?;
     require_version(path, description.as_bytes())?;
-    let description: Description =
-        serde_json::from_str(description).map_err(|error| damaged(path, error.to_string()))?;
+    let description: Description = serde_json::from_str(description)
+        .map_err(|error| damaged(path, json_fault(&error).to_string()))?;
     for piece in description.pieces {
         let (first, end) = piece.range;
         let region =

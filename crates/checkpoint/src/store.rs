@@ -49,8 +49,11 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Io`] if the folder cannot be listed.
+    /// [`CheckpointError::NoFolder`] if there is no such folder, [`CheckpointError::Io`] if it cannot be listed.
     pub fn list(&self) -> Result<Vec<(u64, PathBuf)>> {
+        if !self.root.exists() {
+            return Err(CheckpointError::NoFolder { root: self.root.clone() });
+        }
         let mut whole = BTreeMap::new();
         let mut replaced = BTreeMap::new();
         for entry in fs::read_dir(&self.root).map_err(CheckpointError::io("list", &self.root))? {

@@ -1,4 +1,5 @@
 use serde::{Deserialize, Serialize};
+use shardloom_document::{line_at, toml_fault};
 use toml::Spanned;
 
 use crate::{
@@ -179,17 +180,24 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// [`ClusterError::Toml`] with line and key, or as [`Cluster::new`].
+    /// [`ClusterError::Text`] with line and key, or as [`Cluster::new`].
     pub fn from_toml(text: &str) -> Result<Self, ClusterError> {
         Self::read(text, None, "cluster file")
     }
 
-    fn read(text: &str, local: Option<&Profile>, what: &str) -> Result<Self, ClusterError> {
+    /// Likewise, of a document that errors call `place`, with `local` as the machine of that name.
+    ///
+    /// # Errors
+    ///
+    /// As [`Cluster::from_toml`].
+    pub fn read(text: &str, local: Option<&Profile>, place: &str) -> Result<Self, ClusterError> {
         let file: ClusterFile = toml::from_str(text)
-            .map_err(|source| ClusterError::Toml { what: what.to_owned(), source })?;
+            .map_err(|error| ClusterError::in_document(place, toml_fault(text, &error)))?;
         let group = |table: GroupTable| {
-            let line = text[..table.machine.span().start].matches('\n').count() + 1;
-            let mut profile = machine(table.machine.get_ref(), &file.machine, local, Some(line))?;
+            let line = line_at(text, table.machine.span().start);
+            let at = format!("{place}:{line}");
+            let mut profile =
+                machine(table.machine.get_ref(), &file.machine, local, Some(at.clone()))?;
             if let Some(bytes_per_second) = table.uplink_bytes_per_second {
                 profile.node.send_out(bytes_per_second);
             }
@@ -197,9 +205,15 @@ impl Cluster {
                 profile.node.inter.bytes_per_second = bytes_per_second;
             }
             let devices_per_node = table.devices_per_node.unwrap_or(profile.node.devices);
-            Ok(NodeGroup { profile, nodes: table.nodes, devices_per_node })
+            let group = NodeGroup { profile, nodes: table.nodes, devices_per_node };
+            let alone = Self::new(vec![group.clone()]);
+            let message = |error: ClusterError| error.to_string();
+            alone.map_err(|error| ClusterError::Text { place: at, message: message(error) })?;
+            Ok(group)
         };
-        Self::new(file.group.into_iter().map(group).collect::<Result<_, ClusterError>>()?)
+        Self::new(file.group.into_iter().map(group).collect::<Result<_, ClusterError>>()?).map_err(
+            |error| ClusterError::Text { place: place.to_owned(), message: error.to_string() },
+        )
     }
 
     /// Writes what [`Cluster::from_toml`] reads, profiles included, so that the
@@ -359,7 +373,7 @@ fn machine(
     name: &str,
     file: &[Profile],
     local: Option<&Profile>,
-    line: Option<usize>,
+    place: Option<String>,
 ) -> Result<Profile, ClusterError> {
     if let Some(profile) = file.iter().find(|profile| profile.device.name == name) {
         return Ok(profile.clone());
@@ -367,7 +381,7 @@ fn machine(
     if name == "local" {
         return local.cloned().ok_or(ClusterError::NoLocalProfile);
     }
-    if Profile::preset_names().any(|known| known == name) {
+    if Profile::preset_names().any(|known| known.eq_ignore_ascii_case(name)) {
         return Profile::preset(name);
     }
     let mut known: Vec<&str> = file.iter().map(|profile| profile.device.name.as_str()).collect();
@@ -375,7 +389,7 @@ fn machine(
         known.push(preset);
     }
     known.push("local");
-    Err(unknown_machine(name, &known, line))
+    Err(unknown_machine(name, &known, place))
 }
 
 #[derive(Serialize, Deserialize)]

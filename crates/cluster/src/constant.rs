@@ -1,6 +1,7 @@
 //! The constants of a software stack by name, as its TOML has them: `host.kernel_seconds`,
 //! `operators.update.adamw.traffic`.
 
+use shardloom_document::in_words;
 use toml::{Table, Value};
 
 use crate::{ClusterError, Stack};
@@ -25,7 +26,7 @@ impl Stack {
     ///
     /// # Errors
     ///
-    /// [`ClusterError::Toml`] if a value is out of the constant's range, [`ClusterError::Constant`] if there is
+    /// [`ClusterError::Text`] if a value is out of the constant's range, [`ClusterError::Constant`] if there is
     /// no such constant.
     pub fn with_constants<'n>(
         &self,
@@ -43,8 +44,11 @@ impl Stack {
             };
             *place = Value::Float(value);
         }
-        let what = format!("software stack {}", self.name);
-        table.try_into().map_err(|source| ClusterError::Toml { what, source })
+        let place = format!("software stack {}", self.name);
+        table.try_into().map_err(|error: toml::de::Error| {
+            let message = in_words(error.message());
+            ClusterError::Text { place, message }
+        })
     }
 
     /// Writes what [`Stack::from_toml`] reads.

@@ -1,6 +1,7 @@
 use std::path::PathBuf;
 
 use shardloom_collectives::CollectiveError;
+use shardloom_document::Fault;
 
 use crate::{DeviceId, Precision};
 
@@ -30,12 +31,12 @@ pub enum ClusterError {
     /// No profile of that name.
     #[error(
         "{}unknown machine `{name}`{}; known: {known}",
-        .line.map(|line| format!("line {line}: machine: ")).unwrap_or_default(),
+        .place.as_ref().map(|place| format!("{place}: machine: ")).unwrap_or_default(),
         .nearest.as_ref().map(|near| format!(", did you mean `{near}`?")).unwrap_or_default()
     )]
     UnknownMachine {
-        /// Line of the cluster file that asks for it, if it came from one.
-        line: Option<usize>,
+        /// The cluster file that asks for it and the line, if it came from one.
+        place: Option<String>,
         /// The name asked for.
         name: String,
         /// The most similar known name, if any is similar.
@@ -103,14 +104,13 @@ pub enum ClusterError {
         /// The shared name.
         name: String,
     },
-    /// A TOML document is malformed; the message holds line, column and key.
-    #[error("{what}: {source}")]
-    Toml {
-        /// What the document should have been.
-        what: String,
-        /// Where and why.
-        #[source]
-        source: toml::de::Error,
+    /// A TOML document is malformed.
+    #[error("{place}: {message}")]
+    Text {
+        /// The document, and the line where one is known: `cluster.toml:4`.
+        place: String,
+        /// What is wrong, with its key, and what would be right.
+        message: String,
     },
     /// A description has a value TOML cannot hold.
     #[error("cannot write as TOML: {0}")]
@@ -151,4 +151,11 @@ pub enum ClusterError {
     /// The collective itself is impossible.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
+}
+
+impl ClusterError {
+    /// What is wrong with the document of this name.
+    pub(crate) fn in_document(document: &str, fault: Fault) -> ClusterError {
+        ClusterError::Text { place: fault.place(document), message: fault.message }
+    }
 }

@@ -1,4 +1,5 @@
 use serde::{Deserialize, Serialize};
+use shardloom_document::toml_fault;
 
 use crate::{ClusterError, DeviceKind, NodeKind};
 
@@ -100,7 +101,7 @@ impl Profile {
     ///
     /// [`ClusterError::UnknownMachine`] with the most similar name.
     pub fn preset(name: &str) -> Result<Self, ClusterError> {
-        match PRESETS.iter().find(|&&(known, _)| known == name) {
+        match PRESETS.iter().find(|&&(known, _)| known.eq_ignore_ascii_case(name)) {
             Some((_, text)) => Self::from_toml(text),
             None => Err(unknown_machine(name, &Self::preset_names().collect::<Vec<_>>(), None)),
         }
@@ -128,11 +129,20 @@ impl Profile {
     ///
     /// # Errors
     ///
-    /// [`ClusterError::Toml`] naming line and key of what is malformed, unknown,
+    /// [`ClusterError::Text`] naming line and key of what is malformed, unknown,
     /// missing or out of range.
     pub fn from_toml(text: &str) -> Result<Self, ClusterError> {
+        Self::read(text, "machine profile")
+    }
+
+    /// Likewise, of a document that errors call `place`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Profile::from_toml`].
+    pub fn read(text: &str, place: &str) -> Result<Self, ClusterError> {
         toml::from_str(text)
-            .map_err(|source| ClusterError::Toml { what: "machine profile".into(), source })
+            .map_err(|error| ClusterError::in_document(place, toml_fault(text, &error)))
     }
 
     /// Writes what [`Profile::from_toml`] reads.
@@ -145,9 +155,9 @@ impl Profile {
     }
 }
 
-pub(crate) fn unknown_machine(name: &str, known: &[&str], line: Option<usize>) -> ClusterError {
+pub(crate) fn unknown_machine(name: &str, known: &[&str], place: Option<String>) -> ClusterError {
     ClusterError::UnknownMachine {
-        line,
+        place,
         name: name.to_owned(),
         nearest: nearest(name, known),
         known: known.join(", "),

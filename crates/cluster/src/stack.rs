@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use shardloom_collectives::{Algorithm, Kind};
+use shardloom_document::toml_fault;
 
 use crate::profile::nearest;
 use crate::{ClusterError, DeviceKind, Residuals, StepKind, checked, residuals};
@@ -263,7 +264,7 @@ impl Stack {
     /// # Errors
     ///
     /// [`ClusterError::UnknownStack`] with the most similar name; [`ClusterError::Read`] and
-    /// [`ClusterError::Toml`] of files.
+    /// [`ClusterError::Text`] of files.
     pub fn parse(text: &str) -> Result<Stack, ClusterError> {
         if text.ends_with(".toml") {
             let path = std::path::PathBuf::from(text);
@@ -271,7 +272,7 @@ impl Stack {
                 .map_err(|source| ClusterError::Read { path: path.clone(), source })?;
             return Self::read(&content, text);
         }
-        match PRESETS.iter().find(|&&(known, _)| known == text) {
+        match PRESETS.iter().find(|&&(known, _)| known.eq_ignore_ascii_case(text)) {
             Some((_, content)) => Self::from_toml(content),
             None => {
                 let known: Vec<&str> = Self::preset_names().collect();
@@ -288,13 +289,14 @@ impl Stack {
     ///
     /// # Errors
     ///
-    /// [`ClusterError::Toml`] naming line and key of what is malformed, unknown, missing or out of range.
+    /// [`ClusterError::Text`] naming line and key of what is malformed, unknown, missing or out of range.
     pub fn from_toml(text: &str) -> Result<Stack, ClusterError> {
         Self::read(text, "software stack")
     }
 
     fn read(text: &str, what: &str) -> Result<Stack, ClusterError> {
-        toml::from_str(text).map_err(|source| ClusterError::Toml { what: what.into(), source })
+        toml::from_str(text)
+            .map_err(|error| ClusterError::in_document(what, toml_fault(text, &error)))
     }
 
     /// What a pass is cut into, by its rate class; suffixes of the class (`+causal`) do not matter.

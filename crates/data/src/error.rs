@@ -82,7 +82,7 @@ pub enum DataError {
     },
 
     /// A line that is no document.
-    #[error("{}, line {line}: {reason}", path.display())]
+    #[error("{}:{line}: {reason}", path.display())]
     Document {
         /// The file.
         path: PathBuf,

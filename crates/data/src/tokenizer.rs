@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use shardloom_document::json_fault;
 use tokenizers::ModelWrapper;
 
 use crate::growth::Growth;
@@ -73,8 +74,8 @@ impl Tokenizer {
         let unusable = |reason: String| DataError::Tokenizer { path: path.to_path_buf(), reason };
         let json = fs::read(path).map_err(DataError::io("read", path))?;
         // The library panics at some text that is not JSON.
-        let value: serde_json::Value =
-            serde_json::from_slice(&json).map_err(|error| unusable(error.to_string()))?;
+        let value: serde_json::Value = serde_json::from_slice(&json)
+            .map_err(|error| unusable(json_fault(&error).to_string()))?;
         if let Some(reason) = merge_without_prefix(&value) {
             return Err(unusable(reason));
         }

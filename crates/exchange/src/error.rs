@@ -23,6 +23,19 @@ pub enum ExchangeError {
         /// Why that cannot be said there, and what can.
         reason: String,
     },
+    /// This program does not write something without which the plan would be another one, whether or not the
+    /// project has words for it.
+    #[error("{key} = {value} is not written for {project} yet: {reason}")]
+    Unwritten {
+        /// Where the plan was to go.
+        project: Project,
+        /// What the plan says.
+        key: &'static str,
+        /// The value that it says.
+        value: String,
+        /// What can be done instead.
+        reason: &'static str,
+    },
     /// A word of a configuration cannot become part of a plan.
     #[error("{place}: {key} = {value}: {rule}")]
     Word {
@@ -68,7 +81,9 @@ impl ExchangeError {
     /// The configuration that is wrong, if it is one.
     pub fn place(&self) -> Option<&str> {
         match self {
-            ExchangeError::Refused { .. } | ExchangeError::Schedule(_) => None,
+            ExchangeError::Refused { .. }
+            | ExchangeError::Unwritten { .. }
+            | ExchangeError::Schedule(_) => None,
             ExchangeError::Word { place, .. }
             | ExchangeError::Text { place, .. }
             | ExchangeError::Plan { place, .. }

@@ -116,8 +116,8 @@ fn replicas(
         key: key.into(),
         value: each.to_string(),
         rule: format!(
-            "--cluster {} has {} devices, which this divides",
-            given.cluster, given.devices
+            "it must divide the {} devices of --cluster {}, which it does not",
+            given.devices, given.cluster
         ),
     })
 }

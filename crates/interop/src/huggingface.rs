@@ -10,7 +10,8 @@ mod rotary;
 mod windows;
 mod write;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
+use shardloom_document::{json_fault, json_line_of};
 use shardloom_graph::families::{GptConfig, LlamaConfig, RopeScaling};
 use shardloom_graph::{ModelSpec, Network};
 
@@ -44,12 +45,44 @@ const EXPERTS: &str = "experts";
 /// something that this program's models do not compute exactly: another activation, other biases, another rotary
 /// scaling than a linear one or Llama 3's, quantised weights.
 pub fn read_config(text: &str, place: &str, seq: Option<usize>) -> Result<ModelSpec, InteropError> {
-    let json = |message: String| InteropError::Json { place: place.into(), message };
-    let value: Value = serde_json::from_str(text).map_err(|error| json(error.to_string()))?;
+    let value: Value = serde_json::from_str(text).map_err(|error| {
+        let fault = json_fault(&error);
+        InteropError::Json { place: fault.place(place), message: fault.message }
+    })?;
     let Value::Object(map) = value else {
-        return Err(json("a configuration is a JSON object".into()));
+        let message = "a configuration is a JSON object".into();
+        return Err(InteropError::Json { place: place.into(), message });
     };
-    let config = Config { place, prefix: "", map: &map };
+    model_of(&map, place, seq).map_err(|error| match error {
+        InteropError::Key { place, key, value, rule } => {
+            let place = at_key(text, &key, place);
+            InteropError::Key { place, key, value, rule }
+        }
+        InteropError::ModelType { place, found, supported } => {
+            InteropError::ModelType { place: at_key(text, "model_type", place), found, supported }
+        }
+        InteropError::OtherModel { place, found, what, supported } => {
+            let place = at_key(text, "model_type", place);
+            InteropError::OtherModel { place, found, what, supported }
+        }
+        other => other,
+    })
+}
+
+/// The line of a key in the text of a file, or only the file where it has no such key.
+fn at_key(text: &str, key: &str, file: String) -> String {
+    match json_line_of(text, key) {
+        Some(line) => format!("{file}:{line}"),
+        None => file,
+    }
+}
+
+fn model_of(
+    map: &Map<String, Value>,
+    place: &str,
+    seq: Option<usize>,
+) -> Result<ModelSpec, InteropError> {
+    let config = Config { place, prefix: "", map };
     config.absent("quantization_config", "quantised weights are not supported")?;
     config.flag_is("is_causal", true, "attention here sees earlier positions only")?;
     let model_type = config.text("model_type", "none")?;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use shardloom_cluster::ClusterError;
 use shardloom_plan::PlanError;
 use shardloom_program::ProgramError;
+use shardloom_program::quantity::bytes;
 use shardloom_search::SearchError;
 use shardloom_sim::SimError;
 
@@ -36,9 +37,11 @@ pub enum MethodError {
     /// None of the method's plans fits in memory.
     #[error(
         "{model} fits on {cluster} in none of the {simulated} plans of {method} that were simulated; \
-         closest comes {closest}, which needs {needed_gigabytes:.1} GB of the \
-         {available_gigabytes:.1} GB that a device has for it; take more or larger devices, a smaller \
-         global batch, or a method that splits more, such as zero or megatron-lm"
+         closest comes {closest}, which needs {} of the {} that a device has for it; take \
+         more or larger devices, a smaller global batch, or a method that splits more, such as zero or \
+         megatron-lm",
+        bytes(*.needed_bytes),
+        bytes(*.available_bytes)
     )]
     NothingFits {
         /// The method.
@@ -52,9 +55,9 @@ pub enum MethodError {
         /// The one that needs the least of its devices.
         closest: String,
         /// What it needs on its fullest device.
-        needed_gigabytes: f64,
+        needed_bytes: u64,
         /// What that device has for it.
-        available_gigabytes: f64,
+        available_bytes: u64,
     },
     /// A planner is asked for what cannot be.
     #[error("{key} = {value}: {rule}")]
@@ -67,10 +70,12 @@ pub enum MethodError {
         rule: String,
     },
     /// A file of trials is none, or cannot be read or written.
-    #[error("trials in {}: {fault}", path.display())]
+    #[error("{}{}: {fault}", path.display(), line.map(|line| format!(":{line}")).unwrap_or_default())]
     TrialsFile {
         /// The file.
         path: PathBuf,
+        /// The line, where one is known.
+        line: Option<usize>,
         /// What is wrong.
         fault: String,
     },

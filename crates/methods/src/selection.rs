@@ -75,16 +75,15 @@ fn share(judgement: &Judgement) -> f64 {
 
 fn nothing_fits(task: &Task<'_>, closest: &Found, simulated: usize) -> MethodError {
     let fullest = closest.judgement.fullest();
-    let gigabytes = |bytes: Option<u64>| bytes.unwrap_or(0) as f64 / 1e9;
-    let available = gigabytes(fullest.map(|it| it.memory_bytes)) * task.request.memory_share;
+    let memory = fullest.map_or(0, |it| it.memory_bytes) as f64;
     MethodError::NothingFits {
         method: task.method,
         model: task.graph.name().to_owned(),
         cluster: task.request.cluster.clone(),
         simulated,
         closest: in_words(&closest.plan),
-        needed_gigabytes: gigabytes(fullest.map(|it| it.peak_bytes)),
-        available_gigabytes: available,
+        needed_bytes: fullest.map_or(0, |it| it.peak_bytes),
+        available_bytes: (memory * task.request.memory_share) as u64,
     }
 }
 

@@ -277,11 +277,24 @@ impl Arrangement {
             }
             Arrangement::Bidirectional => {
                 let pairs = chunks / 2;
-                let divides = devices.is_multiple_of(2 * pairs.max(1));
-                if !chunks.is_multiple_of(2) || !divides {
-                    let rule = "pipelines in both directions come in pairs, as many as divide half of \
-                                the devices";
-                    return refuse(rule);
+                if !chunks.is_multiple_of(2) {
+                    return refuse(
+                        "pipelines in both directions come in pairs: an even number is needed",
+                    );
+                }
+                if !devices.is_multiple_of(2) {
+                    let rule = format!(
+                        "pipelines in both directions need an even number of devices, such as {}",
+                        devices.saturating_add(1)
+                    );
+                    return Err(PlanError::field("pp", devices, rule));
+                }
+                if !devices.is_multiple_of(2 * pairs.max(1)) {
+                    let rule = format!(
+                        "pipelines in both directions come in pairs, as many as divide half of the devices, {}",
+                        devices / 2
+                    );
+                    return refuse(&rule);
                 }
                 let offset = devices / pairs;
                 let begin = |pair: usize| pair * offset;

@@ -488,8 +488,10 @@ impl Plan {
         let mut widths = mesh.axes().map(|axis| mesh.width(axis));
         let size = widths.try_fold(1usize, |product, width| product.checked_mul(width));
         if size != Some(stage.devices.0.len()) {
-            let rule = format!("the mesh ({mesh}) must have as many devices as are listed");
-            return Err(PlanError::field(key("devices"), stage.devices.0.len(), rule));
+            let count = stage.devices.0.len();
+            let rule =
+                format!("the mesh ({mesh}) must have as many devices as are listed, {count}");
+            return Err(PlanError::field(key("devices"), listed(stage), rule));
         }
         let samples = self.microbatch_samples();
         let extents = Extents::global(graph, samples);
@@ -507,9 +509,10 @@ impl Plan {
                 if !extent.is_multiple_of(width * others) {
                     let what = if dim == graph.batch() {
                         format!(
-                            "a micro-batch of {samples} samples (global batch {} in {} \
-                                 micro-batches)",
-                            self.global_batch, self.microbatches
+                            "a micro-batch of {} (global batch {} in {})",
+                            counted(samples, "sample"),
+                            self.global_batch,
+                            counted(self.microbatches, "micro-batch")
                         )
                     } else {
                         format!("{} = {extent}", rule.dim)
@@ -522,7 +525,11 @@ impl Plan {
                             width * others
                         ),
                     };
-                    let rule = format!("{together}it must divide {what}");
+                    let larger = match rule.dim.as_str() {
+                        "vocab" => larger_vocabulary(extent, width * others),
+                        _ => String::new(),
+                    };
+                    let rule = format!("{together}it must divide {what}{larger}");
                     return Err(PlanError::field(key(&format!("mesh.{axis}")), width, rule));
                 }
                 split = true;
@@ -603,7 +610,10 @@ fn validate_devices<'p>(
     owners: &mut [Option<&'p Stage>],
     key: &dyn Fn(&str) -> String,
 ) -> Result<(), PlanError> {
-    let refuse = |device: u32, rule: String| Err(PlanError::field(key("devices"), device, rule));
+    let refuse = |device: u32, rule: String| {
+        let rule = format!("device {device}: {rule}");
+        Err(PlanError::field(key("devices"), listed(stage), rule))
+    };
     let count = owners.len();
     let owner = |device: &u32| owners.get(*device as usize).copied().flatten();
     if let Some(other) = stage.devices.0.first().and_then(owner)
@@ -628,4 +638,40 @@ fn validate_devices<'p>(
         }
     }
     Ok(())
+}
+
+/// The devices of a stage as a plan lists them.
+fn listed(stage: &Stage) -> String {
+    let text = String::from(stage.devices.clone());
+    let shown: String = text.chars().take(60).collect();
+    let rest = if shown.len() < text.len() { ".." } else { "" };
+    format!("\"{shown}{rest}\"")
+}
+
+/// The vocabularies behind one of `size` tokens that `parts` divide.
+fn larger_vocabulary(size: usize, parts: usize) -> String {
+    // Vocabularies are usually padded to multiples of 128, at which matrix products are fast.
+    let padded = (128 >> parts.trailing_zeros().min(7)) as usize;
+    let multiple = parts.saturating_mul(padded);
+    let (Some(next), Some(usual)) =
+        (size.checked_next_multiple_of(parts), size.checked_next_multiple_of(multiple))
+    else {
+        return String::new();
+    };
+    if parts > size {
+        return String::new();
+    }
+    format!(
+        "; the next size that it divides is {next}, and {usual}, a multiple of {multiple}, is a usual one: \
+         vocab={usual} in the words of the model"
+    )
+}
+
+/// `1 sample`, `2 samples`, `2 micro-batches`.
+fn counted(count: usize, thing: &str) -> String {
+    match (count, thing.ends_with("ch")) {
+        (1, _) => format!("1 {thing}"),
+        (_, true) => format!("{count} {thing}es"),
+        (_, false) => format!("{count} {thing}s"),
+    }
 }

@@ -64,7 +64,7 @@ impl WeightParam {
 
     /// Whether all of its local elements are in the bucket.
     pub fn is_whole(&self) -> bool {
-        self.part.len() == self.shape.iter().product()
+        self.part.len() == self.shape.iter().product::<usize>()
     }
 
     /// Which of its local elements those are that lie in a range of its bucket.

@@ -6,6 +6,8 @@ use shardloom_sim::estimate::{Candidate, Estimator};
 
 use crate::{Request, SearchError, Space};
 
+const GIB: f64 = (1_u64 << 30) as f64;
+
 /// The most that the cluster is enlarged to see whether that would help.
 const LARGEST: u32 = 256;
 
@@ -33,15 +35,16 @@ pub(crate) fn error(
             },
         });
     };
-    let device_gigabytes = needed / request.memory_share / 1e9;
+    // Whole GiB, so that it is enough.
+    let device = (needed / request.memory_share / GIB).ceil();
     let larger = enough_nodes(graph, cluster, request)?;
     let remedy = match larger {
         Some((times, devices)) => format!(
-            "devices of {device_gigabytes:.0} GB would do, and so would {times} times as many nodes \
+            "devices of {device:.0} GiB would do, and so would {times} times as many nodes \
              ({devices} devices)"
         ),
         None => format!(
-            "devices of {device_gigabytes:.0} GB would do; more nodes alone would not, as a global batch \
+            "devices of {device:.0} GiB would do; more nodes alone would not, as a global batch \
              of {} does not spread the model further",
             request.global_batch
         ),
@@ -51,8 +54,8 @@ pub(crate) fn error(
         cluster: request.cluster.clone(),
         space: counted,
         closest: name(&candidate),
-        needed_gigabytes: needed / 1e9,
-        available_gigabytes: available / 1e9,
+        needed_bytes: needed as u64,
+        available_bytes: available as u64,
         remedy,
     })
 }

@@ -1,6 +1,7 @@
 //! What can go wrong in a search.
 
 use shardloom_program::ProgramError;
+use shardloom_program::quantity::bytes;
 use shardloom_sim::SimError;
 
 /// Why there is no answer.
@@ -40,7 +41,9 @@ pub enum SearchError {
     /// No plan fits in memory.
     #[error(
         "{model} fits on {cluster} in none of {space} plans; closest comes {closest}, which needs \
-         {needed_gigabytes:.1} GB of the {available_gigabytes:.1} GB that a device has for it; {remedy}"
+         {} of the {} that a device has for it; {remedy}",
+        bytes(*.needed_bytes),
+        bytes(*.available_bytes)
     )]
     NothingFits {
         /// The model's name.
@@ -52,9 +55,9 @@ pub enum SearchError {
         /// The plan that needs the least memory.
         closest: String,
         /// What it needs on its fullest device.
-        needed_gigabytes: f64,
+        needed_bytes: u64,
         /// What devices have.
-        available_gigabytes: f64,
+        available_bytes: u64,
         /// What would make it fit.
         remedy: String,
     },

@@ -94,10 +94,10 @@ pub enum Error {
         parameter: String,
     },
     /// An index of files of weights that cannot be used.
-    #[error("{}: {rule}", path.display())]
+    #[error("{place}: {rule}")]
     WeightIndex {
-        /// The index.
-        path: PathBuf,
+        /// The index, and the line where one is known.
+        place: String,
         /// What is wrong.
         rule: String,
     },
@@ -176,14 +176,9 @@ pub enum Error {
     )]
     NoProfilePlace,
     /// A file with a profile is wrong.
-    #[error(
-        "{}: {}; measure the machine again with `shardloom profile`",
-        path.display(), source.to_string().trim_end()
-    )]
+    #[error("{source}; measure the machine again with `shardloom profile`")]
     Profile {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
+        /// What is wrong, with the file.
         source: Box<ClusterError>,
     },
     /// A profile that was measured under other conditions than these.
@@ -455,13 +450,16 @@ impl Error {
             },
             Error::Exchange(error) => error.place().map(str::to_owned),
             Error::Cluster(error) => cluster_place(error),
+            Error::Profile { source } => cluster_place(source),
             Error::Plan(error) | Error::Program(ProgramError::Plan(error)) => plan_place(error),
             Error::Program(ProgramError::ParameterLayouts { name, .. })
             | Error::Program(ProgramError::Redistribution { name, .. })
             | Error::Program(ProgramError::SharedMeshes { name, .. }) => Some(name.clone()),
             Error::PlanSize { key, .. } | Error::Drawing { key, .. } => Some((*key).to_owned()),
             Error::NoSuchRank { rank, .. } => Some(format!("rank {rank}")),
-            Error::Optimizer { text, .. } => Some(text.clone()),
+            Error::Optimizer { text: place, .. } | Error::WeightIndex { place, .. } => {
+                Some(place.clone())
+            }
             Error::ModelInput { input, .. } => Some(input.clone()),
             Error::FrozenAnew { parameter } => Some(parameter.clone()),
             Error::NoSampling { model, .. }
@@ -471,10 +469,8 @@ impl Error {
             | Error::Tables { model, .. } => Some(model.clone()),
             Error::Io { path: at, .. }
             | Error::NoWeights { folder: at, .. }
-            | Error::WeightIndex { path: at, .. }
             | Error::Exists { path: at }
             | Error::Onnx { path: at }
-            | Error::Profile { path: at, .. }
             | Error::OtherMachine { path: at, .. }
             | Error::Features { path: at, .. }
             | Error::OtherRun { path: at, .. }
@@ -622,7 +618,7 @@ fn graph_place(error: &GraphError) -> Option<String> {
 /// Files of weights are not checkpoints.
 fn checkpoint_kind(error: &CheckpointError) -> &'static str {
     match error {
-        CheckpointError::Io { .. } => "file",
+        CheckpointError::Io { .. } | CheckpointError::NoFolder { .. } => "file",
         CheckpointError::Safetensors { .. } | CheckpointError::UnsupportedDtype { .. } => "weights",
         _ => "checkpoint",
     }
@@ -636,6 +632,7 @@ fn checkpoint_place(error: &CheckpointError) -> Option<String> {
         | CheckpointError::Damaged { path, .. }
         | CheckpointError::FormatVersion { path, .. }
         | CheckpointError::NoUsableCheckpoint { root: path, .. }
+        | CheckpointError::NoFolder { root: path }
         | CheckpointError::InUse { root: path, .. }
         | CheckpointError::Foreign { path }
         | CheckpointError::Safetensors { path, .. }
@@ -662,7 +659,8 @@ fn cluster_place(error: &ClusterError) -> Option<String> {
         ClusterError::UnknownMachine { name, .. }
         | ClusterError::NameClash { name }
         | ClusterError::NodeTooSmall { name, .. } => Some(name.clone()),
-        ClusterError::Toml { what, .. } | ClusterError::Nothing { what } => Some(what.clone()),
+        ClusterError::Text { place, .. } => Some(place.clone()),
+        ClusterError::Nothing { what } => Some(what.clone()),
         ClusterError::Read { path, .. } => Some(path.display().to_string()),
         ClusterError::NoPrecision { device, .. } => Some(device.clone()),
         ClusterError::NoLocalProfile => Some("local".into()),

@@ -60,7 +60,7 @@ pub(crate) fn read_weights(path: &Path) -> Result<BTreeMap<String, Tensor>> {
         if let Some(missing) = expected.iter().find(|name| !tensors.contains_key(*name)) {
             let folder = file.parent().unwrap_or(Path::new(""));
             return Err(Error::WeightIndex {
-                path: folder.join(INDEX),
+                place: folder.join(INDEX).display().to_string(),
                 rule: format!("{} has no tensor {missing}", file.display()),
             });
         }
@@ -90,7 +90,10 @@ fn files(path: &Path) -> Result<BTreeMap<PathBuf, BTreeSet<String>>> {
         return Err(Error::NoWeights { folder: folder.to_path_buf(), found: unread.copied() });
     }
     let files = files_of_index(&read(&index)?);
-    let files = files.map_err(|rule| Error::WeightIndex { path: index.clone(), rule })?;
+    let files = files.map_err(|fault| {
+        let place = fault.place(&index.display().to_string());
+        Error::WeightIndex { place, rule: fault.message }
+    })?;
     Ok(files.into_iter().map(|(file, tensors)| (folder.join(file), tensors)).collect())
 }
 

@@ -59,8 +59,8 @@ impl LocalProfile {
             return Ok(None);
         }
         let text = model::read(&self.path)?;
-        let wrong = |source| Error::Profile { path: self.path.clone(), source: Box::new(source) };
-        let profile = Profile::from_toml(&text).map_err(wrong)?;
+        let wrong = |source| Error::Profile { source: Box::new(source) };
+        let profile = Profile::read(&text, &self.path.display().to_string()).map_err(wrong)?;
         if let Some(measured_on) = &profile.measured_on {
             let differences = measured_on.differences(&this_machine()?);
             if !differences.is_empty() {

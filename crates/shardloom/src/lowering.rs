@@ -4,7 +4,7 @@ use std::path::Path;
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::{Extents, Graph};
-use shardloom_plan::{Axis, ParameterGroup, Plan, Uniform};
+use shardloom_plan::{Axis, ParameterGroup, Plan, PlanError, Uniform};
 use shardloom_program::Program;
 use shardloom_sim::estimate::balanced_stages;
 
@@ -55,7 +55,13 @@ struct Written {
 
 impl Written {
     fn read(path: &Path) -> Result<Written> {
-        let (text, place) = (model::read(path)?, path.display().to_string());
+        let place = path.display().to_string();
+        if path.is_dir() {
+            let message =
+                "this is a folder, and a plan is a file, as `shardloom plan -o` writes it";
+            return Err(PlanError::Text { place, message: message.into() }.into());
+        }
+        let text = model::read(path)?;
         Ok(Written { plan: Plan::from_toml(&text, &place)?, text, place })
     }
 

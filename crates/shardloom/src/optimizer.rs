@@ -1,5 +1,6 @@
 //! Optimizers by the text that names them.
 
+use shardloom_document::in_words;
 use shardloom_plan::Optimizer;
 use toml::{Table, Value};
 
@@ -59,7 +60,9 @@ const KINDS: [(&str, Settings); 4] = [
 pub fn parse_optimizer(text: &str) -> Result<Optimizer> {
     let wrong = |rule: String| Error::Optimizer { text: text.into(), rule };
     let (kind, pairs) = text.split_once(':').unwrap_or((text, ""));
-    let Some(&(kind, settings)) = KINDS.iter().find(|(name, _)| *name == kind.trim()) else {
+    let Some(&(kind, settings)) =
+        KINDS.iter().find(|(name, _)| name.eq_ignore_ascii_case(kind.trim()))
+    else {
         let names = KINDS.map(|(name, _)| name).join(", ");
         return Err(wrong(format!("there are {names}, as in sgd:momentum=0.9")));
     };
@@ -82,7 +85,7 @@ pub fn parse_optimizer(text: &str) -> Result<Optimizer> {
             .map_err(|_| wrong(format!("{key} needs a number, not {value:?}")))?;
         table.insert(key.into(), number);
     }
-    table.try_into().map_err(|error: toml::de::Error| wrong(error.message().to_owned()))
+    table.try_into().map_err(|error: toml::de::Error| wrong(in_words(error.message())))
 }
 
 #[cfg(test)]

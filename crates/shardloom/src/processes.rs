@@ -150,9 +150,8 @@ impl Launched {
         if !file.try_exists().map_err(Error::io("look at", &file))? {
             return Ok(None);
         }
-        let cluster = Cluster::from_toml(&model::read(&file)?);
-        let cluster =
-            cluster.map_err(|source| Error::Profile { path: file, source: Box::new(source) })?;
+        let cluster = Cluster::read(&model::read(&file)?, None, &file.display().to_string());
+        let cluster = cluster.map_err(|source| Error::Profile { source: Box::new(source) })?;
         Ok(Some(cluster).filter(|cluster| self.are(cluster)))
     }
 

@@ -15,7 +15,7 @@ pub enum ValidateError {
         source: csv::Error,
     },
     /// It has a column that no schema has, or one that its schema has not.
-    #[error("{}, line 1: {what}", .path.display())]
+    #[error("{}:1: {what}", .path.display())]
     Header {
         /// The file.
         path: PathBuf,
@@ -23,7 +23,7 @@ pub enum ValidateError {
         what: String,
     },
     /// A cell does not hold what its column says.
-    #[error("{}, line {line}, column {column}: {what}", .path.display())]
+    #[error("{}:{line}: column {column}: {what}", .path.display())]
     Cell {
         /// The file.
         path: PathBuf,
@@ -35,7 +35,7 @@ pub enum ValidateError {
         what: String,
     },
     /// A row has too few or too many cells, or is not text.
-    #[error("{}, line {line}: {what}", .path.display())]
+    #[error("{}:{line}: {what}", .path.display())]
     Line {
         /// The file.
         path: PathBuf,

@@ -157,25 +157,25 @@ fn mistakes_in_a_file_are_refused_with_line_and_key() {
     let line_of =
         |needle: &str, text: &str| text.lines().position(|line| line.contains(needle)).unwrap() + 1;
     for (from, to, needle, says) in [
-        ("launch_seconds", "launch_secs", "launch_secs", "unknown field `launch_secs`"),
+        ("launch_seconds", "launch_secs", "launch_secs", "unknown key `launch_secs`"),
         ("= 2.0e10", "= -2.0e10", "-2.0e10", "must be a number above 0, got -20000000000"),
         ("reachable = 1.0", "reachable = 1.5", "1.5", "above 0 and at most 1, got 1.5"),
         ("reachable = 1.0", "reachable = 0.0", "= 0.0", "above 0 and at most 1, got 0"),
         ("devices = 4", "devices = 0", "devices = 0", "must be at least 1, got 0"),
         ("100000, 1e-4", "10, 1e-4", "10, 1e-4", "sizes must ascend strictly"),
         ("m = 512, n = 512, k = 512", "m = 64, n = 64, k = 64", "matmul", "listed twice"),
-        ("fp32 = 1.0e11", "fp31 = 1.0e11", "fp31", "unknown field `fp31`"),
+        ("fp32 = 1.0e11", "fp31 = 1.0e11", "fp31", "unknown key `fp31`"),
     ] {
         assert!(LOCAL.contains(from), "{from}");
         let text = LOCAL.replace(from, to);
         let message = Profile::from_toml(&text).unwrap_err().to_string();
-        let line = format!("line {}", line_of(needle, &text));
-        assert!(message.contains(&line) && message.contains(says), "{from}: {message}");
+        let line = format!("machine profile:{}: ", line_of(needle, &text));
+        assert!(message.starts_with(&line) && message.contains(says), "{from}: {message}");
     }
     let text = "[[group]]\nnodes = 2\nmachine = \"h20\"\n";
     let message = Cluster::from_toml(text).unwrap_err().to_string();
     assert!(
-        message.starts_with("line 3: machine: unknown machine `h20`, did you mean `h200`?"),
+        message.starts_with("cluster file:3: machine: unknown machine `h20`, did you mean `h200`?"),
         "{message}"
     );
 }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use shardloom_document::json_fault;
 
 use super::LONGEST;
 use crate::blocks::Blocks;
@@ -87,7 +88,7 @@ impl<'a> JsonLines<'a> {
             DataError::Document { path, line, reason }
         };
         let value =
-            serde_json::from_str(line).map_err(|error| wrong(format!("it is no JSON: {error}")))?;
+            serde_json::from_str(line).map_err(|error| wrong(json_fault(&error).message))?;
         let Value::Object(mut object) = value else {
             return Err(wrong("it is no JSON object".into()));
         };

@@ -14,6 +14,8 @@ use crate::ExchangeError;
 /// Options with the values that follow them; of an option given twice the last counts.
 pub(super) struct Arguments {
     place: String,
+    /// On which line each option is named last.
+    lines: BTreeMap<String, usize>,
     options: BTreeMap<String, Vec<String>>,
     read: RefCell<BTreeSet<String>>,
 }
@@ -42,7 +44,16 @@ impl Arguments {
             options.insert(name.clone(), value);
             current = Some(name);
         }
-        Ok(Arguments { place: place.into(), options, read: RefCell::default() })
+        let lines = lines_of(text);
+        Ok(Arguments { place: place.into(), lines, options, read: RefCell::default() })
+    }
+
+    /// Where an option is named: the file and the line, if it is there.
+    pub fn at(&self, name: &str) -> String {
+        match self.lines.get(name) {
+            Some(line) => format!("{}:{line}", self.place),
+            None => self.place.clone(),
+        }
     }
 
     pub fn has(&self, name: &str) -> bool {
@@ -89,7 +100,7 @@ impl Arguments {
         rule: impl Into<String>,
     ) -> Result<T, ExchangeError> {
         Err(ExchangeError::Word {
-            place: self.place.clone(),
+            place: self.at(name),
             key: format!("--{name}"),
             value: value.to_string(),
             rule: rule.into(),
@@ -102,6 +113,19 @@ impl Arguments {
         let unread = self.options.keys().filter(|name| !read.contains(*name));
         unread.map(|name| format!("--{name}")).collect()
     }
+}
+
+/// On which line of a script each option is named last.
+fn lines_of(text: &str) -> BTreeMap<String, usize> {
+    let mut lines = BTreeMap::new();
+    for (index, line) in text.lines().enumerate() {
+        for (at, _) in line.match_indices("--") {
+            let rest = &line[at + 2..];
+            let end = rest.find(|c: char| !matches!(c, '-' | '_') && !c.is_ascii_alphanumeric());
+            lines.insert(rest[..end.unwrap_or(rest.len())].replace('_', "-"), index + 1);
+        }
+    }
+    lines
 }
 
 /// How many bytes a script's words may have, with variables replaced.

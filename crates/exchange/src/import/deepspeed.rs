@@ -29,7 +29,12 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
     )?;
     let (spec, model) = model_of(given.model, None, &words.place)?;
     let tp = words.size("tensor_parallel.autotp_size")?.unwrap_or(1);
-    let dp = replicas(&words.place, "tensor_parallel.autotp_size", tp, given)?;
+    let dp = replicas(
+        &words.at("tensor_parallel.autotp_size"),
+        "tensor_parallel.autotp_size",
+        tp,
+        given,
+    )?;
     let (global_batch, microbatches) = batch(words, dp, given)?;
     let zero = zero(words)?;
     let precision = precision(words)?;

@@ -16,7 +16,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
     let ring = "keys and values go around in a ring there, and plans gather them";
     words.only("parallelism.context_parallel_size", &["1"], ring)?;
     let each = dp.saturating_mul(pp).saturating_mul(tp);
-    if replicas(&words.place, "parallelism: dp x pp x tp", each, given)? != 1 {
+    if replicas(&words.at("parallelism"), "parallelism: dp x pp x tp", each, given)? != 1 {
         let rule = format!("--cluster {} has {} devices", given.cluster, given.devices);
         return words.error("parallelism", format!("{each} devices"), rule);
     }

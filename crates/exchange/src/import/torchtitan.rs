@@ -31,7 +31,12 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
     let (tp, pp, cp) =
         (width("tensor_parallel")?, width("pipeline_parallel")?, width("context_parallel")?);
     let each = tp.saturating_mul(pp).saturating_mul(cp);
-    let dp = replicas(&words.place, "parallelism: tp x pp x cp", each, given)?;
+    let dp = replicas(
+        &words.at("parallelism.tensor_parallel_degree"),
+        "parallelism: tp x pp x cp",
+        each,
+        given,
+    )?;
     let described = match given.model {
         Some(_) => None,
         None => described(words)?,

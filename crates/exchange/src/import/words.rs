@@ -1,10 +1,11 @@
 //! A configuration of nested words, in JSON, TOML or YAML.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
 use serde_json::Value;
+use shardloom_document::{Fault, json_fault, json_line_of, nearest, toml_fault, toml_line_of};
 
 use super::yaml;
 use crate::ExchangeError;
@@ -13,33 +14,52 @@ use crate::ExchangeError;
 pub(super) struct Words {
     pub place: String,
     root: Value,
+    lines: Lines,
     read: RefCell<BTreeSet<String>>,
+}
+
+/// What says on which line a word stands.
+enum Lines {
+    Json(String),
+    Toml(String),
+    Yaml(BTreeMap<String, usize>),
 }
 
 impl Words {
     pub fn of_json(text: &str, place: &str) -> Result<Words, ExchangeError> {
-        let root = serde_json::from_str(text).map_err(|error| wrong(place, &error))?;
-        Words::of(root, place)
+        let root = serde_json::from_str(text).map_err(|error| wrong(place, json_fault(&error)))?;
+        Words::of(root, Lines::Json(text.into()), place)
     }
 
     pub fn of_toml(text: &str, place: &str) -> Result<Words, ExchangeError> {
-        let root = toml::from_str(text).map_err(|error: toml::de::Error| {
-            let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
-            wrong(&format!("{place}:{line}"), &error.message())
-        })?;
-        Words::of(root, place)
+        let root = toml::from_str(text).map_err(|error| wrong(place, toml_fault(text, &error)))?;
+        Words::of(root, Lines::Toml(text.into()), place)
     }
 
     pub fn of_yaml(text: &str, place: &str) -> Result<Words, ExchangeError> {
-        let root = yaml::read(text).map_err(|message| wrong(place, &message))?;
-        Words::of(root, place)
+        let (root, lines) = yaml::read(text).map_err(|fault| wrong(place, fault))?;
+        Words::of(root, Lines::Yaml(lines), place)
     }
 
-    fn of(root: Value, place: &str) -> Result<Words, ExchangeError> {
+    fn of(root: Value, lines: Lines, place: &str) -> Result<Words, ExchangeError> {
         if !root.is_object() {
-            return Err(wrong(place, &"is not a table of words and values"));
+            let message = "is not a table of words and values".into();
+            return Err(wrong(place, Fault { line: Some(1), message }));
         }
-        Ok(Words { place: place.into(), root, read: RefCell::default() })
+        Ok(Words { place: place.into(), root, lines, read: RefCell::default() })
+    }
+
+    /// Where a word stands: the file and the line, if it is there.
+    pub fn at(&self, path: &str) -> String {
+        let line = match &self.lines {
+            Lines::Json(text) => json_line_of(text, path),
+            Lines::Toml(text) => toml_line_of(text, path),
+            Lines::Yaml(lines) => lines.get(path).copied(),
+        };
+        match line {
+            Some(line) => format!("{}:{line}", self.place),
+            None => self.place.clone(),
+        }
     }
 
     /// Whether a word of the outermost level is there.
@@ -62,7 +82,7 @@ impl Words {
         rule: impl Into<String>,
     ) -> Result<T, ExchangeError> {
         Err(ExchangeError::Word {
-            place: self.place.clone(),
+            place: self.at(path),
             key: path.into(),
             value: value.to_string(),
             rule: rule.into(),
@@ -129,12 +149,38 @@ impl Words {
     /// The paths that hold a value and were not read, `_comment` aside.
     ///
     /// # Errors
-    /// If a value is where further words were looked for.
+    /// If a value is where further words were looked for, or a word is so near to one that was looked for and is
+    /// not there that it must be that one, misspelt.
     pub fn unread(&self) -> Result<Vec<String>, ExchangeError> {
         let mut unread = vec![];
         self.collect(&self.root, "", &mut unread)?;
         unread.retain(|path| path != "_comment");
+        for path in &unread {
+            if let Some(meant) = self.misspelt(path) {
+                let message = format!("there is no {path}, did you mean {meant}?");
+                return Err(ExchangeError::Text { place: self.at(path), message });
+            }
+        }
         Ok(unread)
+    }
+
+    /// What was looked for beside a word that was not read and is not there, if the two differ by a letter or two.
+    fn misspelt(&self, path: &str) -> Option<String> {
+        let (within, word) =
+            path.rsplit_once('.').map_or(("", path), |(within, word)| (within, word));
+        let table = within.split('.').filter(|it| !it.is_empty());
+        let table = table.fold(Some(&self.root), |value, word| value?.get(word))?;
+        let read = self.read.borrow();
+        let beside = read.iter().filter_map(|it| match within {
+            "" => it.split('.').next(),
+            _ => it.strip_prefix(within)?.strip_prefix('.')?.split('.').next(),
+        });
+        let meant = nearest(word, beside.filter(|it| table.get(it).is_none()))?;
+        // Short words are alike by chance.
+        let letters = strsim::damerau_levenshtein(word, meant);
+        let is_near = letters <= 2 && word.len().min(meant.len()) >= 4 * letters;
+        let dot = if within.is_empty() { "" } else { "." };
+        is_near.then(|| format!("{within}{dot}{meant}"))
     }
 
     fn collect(
@@ -166,6 +212,6 @@ impl Words {
     }
 }
 
-fn wrong(place: &str, message: &dyn Display) -> ExchangeError {
-    ExchangeError::Text { place: place.into(), message: message.to_string() }
+fn wrong(place: &str, fault: Fault) -> ExchangeError {
+    ExchangeError::Text { place: fault.place(place), message: fault.message }
 }

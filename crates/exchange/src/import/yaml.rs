@@ -3,7 +3,10 @@
 //! Events are put together here, and not by the parser's own loader, which calls itself for every level and
 //! copies what aliases name: a small file could take all memory.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value};
+use shardloom_document::Fault;
 use yaml_rust2::parser::Parser;
 use yaml_rust2::scanner::TScalarStyle;
 use yaml_rust2::{Event, Yaml};
@@ -18,13 +21,17 @@ enum Open {
     Table(Map<String, Value>, Option<String>),
 }
 
-/// The first document of a text; the message of an error begins with its line.
-pub(super) fn read(text: &str) -> Result<Value, String> {
+/// The first document of a text, and on which lines the words of its tables stand, by their paths (`a.b`).
+pub(super) fn read(text: &str) -> Result<(Value, BTreeMap<String, usize>), Fault> {
     let mut parser = Parser::new_from_str(text);
     let mut open: Vec<Open> = vec![];
+    let mut lines = BTreeMap::new();
     loop {
-        let (event, at) = parser.next_token().map_err(|error| error.to_string())?;
-        let line = at.line();
+        let (event, at) = parser.next_token().map_err(|error| Fault {
+            line: Some(error.marker().line()),
+            message: format!("it is no YAML: {}", error.info()),
+        })?;
+        let wrong = |message: String| Fault { line: Some(at.line()), message };
         let complete = match event {
             Event::Scalar(text, style, _, _) => scalar(text, style),
             Event::SequenceStart(..) => {
@@ -40,29 +47,42 @@ pub(super) fn read(text: &str) -> Result<Value, String> {
                 Open::Table(map, _) => Value::Object(map),
             }),
             Event::Alias(_) => {
-                return Err(format!("line {line}: write out what the alias stands for"));
+                return Err(wrong("write out what the alias stands for".into()));
             }
-            Event::DocumentEnd | Event::StreamEnd => return Err("is empty".into()),
+            Event::DocumentEnd | Event::StreamEnd => return Err(wrong("is empty".into())),
             Event::Nothing | Event::StreamStart | Event::DocumentStart => None,
         };
         if open.len() > DEEPEST {
-            return Err(format!("line {line}: nested deeper than {DEEPEST} levels"));
+            return Err(wrong(format!("nested deeper than {DEEPEST} levels")));
         }
         let Some(value) = complete else { continue };
+        let within = path_of(&open);
         match open.last_mut() {
-            None => return Ok(value),
+            None => return Ok((value, lines)),
             Some(Open::List(values)) => values.push(value),
             Some(Open::Table(map, word)) => match (word.take(), value) {
                 (Some(word), value) => {
                     map.insert(word, value);
                 }
-                (None, Value::String(text)) => *word = Some(text),
+                (None, Value::String(text)) => {
+                    lines.insert(format!("{within}{text}"), at.line());
+                    *word = Some(text);
+                }
                 (None, other) => {
-                    return Err(format!("line {line}: a word is a string, and {other} is none"));
+                    return Err(wrong(format!("a word is a string, and {other} is none")));
                 }
             },
         }
     }
+}
+
+/// What the paths of words begin with in the innermost of tables that are not complete.
+fn path_of(open: &[Open]) -> String {
+    let words = open.iter().filter_map(|it| match it {
+        Open::List(_) => None,
+        Open::Table(_, word) => word.as_deref(),
+    });
+    words.map(|word| format!("{word}.")).collect()
 }
 
 /// The value of a scalar: text if it is quoted, else what it looks like.
@@ -94,7 +114,17 @@ mod tests {
         let text = "a: 1\nb:\n  c: [x, 1.0e-05, null]\n  d: '1'\ne: true\nf: 1f1b\n";
         let wanted =
             json!({ "a": 1, "b": { "c": ["x", 1e-5, null], "d": "1" }, "e": true, "f": "1f1b" });
-        assert_eq!(read(text), Ok(wanted));
+        assert_eq!(read(text).map(|(value, _)| value), Ok(wanted));
+    }
+
+    #[test]
+    fn words_have_lines() {
+        let (_, lines) = read("a: 1\nb:\n  c:\n    - d: 2\n  e: 3\n").expect("YAML");
+        let line = |path: &str| lines.get(path).copied();
+        assert_eq!(
+            ["a", "b", "b.c", "b.e", "e"].map(line),
+            [1, 2, 3, 5, 0].map(|it| (it > 0).then_some(it))
+        );
     }
 
     #[test]
@@ -102,10 +132,10 @@ mod tests {
         let nested = |levels: usize| read(&("[".repeat(levels) + &"]".repeat(levels)));
         nested(64).expect("deep enough");
         let deep = nested(65).expect_err("too deep");
-        assert!(deep.contains("line 1: nested deeper than 64 levels"), "{deep}");
+        assert_eq!(deep.to_string(), "line 1: nested deeper than 64 levels");
         nested(100_000).expect_err("too deep");
         let alias = read("a: &a [1]\nb: [*a, *a]\n").expect_err("an alias");
-        assert!(alias.contains("line 2: write out"), "{alias}");
+        assert_eq!(alias.to_string(), "line 2: write out what the alias stands for");
         for wrong in ["", "a: [", "1: 2"] {
             read(wrong).expect_err(wrong);
         }

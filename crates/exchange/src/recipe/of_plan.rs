@@ -51,6 +51,9 @@ impl Recipe {
         let refuse = |key: &str, value: String, reason: &str| {
             Err(ExchangeError::refused(project, key, value, reason))
         };
+        let unwritten = |key: &'static str, value: String, reason: &'static str| {
+            Err(ExchangeError::Unwritten { project, key, value, reason })
+        };
         let Some(model) = Transformer::of(spec) else {
             let changes = match spec.network() {
                 Network::Gpt(gpt) => gpt.changes(),
@@ -70,13 +73,12 @@ impl Recipe {
             return refuse("sync.servers", servers.count.to_string(), reason);
         }
         if !sync.compression.is_none() {
-            let reason =
-                "compression of gradients is not written yet: leave it out, and turn it on there";
-            return refuse("sync.compression", sync.compression.to_string(), reason);
+            let reason = "leave it out, and turn compression of gradients on there";
+            return unwritten("sync.compression", sync.compression.to_string(), reason);
         }
         if sync.sparse {
-            let reason = "sparse gradients of embeddings are not written yet: leave it out, and turn it on there";
-            return refuse("sync.sparse", "true".into(), reason);
+            let reason = "leave it out, and turn sparse gradients of embeddings on there";
+            return unwritten("sync.sparse", "true".into(), reason);
         }
         if let Some(averaging) = &sync.averaging {
             let reason = "replicas have equal weights: leave sync.averaging out";
@@ -92,14 +94,12 @@ impl Recipe {
             return refuse("sync.negotiation", value, reason);
         }
         if let Some(axes) = &sync.shard_over {
-            let reason = "sharding among some of the replicas is not written for other projects yet: \
-                          leave sync.shard_over out";
-            return refuse("sync.shard_over", format!("{axes:?}"), reason);
+            let reason = "leave it out, and turn sharding among some of the replicas on there";
+            return unwritten("sync.shard_over", format!("{axes:?}"), reason);
         }
         if precision.fp8_products {
-            let reason =
-                "products in 8 bits are not written yet: set it to false, and turn them on there";
-            return refuse("precision.fp8_products", "true".into(), reason);
+            let reason = "set it to false, and turn products in 8 bits on there";
+            return unwritten("precision.fp8_products", "true".into(), reason);
         }
         if precision.rounding != Rounding::Nearest {
             let reason =

@@ -1,9 +1,9 @@
 //! The TOML form of a model.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
+use shardloom_document::{line_at, toml_fault};
 
 use super::{ModelSpec, Network};
 use crate::GraphError;
@@ -111,9 +111,9 @@ impl Document {
 
 /// Reads a description.
 pub(super) fn read(text: &str, place: &str) -> Result<ModelSpec, GraphError> {
-    let document: Document = toml::from_str(text).map_err(|error| GraphError::Text {
-        place: at(place, text, error.span()),
-        message: error.message().to_owned(),
+    let document: Document = toml::from_str(text).map_err(|error| {
+        let fault = toml_fault(text, &error);
+        GraphError::Text { place: fault.place(place), message: fault.message }
     })?;
     document.model(place).map_err(|error| match error {
         GraphError::Text { place: within, message } if within != place => {
@@ -121,7 +121,10 @@ pub(super) fn read(text: &str, place: &str) -> Result<ModelSpec, GraphError> {
         }
         GraphError::Text { .. } => error,
         GraphError::Parameter { ref key, .. } => GraphError::Text {
-            place: at(place, text, span_of(text, key)),
+            place: match line_of(text, key) {
+                Some(line) => format!("{place}:{line}"),
+                None => place.to_owned(),
+            },
             message: error.to_string(),
         },
         _ => GraphError::Text { place: place.into(), message: error.to_string() },
@@ -134,25 +137,11 @@ pub(super) fn write(spec: &ModelSpec) -> String {
         .expect("a model's numbers are below 2^48 and its keys are strings, so TOML can hold it")
 }
 
-/// Where a key of a top-level table stands.
-fn span_of(text: &str, key: &str) -> Option<Range<usize>> {
+/// The line of a key of a top-level table.
+fn line_of(text: &str, key: &str) -> Option<usize> {
     let document = toml::de::DeTable::parse(text).ok()?;
     document.get_ref().values().find_map(|table| {
         let (key, _) = table.get_ref().as_table()?.get_key_value(key)?;
-        Some(key.span())
+        Some(line_at(text, key.span().start))
     })
-}
-
-/// `file.toml line 3: layers = 0`, or as much of it as is known.
-fn at(place: &str, text: &str, span: Option<Range<usize>>) -> String {
-    let Some(before) = span.and_then(|span| text.get(..span.start)) else {
-        return place.to_owned();
-    };
-    let number = before.matches('\n').count() + 1;
-    let line = text.lines().nth(number - 1).unwrap_or_default().trim();
-    let shown: String = line.chars().take(60).collect();
-    match shown.is_empty() {
-        true => format!("{place} line {number}"),
-        false => format!("{place} line {number} ({shown})"),
-    }
 }

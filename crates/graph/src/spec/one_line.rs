@@ -3,6 +3,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use shardloom_document::in_words;
 use toml::{Table, Value};
 
 use super::document::Document;
@@ -190,10 +191,12 @@ pub(super) fn parse(text: &str) -> Result<ModelSpec, GraphError> {
         return parse_custom(pairs);
     }
     let pairs = split_pairs(head, pairs)?;
+    // Letters may be of either case.
+    let known = || FAMILIES.iter().map(|family| family.name).chain(preset::names());
+    let head = known().find(|name| name.eq_ignore_ascii_case(head)).unwrap_or(head);
     if let Some(family) = FAMILIES.iter().find(|family| family.name == head) {
         return changed(head, family.name, family, Table::new(), pairs);
     }
-    let known = || FAMILIES.iter().map(|family| family.name).chain(preset::names());
     if !known().any(|name| name == head) {
         return Err(GraphError::Name {
             what: "model",
@@ -223,7 +226,7 @@ fn parse_custom(text: &str) -> Result<ModelSpec, GraphError> {
             place: "custom".into(),
             message: format!(
                 "{}; after custom: comes a whole network as a TOML inline table",
-                error.message()
+                in_words(error.message())
             ),
         }),
     }
@@ -294,7 +297,7 @@ fn changed(
     }
     let network = (family.read)(table).map_err(|error| GraphError::Text {
         place: head.into(),
-        message: error.to_string().trim().replace('\n', " "),
+        message: in_words(error.message()),
     })?;
     ModelSpec::new(name, network)
 }

@@ -183,13 +183,16 @@ fn toml_errors_name_the_line_and_the_key() {
     let text = "[model]\nname = \"m\"\n\n[mlp]\ninputs = 2\nhidden = 0\nlayers = 1\nclasses = 2\n";
     let message = |text: &str| ModelSpec::from_toml(text, "m.toml").unwrap_err().to_string();
     let zero = message(text);
-    assert!(zero.contains("m.toml line 6") && zero.contains("hidden = 0"), "{zero}");
+    assert!(zero.starts_with("m.toml:6: ") && zero.contains("hidden = 0"), "{zero}");
     let unknown = message(&text.replace("hidden = 0", "hiden = 3"));
-    assert!(unknown.contains("m.toml line 6") && unknown.contains("hiden"), "{unknown}");
+    assert!(
+        unknown.starts_with("m.toml:6: unknown key `hiden`, did you mean `hidden`?"),
+        "{unknown}"
+    );
     let kind = message(&text.replace("hidden = 0", "hidden = true"));
-    assert!(kind.contains("m.toml line 6") && kind.contains("hidden = true"), "{kind}");
+    assert_eq!(kind, "m.toml:6: mlp.hidden: a whole number is needed, not true");
     let missing = message(&text.replace("hidden = 0\n", ""));
-    assert!(missing.contains("m.toml line 4") && missing.contains("hidden"), "{missing}");
+    assert!(missing.starts_with("m.toml:4: the key `hidden` is missing"), "{missing}");
     let none = message("[model]\nname = \"m\"\n");
     assert!(none.contains("describes 0 networks") && none.contains("[[block]]"), "{none}");
 }

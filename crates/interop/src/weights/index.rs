@@ -4,20 +4,25 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde_json::Value;
+use shardloom_document::{Fault, json_fault, json_line_of};
 
 /// By the name of a file which tensors it has, as an index says that Hugging Face's library writes beside weights in
 /// several files (`model.safetensors.index.json`).
 ///
 /// # Errors
 /// What is wrong with it: it must have a `weight_map` of names of tensors and of files of its own folder.
-pub fn files_of_index(text: &str) -> Result<BTreeMap<String, BTreeSet<String>>, String> {
-    let index: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+pub fn files_of_index(text: &str) -> Result<BTreeMap<String, BTreeSet<String>>, Fault> {
+    let index: Value = serde_json::from_str(text).map_err(|error| json_fault(&error))?;
+    let wrong =
+        |key: &str, message: &str| Fault { line: json_line_of(text, key), message: message.into() };
     let map = index.get("weight_map").and_then(Value::as_object);
-    let map = map.ok_or("weight_map must be an object of names and files")?;
+    let map =
+        map.ok_or_else(|| wrong("weight_map", "weight_map must be an object of names and files"))?;
     let mut files: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (name, file) in map {
         let file = file.as_str().filter(|file| is_plain(file));
-        let file = file.ok_or("files of weight_map are names without folders")?;
+        let file = file
+            .ok_or_else(|| wrong("weight_map", "files of weight_map are names without folders"))?;
         files.entry(file.to_owned()).or_default().insert(name.clone());
     }
     Ok(files)
@@ -45,9 +50,9 @@ mod tests {
         for file in ["../1.st", "/etc/passwd", "a/1.st", "..", ""] {
             let text = format!(r#"{{"weight_map": {{"a": "{file}"}}}}"#);
             let error = files_of_index(&text).expect_err(file);
-            assert_eq!(error, "files of weight_map are names without folders");
+            assert_eq!(error.to_string(), "line 1: files of weight_map are names without folders");
         }
         let error = files_of_index(r#"{"weight_map": []}"#).expect_err("a list");
-        assert_eq!(error, "weight_map must be an object of names and files");
+        assert_eq!(error.to_string(), "line 1: weight_map must be an object of names and files");
     }
 }

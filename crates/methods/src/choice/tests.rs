@@ -169,9 +169,8 @@ fn of_equally_fast_plans_the_first_is_kept_and_of_those_that_do_not_fit_the_smal
         assert!(!selection.offer(plan, judgement) && !selection.fits());
     }
     let Err(Some(error)) = selection.finish(&task) else { panic!("none fits") };
-    let MethodError::NothingFits { simulated, needed_gigabytes, available_gigabytes, .. } = error
-    else {
+    let MethodError::NothingFits { simulated, needed_bytes, available_bytes, .. } = error else {
         panic!("{error}");
     };
-    assert_eq!((simulated, needed_gigabytes, available_gigabytes), (3, 7e-7, 5e-7));
+    assert_eq!((simulated, needed_bytes, available_bytes), (3, 700, 500));
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use shardloom_cluster::Stack;
 use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Weights};
+use shardloom_program::quantity::bytes;
 
 use crate::MethodError;
 use crate::choice::Task;
@@ -84,9 +85,9 @@ pub(super) fn equal(shape: Shape, recompute: Vec<Recompute>) -> Configuration {
 /// That by its planner's formulas none of a method's pipelines fits.
 pub(super) fn no_room(task: &Task<'_>) -> MethodError {
     let rule = format!(
-        "none of its pipelines has room in {:.1} GB for what its planner takes it to hold; take more or \
+        "none of its pipelines has room in {} for what its planner takes it to hold; take more or \
          larger devices",
-        memory_bytes(task) / 1e9
+        bytes(memory_bytes(task) as u64)
     );
     task.impossible("devices", task.cluster.device_count(), rule)
 }

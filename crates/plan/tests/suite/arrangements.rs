@@ -32,12 +32,19 @@ fn one_pipeline_goes_through_the_devices_once_or_in_circles_or_to_and_fro() {
 
 #[test]
 fn pipelines_in_both_directions_come_in_pairs_that_divide_half_of_the_devices() {
-    for (devices, chunks) in [(4, 1), (4, 3), (3, 2), (2, 4), (6, 4)] {
+    let in_pairs = "pipelines in both directions come in pairs";
+    for (devices, chunks, rule) in [
+        (4, 1, ": an even number is needed"),
+        (4, 3, ": an even number is needed"),
+        (2, 4, ", as many as divide half of the devices, 1"),
+        (6, 4, ", as many as divide half of the devices, 3"),
+    ] {
         let refused = places(Arrangement::Bidirectional, devices, chunks);
-        let rule =
-            "pipelines in both directions come in pairs, as many as divide half of the devices";
-        assert_eq!(refused, Err(format!("chunks = {chunks}: {rule}")), "{devices} devices");
+        assert_eq!(refused, Err(format!("chunks = {chunks}: {in_pairs}{rule}")), "{devices}");
     }
+    let refused = places(Arrangement::Bidirectional, 3, 2);
+    let rule = "pipelines in both directions need an even number of devices, such as 4";
+    assert_eq!(refused, Err(format!("pp = 3: {rule}")));
     let refused = places(Arrangement::Chain, 4, 2);
     assert_eq!(refused, Err("chunks = 2: this schedule has one stage on each device".to_owned()));
     for (devices, chunks) in [(0, 1), (1, 0)] {

@@ -359,13 +359,13 @@ fn refusal(text: &str) -> String {
 #[test]
 fn what_is_wrong_is_named_with_its_line() {
     for (from, to, expected) in [
-        ("clip_norm = 1.0", "clip = 1.0", "plan.toml:9: unknown field `clip`, expected one of"),
+        ("clip_norm = 1.0", "clip = 1.0", "plan.toml:9: unknown key `clip`; known: "),
         (
             "clip_norm = 1.0",
             "clip_norm = 1.0\ncommunication = \"fibre\"",
-            "plan.toml:10: communication: unknown variant `fibre`, expected `in-line` or `thread`",
+            "plan.toml:10: communication: there is no `fibre`; known: in-line, thread",
         ),
-        ("zero = 1", "zero = 1\nlevel = 2", "plan.toml:14: unknown field `level`, expected one of"),
+        ("zero = 1", "zero = 1\nlevel = 2", "plan.toml:14: unknown key `level`; known: "),
         (
             "tp = 2 }",
             "tp = 2, Ep = 2 }",
@@ -375,10 +375,14 @@ fn what_is_wrong_is_named_with_its_line() {
         (
             "\"1f1b\"",
             "\"1f2b\"",
-            "plan.toml:6: schedule: unknown variant `1f2b`, expected one of `afab`, `1f1b`",
+            "plan.toml:6: schedule: there is no `1f2b`, did you mean `1f1b`?; known: afab, 1f1b",
         ),
-        ("= 8", "= \"8\"", "plan.toml:4: global_batch: invalid type: string \"8\", expected usize"),
-        ("= 8", "= -8", "plan.toml:4: global_batch: invalid value: integer `-8`, expected usize"),
+        (
+            "= 8",
+            "= \"8\"",
+            "plan.toml:4: global_batch: a whole number is needed, not the text \"8\"",
+        ),
+        ("= 8", "= -8", "plan.toml:4: global_batch: a whole number from 0 up is needed, not -8"),
         (
             "heads:tp",
             "heads:Xp",
@@ -400,7 +404,7 @@ fn what_is_wrong_is_named_with_its_line() {
         (
             "kind = \"adamw\"",
             "kind = \"adam\"",
-            "plan.toml:22: optimizer.kind: unknown variant `adam`, expected",
+            "plan.toml:22: optimizer.kind: there is no `adam`, did you mean `adamw`?",
         ),
     ] {
         let text = TEXT.replacen(from, to, 1);
@@ -413,7 +417,7 @@ fn what_is_wrong_is_named_with_its_line() {
 #[test]
 fn a_missing_key_is_named() {
     let message = refusal(&TEXT.replacen("recompute = \"selective\"\n", "", 1));
-    assert!(message.contains("missing field `recompute`"), "{message}");
+    assert!(message.contains("the key `recompute` is missing"), "{message}");
 }
 
 #[test]
@@ -425,9 +429,39 @@ fn text_that_is_no_toml_is_refused_at_its_line() {
 #[test]
 fn another_format_is_refused_before_its_keys_are_looked_at() {
     let text = TEXT.replacen("format = 1", "format = 2\nnovelty = true", 1);
-    assert_eq!(refusal(&text), "plan.toml: format = 2, but this version reads 1");
+    assert_eq!(refusal(&text), "plan.toml:1: format = 2, but this version reads 1");
     let text = TEXT.replacen("format = 1\n", "", 1);
-    assert_eq!(refusal(&text), "plan.toml: no key `format`; a plan starts with format = 1");
+    assert_eq!(
+        refusal(&text),
+        "plan.toml:1: this is a plan without the key `format`; a plan begins with format = 1"
+    );
+}
+
+#[test]
+fn what_is_no_plan_is_told_what_it_looks_like() {
+    for (text, looks) in [
+        ("[model]\nname = \"m\"", ", but rather a model: "),
+        ("[gpt]\nlayers = 2", ", but rather a model without its table [model]: "),
+        ("[[group]]\nmachine = \"h100-80g\"", ", but rather a cluster, which --cluster takes: "),
+        (
+            "[device]\nname = \"d\"",
+            ", but rather the profile of a machine, which --profile takes: ",
+        ),
+        ("[host]\ncall_seconds = 1.0", ", but rather a software stack, which --stack takes: "),
+        ("a = 1", "neither a plan nor a model: "),
+    ] {
+        let message = refusal(text);
+        let rule =
+            "a plan begins with format = 1, and a model with a table [model] that has its name";
+        assert!(
+            message.starts_with("plan.toml:1: this is neither a plan nor a model"),
+            "{message}"
+        );
+        assert!(message.contains(looks) && message.ends_with(rule), "{message}");
+    }
+    let message = refusal("0 is the square of 0.");
+    let rule = "plan.toml:1: this is no plan, which begins with format = 1: it is no TOML: ";
+    assert!(message.starts_with(rule), "{message}");
     let text = TEXT.replacen("format = 1", "format = \"1\"", 1);
     assert_eq!(refusal(&text), "plan.toml: format = \"1\", but this version reads 1");
 }
@@ -492,11 +526,14 @@ fn a_value_of_the_wrong_type_is_named_by_line_and_key() {
         Plan::from_toml(&text, "plan.toml").expect_err("it is wrong").to_string()
     };
     let wrong = complaint("global_batch = 8", "global_batch = \"x\"");
-    assert!(wrong.starts_with("plan.toml:4: global_batch: invalid type"), "{wrong}");
+    assert!(wrong.starts_with("plan.toml:4: global_batch: a whole number is needed"), "{wrong}");
     let wrong = complaint("zero = 1", "zero = true");
-    assert!(wrong.starts_with("plan.toml:13: sync.zero: invalid type"), "{wrong}");
+    assert!(wrong.starts_with("plan.toml:13: sync.zero: a whole number is needed"), "{wrong}");
     let wrong = complaint("blocks = [0, ", "blocks = [\"0\", ");
-    assert!(wrong.contains(": pipeline[0].stage[0].blocks[0]: invalid type"), "{wrong}");
+    assert!(
+        wrong.contains(": pipeline[0].stage[0].blocks[0]: a whole number is needed"),
+        "{wrong}"
+    );
 }
 
 #[test]
@@ -523,7 +560,7 @@ fn a_rule_for_weights_has_no_other_keys_than_its_own() {
     };
     for rule in ["flush", "stash", "vertical-sync", "double-buffer", "newest"] {
         let message = complaint(&format!("rule = \"{rule}\"\nfoo = 3"));
-        assert!(message.contains("unknown field `foo`"), "{message}");
+        assert!(message.contains("unknown key `foo`"), "{message}");
     }
     let message = complaint("rule = \"stash\"\nspike = 1.0");
     assert!(message.contains("only \"newest\" has corrections"), "{message}");

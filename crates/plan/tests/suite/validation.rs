@@ -65,7 +65,7 @@ fn batches_are_at_least_one_sample_and_divide() {
     );
     assert_eq!(
         complaint(|it| it.microbatches = 8),
-        "pipeline[0].stage[0].mesh.dp = 2: it must divide a micro-batch of 1 samples (global batch 8 \
+        "pipeline[0].stage[0].mesh.dp = 2: it must divide a micro-batch of 1 sample (global batch 8 \
          in 8 micro-batches)"
     );
 }
@@ -103,21 +103,21 @@ fn there_is_a_pipeline_of_stages_that_tile_the_model() {
 fn devices_exist_and_are_used_once_and_as_many_as_the_mesh_has() {
     assert_eq!(
         complaint(|it| it.pipeline[0].stage[1].devices = DeviceList(vec![4, 5, 6, 8])),
-        "pipeline[0].stage[1].devices = 8: the cluster has 8 devices, numbered from 0"
+        "pipeline[0].stage[1].devices = \"4..7, 8\": device 8: the cluster has 8 devices, numbered from 0"
     );
     assert_eq!(
         complaint(|it| it.pipeline[0].stage[1].devices = DeviceList(vec![4, 5, 6, 3])),
-        "pipeline[0].stage[1].devices = 3: stages share either all of their devices, in the same mesh, \
+        "pipeline[0].stage[1].devices = \"4..7, 3\": device 3: stages share either all of their devices, in the same mesh, \
          or none"
     );
     assert_eq!(
         complaint(|it| it.pipeline[0].stage[1].devices = DeviceList(vec![4, 5, 6])),
-        "pipeline[0].stage[1].devices = 3: the mesh (dp 2 x tp 2) must have as many devices as are \
-         listed"
+        "pipeline[0].stage[1].devices = \"4..7\": the mesh (dp 2 x tp 2) must have as many devices as are \
+         listed, 3"
     );
     let huge = Mesh::of(u32::MAX, u32::MAX, u32::MAX);
     let message = complaint(|it| it.pipeline[0].stage[0].mesh = huge);
-    assert!(message.starts_with("pipeline[0].stage[0].devices = 4: the mesh"), "{message}");
+    assert!(message.starts_with("pipeline[0].stage[0].devices = \"0..4\": the mesh"), "{message}");
 }
 
 #[test]
@@ -613,11 +613,11 @@ fn stages_share_all_of_their_devices_in_the_same_mesh_or_none() {
             *it = shared.clone();
             it.pipeline[0].stage[1].mesh = Mesh::of(1, 1, 4);
         }),
-        format!("pipeline[0].stage[1].devices = 0: {rule}")
+        format!("pipeline[0].stage[1].devices = \"0..4\": device 0: {rule}")
     );
     assert_eq!(
         complaint(|it| it.pipeline[0].stage[0].devices = DeviceList(vec![0, 1, 2, 2])),
-        "pipeline[0].stage[0].devices = 2: each device once"
+        "pipeline[0].stage[0].devices = \"0..3, 2\": device 2: each device once"
     );
 }
 

@@ -219,8 +219,12 @@ fn doubling_runs_the_passes_of_a_pair_one_right_after_the_other() {
 
 #[test]
 fn sizes_that_do_not_exist_are_refused() {
-    let rule = "pipelines in both directions come in pairs, as many as divide half of the devices";
-    for (devices, chunks) in [(4, 1), (4, 3), (5, 2), (6, 4)] {
+    for (devices, chunks, rule) in [
+        (4, 1, "pipelines in both directions come in pairs: an even number"),
+        (4, 3, "pipelines in both directions come in pairs: an even number"),
+        (5, 2, "pp = 5: pipelines in both directions need an even number of devices"),
+        (6, 4, "come in pairs, as many as divide half of the devices, 3"),
+    ] {
         assert!(refusal(Chimera, devices, chunks, 12).contains(rule), "{devices} {chunks}");
     }
     assert_eq!(

@@ -258,13 +258,13 @@ fn the_remedy_names_the_first_doubling_of_nodes_that_is_enough() {
     assert!(enough < 0.95 * half, "256 nodes need {enough} each, half as many {half}");
     let memory_bytes = (1.02 * enough / request.memory_share) as u64;
     let error = search(&graph, &h100(1, 1, memory_bytes), &request).expect_err("too small");
-    let SearchError::NothingFits { closest, needed_gigabytes, remedy, .. } = error else {
+    let SearchError::NothingFits { closest, needed_bytes, remedy, .. } = error else {
         panic!("{error}");
     };
     let end = "so would 256 times as many nodes (256 devices)";
     assert!(remedy.ends_with(end), "{remedy}");
     assert!(closest.contains("one sample a micro-batch"), "{closest}");
-    assert_eq!(needed_gigabytes, needed(1) / 1e9);
+    assert_eq!(needed_bytes, needed(1) as u64);
 }
 
 #[test]
@@ -274,12 +274,11 @@ fn where_nothing_fits_the_closest_plan_and_a_remedy_are_named() {
     let error = search(&graph, &cluster, &Request::new(GPT, "tiny", 32)).expect_err("too small");
     let message = error.to_string();
     assert!(message.starts_with("gpt fits on tiny in none"), "{message}");
-    let SearchError::NothingFits { needed_gigabytes, available_gigabytes, remedy, space, .. } =
-        &error
+    let SearchError::NothingFits { needed_bytes, available_bytes, remedy, space, .. } = &error
     else {
         panic!("{error}");
     };
-    assert!(needed_gigabytes > available_gigabytes);
+    assert!(needed_bytes > available_bytes);
     assert!(remedy.contains("times as many nodes"), "{remedy}");
     let request = Request::new(GPT, "tiny", 32);
     assert_eq!(*space, Space::new(&graph, &cluster, &request).expect("a space").count());
@@ -300,18 +299,18 @@ fn devices_with_as_much_memory_as_the_remedy_says_would_do() {
     for memory_share in [0.5, 0.9] {
         let request = Request { memory_share, ..Request::new(text, "small", 8) };
         let found = search(&graph, &h100(1, 2, 4_000_000_000), &request);
-        let Err(SearchError::NothingFits { needed_gigabytes, remedy, .. }) = found else {
+        let Err(SearchError::NothingFits { needed_bytes, remedy, .. }) = found else {
             panic!("{found:?}");
         };
-        let gigabytes: u64 = remedy
+        let gibibytes: u64 = remedy
             .strip_prefix("devices of ")
             .and_then(|rest| rest.split(' ').next())
             .and_then(|number| number.parse().ok())
             .expect("the remedy has a size of devices");
-        // Of which a plan may take its share, and the size is rounded.
-        let least = needed_gigabytes / memory_share;
-        assert!((gigabytes as f64 - least).abs() <= 0.5, "{remedy}: {least}");
-        check(&graph, &h100(1, 2, (gigabytes + 1) * 1_000_000_000), &request);
+        // Of which a plan may take its share, and the size is rounded up.
+        let least = needed_bytes as f64 / memory_share / f64::from(1 << 30);
+        assert!((0.0..=1.0).contains(&(gibibytes as f64 - least)), "{remedy}: {least}");
+        check(&graph, &h100(1, 2, gibibytes << 30), &request);
     }
 }
 

@@ -24,7 +24,7 @@ pub enum LogError {
     },
     /// A table has no time of steps.
     #[error(
-        "{}, line 1: none of the columns {columns} is a time of steps; that can be {known}",
+        "{}:1: none of the columns {columns} is a time of steps; that can be {known}",
         .path.display()
     )]
     Header {
@@ -36,7 +36,7 @@ pub enum LogError {
         known: String,
     },
     /// A row of a table is not what its header says.
-    #[error("{}, line {line}: {what}", .path.display())]
+    #[error("{}:{line}: {what}", .path.display())]
     Row {
         /// The file.
         path: PathBuf,

@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use shardloom_document::{Fault, json_fault};
 
 use super::problem::Problem;
 use super::strategy::{Strategy, Synchroniser};
@@ -47,8 +48,11 @@ pub(super) fn read(path: &Path) -> Result<Vec<Trials>, MethodError> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(vec![]),
         Err(error) => return Err(wrong(path, error)),
     };
-    let file: File<Vec<Trials>> =
-        serde_json::from_str(&text).map_err(|error| wrong(path, error))?;
+    let file: File<Vec<Trials>> = serde_json::from_str(&text).map_err(|error| {
+        let Fault { line, message } = json_fault(&error);
+        let fault = format!("this is no file of trials: {message}");
+        MethodError::TrialsFile { path: path.to_owned(), line, fault }
+    })?;
     if file.format != FORMAT {
         return Err(wrong(path, format!("format {}, not {FORMAT}", file.format)));
     }
@@ -89,7 +93,11 @@ pub(super) fn write<'a>(
 }
 
 fn wrong(path: &Path, fault: impl ToString) -> MethodError {
-    MethodError::TrialsFile { path: path.to_owned(), fault: fault.to_string() }
+    MethodError::TrialsFile {
+        path: path.to_owned(),
+        line: None,
+        fault: format!("trials: {}", fault.to_string()),
+    }
 }
 
 impl Trials {

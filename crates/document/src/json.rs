@@ -1,0 +1,82 @@
+//! Faults of JSON.
+
+use serde_json::error::Category;
+
+use crate::{Fault, in_words, line_at};
+
+/// What an error of reading JSON says.
+pub fn json_fault(error: &serde_json::Error) -> Fault {
+    let text = error.to_string();
+    let line = (error.line() > 0).then(|| error.line());
+    let position = format!(" at line {} column {}", error.line(), error.column());
+    let message = text.strip_suffix(&position).unwrap_or(&text);
+    let message = match error.classify() {
+        Category::Syntax | Category::Eof => format!("it is no JSON: {}", syntax(message)),
+        Category::Data | Category::Io => in_words(message),
+    };
+    Fault { line, message }
+}
+
+/// What breaks the syntax.
+fn syntax(message: &str) -> &str {
+    match message {
+        "EOF while parsing a list" => "the text ends within a list, which needs its `]`",
+        "EOF while parsing an object" => "the text ends within an object, which needs its `}`",
+        "EOF while parsing a string" => "the text ends within a string, which needs its quote",
+        "EOF while parsing a value" => "the text ends where a value is needed",
+        "expected value" => "a value is needed here",
+        "trailing characters" => "something stands behind the end of the value",
+        "trailing comma" => "a comma stands behind the last value",
+        "key must be a string" => "a key in quotes is needed here",
+        other => other,
+    }
+}
+
+/// The line where the value of a key stands in a JSON object (`a.b` is `b` in the object `a`), or that of the longest
+/// part of the key that is there.
+pub fn json_line_of(text: &str, key: &str) -> Option<usize> {
+    let wanted: Vec<&str> = key.split('.').collect();
+    let bytes = text.as_bytes();
+    // The keys of the objects around, a list being one without a key.
+    let mut path: Vec<Option<&str>> = vec![];
+    let (mut best, mut at) = (None, 0);
+    while at < bytes.len() {
+        match bytes[at] {
+            b'{' | b'[' => path.push(None),
+            b'}' | b']' => {
+                path.pop();
+            }
+            b',' => {
+                if let Some(last) = path.last_mut() {
+                    *last = None;
+                }
+            }
+            b'"' => {
+                let end = end_of_string(bytes, at + 1);
+                let behind = bytes[end..].iter().skip(1).find(|byte| !byte.is_ascii_whitespace());
+                if behind == Some(&b':')
+                    && let Some(last) = path.last_mut()
+                {
+                    *last = text.get(at + 1..end);
+                    let is_part = path.len() <= wanted.len()
+                        && path.iter().zip(&wanted).all(|(key, part)| *key == Some(part));
+                    if is_part && best.is_none_or(|(depth, _)| path.len() > depth) {
+                        best = Some((path.len(), at));
+                    }
+                }
+                at = end;
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    best.map(|(_, at)| line_at(text, at))
+}
+
+/// Where the string ends that begins at a byte: its closing quote, or the end of the text.
+fn end_of_string(bytes: &[u8], mut at: usize) -> usize {
+    while at < bytes.len() && bytes[at] != b'"' {
+        at += if bytes[at] == b'\\' { 2 } else { 1 };
+    }
+    at.min(bytes.len())
+}

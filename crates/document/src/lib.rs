@@ -1,0 +1,18 @@
+//! What is wrong with a document that people write, in TOML or JSON: the line, the key, and what would be right, in
+//! words that name no types of this program. All crates that read documents say it by these.
+
+mod fault;
+mod json;
+mod toml_text;
+mod words;
+
+pub use fault::Fault;
+pub use json::{json_fault, json_line_of};
+pub use toml_text::{toml_fault, toml_line_of};
+pub use words::{in_words, nearest};
+
+/// The line of a byte of a text, from 1.
+pub fn line_at(text: &str, at: usize) -> usize {
+    let before = &text.as_bytes()[..at.min(text.len())];
+    before.iter().filter(|&&byte| byte == b'\n').count() + 1
+}
