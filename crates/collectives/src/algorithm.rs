@@ -139,11 +139,12 @@ impl FromStr for Algorithm {
     type Err = CollectiveError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let is = |it: &Algorithm, name: &str| it.name().eq_ignore_ascii_case(name);
         let found = match text.split_once(':') {
-            None => Algorithm::FLAT.into_iter().find(|it| it.name() == text),
+            None => Algorithm::FLAT.into_iter().find(|it| is(it, text)),
             Some((name, inner)) => {
                 inner.parse().ok().filter(|&inner| inner > 0).and_then(|inner| {
-                    Algorithm::NESTED.into_iter().map(|of| of(inner)).find(|it| it.name() == name)
+                    Algorithm::NESTED.into_iter().map(|of| of(inner)).find(|it| is(it, name))
                 })
             }
         };

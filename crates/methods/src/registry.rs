@@ -51,16 +51,17 @@ pub fn all() -> &'static [Method] {
 /// assert!(error.contains("did you mean \"chimera\"?"), "{error}");
 /// ```
 pub fn named(name: &str) -> Result<&'static Method, MethodError> {
-    let found = all().iter().find(|method| method.name == name);
+    let found = all().iter().find(|method| method.name.eq_ignore_ascii_case(name));
     found.ok_or_else(|| MethodError::Unknown { name: name.to_owned(), hint: hint(name) })
 }
 
 /// The closest name if it is close, else all names.
 fn hint(name: &str) -> String {
+    let name = name.to_ascii_lowercase();
     // The distance takes quadratic time; nobody mistypes a whole paragraph.
     let near = (name.len() <= 64).then(|| {
         let distance =
-            |method: &Method| (strsim::damerau_levenshtein(name, method.name), method.name);
+            |method: &Method| (strsim::damerau_levenshtein(&name, method.name), method.name);
         all().iter().map(distance).min()
     });
     match near.flatten() {

@@ -120,7 +120,7 @@ impl OrderOptions {
 fn versions(text: &str) -> Result<Weights, String> {
     let newest = Weights::Newest { corrections: Corrections::default() };
     let rules = [Weights::Stash, Weights::VerticalSync, Weights::DoubleBuffer, newest];
-    rules.into_iter().find(|rule| rule.name() == text).ok_or_else(|| {
+    rules.into_iter().find(|rule| rule.name().eq_ignore_ascii_case(text)).ok_or_else(|| {
         let names = rules.map(Weights::name).join(", ");
         format!("there are {names}; what corrects late gradients is for a plan file to say")
     })

@@ -126,7 +126,7 @@ impl fmt::Display for Chooser {
 /// What would be right.
 pub fn choosers(text: &str) -> Result<Choosers, String> {
     let one = |name: &str| match name {
-        Chooser::SEARCH => Ok(Chooser::Search),
+        name if name.eq_ignore_ascii_case(Chooser::SEARCH) => Ok(Chooser::Search),
         name => methods::named(name).map(Chooser::Method).map_err(|error| error.to_string()),
     };
     let all = || {
