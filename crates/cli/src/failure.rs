@@ -6,6 +6,9 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
+use crate::snippet::said;
+use crate::terminal::errors_have_colour;
+
 /// Why a command ends early.
 #[derive(Debug)]
 pub enum Failure {
@@ -53,6 +56,16 @@ impl Failure {
             kind: "usage",
             message: message.into(),
             place: Some(place.into()),
+            status: INPUT,
+        })
+    }
+
+    /// An option that makes a plan which cannot be.
+    pub fn option(option: &str, message: impl Into<String>) -> Failure {
+        Failure::Message(Message {
+            kind: "plan",
+            message: message.into(),
+            place: Some(option.into()),
             status: INPUT,
         })
     }
@@ -141,7 +154,7 @@ impl Failure {
             Failure::Message(message) => {
                 match serde_json::to_string(&Line { error: message }) {
                     Ok(line) if json => eprintln!("{line}"),
-                    _ => eprintln!("error: {}", message.message.trim_end()),
+                    _ => eprintln!("{}", said(message.message.trim_end(), errors_have_colour())),
                 }
                 ExitCode::from(message.status)
             }

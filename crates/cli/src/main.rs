@@ -6,6 +6,7 @@ mod interrupt;
 mod number;
 mod output_file;
 mod output_folder;
+mod snippet;
 mod table;
 mod terminal;
 

@@ -14,6 +14,18 @@ use crate::failure::Failure;
 /// Columns of output that is no terminal.
 const PLAIN_WIDTH: usize = 100;
 
+/// Whether what is written to a terminal may have colours: neither `NO_COLOR` nor `TERM=dumb` asks for none.
+fn colour_is_wanted() -> bool {
+    let asked_not = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let dumb = std::env::var_os("TERM").is_some_and(|value| value == "dumb");
+    !asked_not && !dumb
+}
+
+/// Whether errors may have colours: standard error is a terminal, and nothing asks for none.
+pub fn errors_have_colour() -> bool {
+    io::stderr().is_terminal() && colour_is_wanted()
+}
+
 /// Standard output and standard error, for people or for programs.
 #[derive(Clone, Copy, Debug)]
 pub struct Terminal {
@@ -76,9 +88,7 @@ impl Terminal {
     /// Whether results may have colours: standard output is a terminal, and neither `NO_COLOR` nor
     /// `TERM=dumb` asks for none.
     pub fn colour(self) -> Colour {
-        let asked_not = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        let dumb = std::env::var_os("TERM").is_some_and(|value| value == "dumb");
-        match io::stdout().is_terminal() && !asked_not && !dumb {
+        match io::stdout().is_terminal() && colour_is_wanted() {
             true => Colour::Ansi,
             false => Colour::Plain,
         }

@@ -13,6 +13,7 @@ use shardloom::search::Request;
 use shardloom::{Model, parse_optimizer, uniform_plan_in_chunks};
 
 use super::freeze::frozen;
+use super::in_options::{Named, in_options};
 use super::order::Order;
 use super::{algorithm, attention, number, recompute};
 use crate::failure::Failure;
@@ -476,10 +477,52 @@ impl Dimensions {
         candidates.max_by_key(|&microbatches| (existing(microbatches), microbatches)).unwrap_or(1)
     }
 
+    /// The option that says what a key of a plan with this schedule says.
+    fn option_of(
+        &self,
+        order: Order,
+        microbatches: usize,
+        key: &str,
+        value: &str,
+    ) -> Option<Named> {
+        let Split { dp, cp, tp, .. } = self.split;
+        let width = |option, width: Option<u32>| Named::of(option, width.unwrap_or(1));
+        Some(match key {
+            "pp" => Named::of("--pp", value),
+            "dp" | "mesh.dp" | "mesh.replica" => {
+                let batch = self.global_batch();
+                let parts = microbatches.saturating_mul(dp.unwrap_or(1) as usize);
+                match batch.checked_next_multiple_of(parts.max(1)) {
+                    Some(next) if key != "dp" && next != batch => {
+                        width("--dp", dp).with_hint(format!("; with --global-batch {next} it does"))
+                    }
+                    _ => width("--dp", dp),
+                }
+            }
+            "cp" | "mesh.cp" => width("--cp", cp),
+            "tp" | "mesh.tp" => width("--tp", tp),
+            "chunks" if order.chunks.is_some() => Named::of("--chunks", value),
+            "chunks" => {
+                let name = order.named.name;
+                let value =
+                    format!("{} with {name}, which has {value} stages on a device", self.pp());
+                Named::of("--pp", value)
+            }
+            "global_batch" => Named::of("--global-batch", value),
+            "microbatches" => Named::of("--microbatches", value),
+            "clip_norm" => Named::of("--clip-norm", value),
+            "sync.zero" => Named::of("--zero", value),
+            "sync.algorithm" => Named::of("--algorithm", value),
+            "sync.compression" => Named::of("--compression", value),
+            "attention" => Named::of("--attention", value),
+            _ => return None,
+        })
+    }
+
     /// The plan with this schedule.
     ///
     /// # Errors
-    /// As [`uniform_plan_in_chunks`].
+    /// As [`uniform_plan_in_chunks`], in the words of these options.
     pub fn plan(
         &self,
         model: &Model,
@@ -487,6 +530,9 @@ impl Dimensions {
         microbatches: usize,
         place: &Place,
     ) -> Result<Plan, Failure> {
+        let named = |error: shardloom::Error| {
+            in_options(error, |key, value| self.option_of(order, microbatches, key, value))
+        };
         let Rules { weights, updates, recompute } = order.rules(&self.optimizer()?)?;
         let mut numbers = self.numbers(order.kind(), recompute, microbatches, place)?;
         if let Some(servers) = numbers.sync.servers {
@@ -498,7 +544,8 @@ impl Dimensions {
         }
         let frozen = frozen(&self.freeze, model)?;
         let mut plan =
-            uniform_plan_in_chunks(model, &numbers, &place.cluster, order.chunks(), frozen)?;
+            uniform_plan_in_chunks(model, &numbers, &place.cluster, order.chunks(), frozen)
+                .map_err(named)?;
         plan.post_validation = self.post_validation;
         if plan.sync.negotiation.is_none() {
             plan.communication = self.communication();
@@ -520,7 +567,8 @@ impl Dimensions {
             plan.updates = updates;
         }
         plan.loss_scale = LossScale::usual(&plan);
-        plan.validate(model.graph(), plan.device_count()).map_err(shardloom::Error::from)?;
+        let valid = plan.validate(model.graph(), plan.device_count());
+        valid.map_err(|error| named(error.into()))?;
         Ok(plan)
     }
 

@@ -10,6 +10,7 @@ mod export;
 mod freeze;
 mod generate;
 mod import;
+mod in_options;
 mod interval;
 mod launch;
 mod manual;
@@ -366,7 +367,7 @@ fn named<T: Copy>(
 ) -> Result<T, String> {
     let mut names = vec![];
     for each in all {
-        if name_of(each) == name {
+        if name_of(each).eq_ignore_ascii_case(name) {
             return Ok(each);
         }
         names.push(name_of(each));

@@ -5,6 +5,7 @@ use std::path::Path;
 use clap::Args;
 use shardloom::cluster::Cluster;
 use shardloom::plan::Plan;
+use shardloom::program::quantity::counted;
 use shardloom::{Defaults, LocalProfile, Model, read_plan_and_model, usual_request};
 
 use super::dimensions::{Dimensions, Place};
@@ -83,6 +84,15 @@ impl PlanOrModel {
                 let microbatches = dimensions.microbatches(&model, &[order]);
                 let mut plan =
                     dimensions.plan(&model, order, microbatches, &Place::on(&cluster, &usual))?;
+                let (needed, there) = (plan.device_count(), cluster.device_count() as usize);
+                if needed > there {
+                    let message = format!(
+                        "--cluster {text} has {}, but the plan needs {needed}: take more, or less of --pp, \
+                         --dp, --cp, --tp and servers",
+                        counted(there, "device")
+                    );
+                    return Err(Failure::option("--cluster", message));
+                }
                 plan.recompute = plan.recompute.under(cluster.stack());
                 Ok(Planned { model, plan, cluster: Some(cluster) })
             }

@@ -8,6 +8,7 @@ use shardloom::program::quantity::percent;
 use shardloom::schedule::{self, Notation, ScheduleError, StageMap, Succession, Timed};
 use shardloom_report::{schedule_legend, schedule_table};
 
+use super::in_options::{self, in_options};
 use super::schedule_kind::{Named, listing, schedule_kind};
 use super::slots::{Scale, Slots};
 use super::stage_times::{GivenTimes, StageTimes};
@@ -526,7 +527,12 @@ fn timed(
 
 fn program(error: ScheduleError) -> Failure {
     let error = ProgramError::from(error);
-    shardloom::Error::from(error).into()
+    in_options(error.into(), |key, value| match key {
+        "pp" => Some(in_options::Named::of("--stages", value)),
+        "chunks" => Some(in_options::Named::of("--chunks", value)),
+        "microbatches" => Some(in_options::Named::of("--microbatches", value)),
+        _ => None,
+    })
 }
 
 /// A time with no more digits than it needs, and no more than six after the point.

@@ -66,7 +66,7 @@ fn models() {
         ("bert.json", "model", "bert"),
         ("zero.json", "model", "n_layer"),
         ("binary.json", "file", "binary.json"),
-        ("broken.toml", "model", "broken.toml line 4"),
+        ("broken.toml", "model", "broken.toml:4: it is no TOML"),
         ("unknown.toml", "model", "width"),
         ("empty.toml", "model", "networks"),
     ] {
@@ -78,14 +78,19 @@ fn models() {
 fn parallelism() {
     let place = Place::new();
     for (options, kind, hint) in [
-        ("--pp 0", "plan", "pp = 0"),
-        ("--dp 0", "plan", "dp = 0"),
-        ("--cp 0", "plan", "cp = 0"),
-        ("--tp 0", "plan", "tp = 0"),
+        ("--pp 0", "plan", "--pp 0: at least 1"),
+        ("--dp 0", "plan", "--dp 0: at least 1"),
+        ("--cp 0", "plan", "--cp 0: at least 1"),
+        ("--tp 0", "plan", "--tp 0: at least 1"),
         ("--pp 5", "plan", "4 blocks"),
-        ("--dp 3", "plan", "3"),
+        (
+            "--dp 3",
+            "plan",
+            "--dp 3: it must divide a micro-batch of 4 samples (global batch 4 in 1 micro-batch); with \
+             --global-batch 6 it does",
+        ),
         ("--cp 3", "plan", "seq = "),
-        ("--tp 3", "plan", "heads = 2"),
+        ("--tp 3", "plan", "--tp 3: it must divide heads = 2"),
         ("--dp 4 --zero 1 --shard-within 3", "usage", "it must divide --dp 4"),
         ("--dp 4 --zero 0 --shard-within 2", "usage", "nothing is shared"),
         ("--dp 4 --zero 1 --shard-within 1", "usage", "nobody to share with"),
@@ -95,22 +100,22 @@ fn parallelism() {
         ("--pp 99999999999999999999", "usage", "--pp <N>': it is too large"),
         ("--dp -1", "usage", "'-1' for '--dp <N>': a whole number"),
         ("--seed 1.5", "usage", "a whole number"),
-        ("--clip-norm -1", "plan", "clip_norm = -1"),
+        ("--clip-norm -1", "plan", "--clip-norm -1"),
         ("--ranks 0", "usage", "at least 1"),
         ("--zero 4", "plan", "0 to 3"),
         ("--zero 1 --algorithm binary-tree", "plan", "ZeRO"),
         ("--algorithm telepathy", "usage", "ring"),
         ("--schedule 2f2b", "usage", "afab, 1f1b"),
-        ("--pp 2 --chunks 2", "plan", "chunks = 2: this schedule has one stage"),
+        ("--pp 2 --chunks 2", "plan", "--chunks 2: this schedule has one stage"),
         ("--pp 2 --schedule interleaved --chunks 3", "plan", "6 stages; gpt has 4 blocks"),
         ("--pp 2 --schedule interleaved --chunks 18446744073709551615", "plan", "4 blocks"),
-        ("--pp 2 --schedule interleaved --chunks 0", "plan", "chunks = 0"),
+        ("--pp 2 --schedule interleaved --chunks 0", "plan", "--chunks 0"),
         (
             "--pp 2 --schedule interleaved --microbatches 1",
             "plan",
             "as many micro-batches as the 2 devices",
         ),
-        ("--pp 3 --schedule chimera", "plan", "half of the devices"),
+        ("--pp 3 --schedule chimera", "plan", "--pp 3: pipelines in both directions need an even"),
         ("--pp 2 --versions stash", "plan", "1f1b has a flush"),
         ("--pp 2 --schedule pipedream --versions new", "usage", "double-buffer"),
         (
@@ -125,14 +130,14 @@ fn parallelism() {
         ("--ranks 2 --schedule gpipe", "usage", "--schedule cannot be given with --ranks"),
         ("--ranks 2 --recompute-except-last", "usage", "--recompute-except-last cannot"),
         ("--recompute some", "usage", "none, selective, full"),
-        ("--microbatches 0", "plan", "microbatches = 0"),
+        ("--microbatches 0", "plan", "--microbatches 0: at least 1"),
         ("--microbatches 3", "plan", "divide"),
         ("--microbatches 18446744073709551615", "plan", "micro-batches"),
         ("--ranks 2 --pp 2", "usage", "--ranks"),
         ("--optimizer adam", "optimizer", "adamw"),
         ("--optimizer adamw:momentum=0.9", "optimizer", "beta1"),
         ("--optimizer adamw:beta1=2", "plan", "beta1 = 2"),
-        ("--clip-norm 0", "plan", "clip_norm = 0"),
+        ("--clip-norm 0", "plan", "--clip-norm 0"),
         ("--clip-norm 1 --no-clip", "usage", "--no-clip"),
         ("--learning-rate -1", "learning-rate", "-1"),
         ("--learning-rate nan", "learning-rate", "NaN"),
@@ -169,7 +174,7 @@ fn parallelism() {
     train_refuses(
         &place,
         &[
-            (&format!("{absurd} 0"), "plan", "global_batch = 0"),
+            (&format!("{absurd} 0"), "plan", "--global-batch 0: at least 1"),
             (&format!("{absurd} 1000000000000000000"), "plan", "mistyped"),
             (&format!("{absurd} 1000000000000"), "memory", "available"),
             (&format!("{absurd} 8192 --dp 8192"), "plan", "at most 1024"),
@@ -225,9 +230,14 @@ fn plans() {
     place.run("simulate good.toml --json").succeeds();
     place.run("train good.toml --data text.txt --steps 2 --json").succeeds();
     for (before, after, kind, hint) in [
-        ("format = 1", "", "plan", "format"),
+        ("format = 1", "", "plan", "bad.toml:1: this is a plan without the key `format`"),
         ("format = 1", "format = 7", "plan", "reads 1"),
-        ("global_batch = 4", "global_batch = \"four\"", "plan", "bad.toml:5"),
+        (
+            "global_batch = 4",
+            "global_batch = \"four\"",
+            "plan",
+            "bad.toml:5: global_batch: a whole number",
+        ),
         ("global_batch = 4", "global_batch = 0", "plan", "global_batch"),
         ("global_batch = 4", "global_batch = 5", "plan", "divide"),
         ("global_batch = 4", "global_batch = 99999999999999999999", "plan", "bad.toml"),
@@ -258,7 +268,9 @@ fn plans() {
         place.run("simulate bad.toml --json").refuses(kind, hint);
     }
     place.run("simulate missing.toml --json").refuses("file", "missing.toml");
-    place.run("explain text.txt --json").refuses("plan", "text.txt");
+    place
+        .run("explain text.txt --json")
+        .refuses("plan", "text.txt:1: this is no plan, which begins with");
     for (before, after, hint) in [
         ("microbatches = 2", "microbatches = 4000000", "2500000 micro-batches"),
         ("global_batch = 4", "global_batch = 5", "bad.toml"),
@@ -367,4 +379,153 @@ fn people_get_one_message_too() {
     outcome.check(outcome.stdout.is_empty(), "something was printed");
     let message = "error: cannot read missing.toml: No such file or directory (os error 2)\n";
     outcome.check(outcome.stderr == message, "another message");
+}
+
+const GPT: &str = "gpt:layers=2,hidden=16,heads=2,seq=8,vocab=257";
+
+#[test]
+fn what_is_wrong_with_options_is_said_by_their_names() {
+    let place = Place::new();
+    for (arguments, said) in [
+        (
+            "--tp 2 --cluster h100-80g:2",
+            "--tp 2: it must divide vocab = 257; the next size that it divides is 258, and 384, a multiple of \
+             128, is a usual one: vocab=384 in the words of the model",
+        ),
+        (
+            "--pp 3 --schedule chimera --cluster h100-80g:3",
+            "--pp 3: pipelines in both directions need an even",
+        ),
+        (
+            "--pp 3 --schedule interleaved --cluster h100-80g:3",
+            "--pp 3 with interleaved, which has 2 stages on a device: with pp = 3 these are 6 stages",
+        ),
+        ("--pp 4 --cluster h100-80g:2", "--cluster h100-80g:2 has 2 devices, but the plan needs 4"),
+    ] {
+        let outcome = place.run(&format!("simulate {GPT} {arguments} --json"));
+        outcome.refuses("plan", said);
+        outcome.check(outcome.stderr.contains("\"where\":\"--"), "no option is named");
+    }
+}
+
+#[test]
+fn a_file_is_told_what_it_looks_like_where_it_is_no_plan() {
+    let place = Place::new();
+    place.write("model.toml", "[gpt]\nlayers = 2\n");
+    place.write("cluster.toml", "[[group]]\nmachine = \"h100-80g\"\nnodes = 1\n");
+    for (file, looks) in
+        [("model.toml", "a model without its table [model]"), ("cluster.toml", "a cluster")]
+    {
+        let looks = format!("{file}:1: this is neither a plan nor a model, but rather {looks}");
+        place.run(&format!("simulate {file} --json")).refuses("plan", &looks);
+        place
+            .run(&format!("train {file} --data text.txt --steps 2 --json"))
+            .refuses("plan", &looks);
+    }
+    std::fs::create_dir(place.path("run")).expect("a folder");
+    place
+        .run("export run --to megatron -o there --json")
+        .refuses("plan", "run: this is a folder, and a plan is a file");
+    place.run("generate nodir --prompt a --json").refuses("file", "there is no folder nodir");
+}
+
+/// Every kind of file that people write: where it is wrong, in which line, and no types of this program.
+#[test]
+fn files_are_refused_in_one_style() {
+    let place = Place::new();
+    place.write("plan.toml", PLAN.replacen("microbatches = 2", "microbatches = \"two\"", 1));
+    place.write("model.toml", "[model]\nname = \"m\"\n[gpt]\nlayers = \"x\"\n");
+    place.write("cluster.toml", "[[group]]\nmachine = \"h100-80g\"\nnodes = \"x\"\n");
+    place.write("machine.toml", "[[group]]\nmachine = \"h100-80\"\nnodes = 1\n");
+    place.write(
+        "nodes.toml",
+        "[[group]]\nmachine = \"h100-80g\"\nnodes = 1\ndevices_per_node = 99\n",
+    );
+    place.write("stack.toml", "name = \"s\"\nhost = 3\n");
+    place.write("config.json", "{\n \"model_type\": \"gpt2\",\n \"n_layer\": \"x\"}");
+    place.write("broken.json", "{\n \"model_type\": \"gpt2\",\n}");
+    place.write(
+        "zero.json",
+        "{\n \"train_batch_size\": 8,\n \"zero_optimisation\": {\"stage\": 2}}",
+    );
+    place.write("size.json", "{\n \"train_batch_size\": \"x\"}");
+    place.write(
+        "titan.toml",
+        "[model]\nname = 'llama3'\n[parallelism]\ntensor_parallel_degree = 3\n",
+    );
+    place.write("fsdp.yaml", "distributed_type: FSDP\nnum_processes: many\n");
+    place.write("open.yaml", "distributed_type: FSDP\na: [\n");
+    place.write("train.sh", "python pretrain_gpt.py \\\n  --tensor-model-parallel-size x\n");
+    place.write("profile.toml", "device = 3\n");
+    let plan = format!("plan {GPT} --global-batch 4 --cluster");
+    let import = format!("import --model {GPT} --global-batch 8 --cluster h100-80g:8");
+    for (arguments, said) in [
+        (
+            "simulate plan.toml".to_owned(),
+            "plan.toml:6: microbatches: a whole number is needed, not the text \"two\"",
+        ),
+        (
+            "plan model.toml --cluster h100-80g:1 --global-batch 4".into(),
+            "model.toml:4: gpt.layers: a whole number is needed",
+        ),
+        (
+            format!("{plan} cluster.toml"),
+            "cluster.toml:3: group[0].nodes: a whole number is needed",
+        ),
+        (
+            format!("{plan} machine.toml"),
+            "machine.toml:2: machine: unknown machine `h100-80`, did you mean `h100-80g`?",
+        ),
+        (format!("{plan} nodes.toml"), "nodes.toml:2: a node of h100-80g has 8 devices, not 99"),
+        (
+            format!("{plan} h100-80g:1 --stack stack.toml"),
+            "stack.toml:2: host: a table of keys and values is needed, not 3",
+        ),
+        (
+            format!("{plan} local:1"),
+            "profile.toml:1: device: a table of keys and values is needed, not 3",
+        ),
+        (
+            "plan config.json --cluster h100-80g:1 --global-batch 4".into(),
+            "config.json:3: n_layer = \"x\"",
+        ),
+        (
+            "plan broken.json --cluster h100-80g:1 --global-batch 4".into(),
+            "broken.json:3: it is no JSON: ",
+        ),
+        (
+            format!("{import} zero.json"),
+            "zero.json:3: there is no zero_optimisation, did you mean zero_optimization?",
+        ),
+        (format!("{import} size.json"), "size.json:2: train_batch_size = \"x\": a whole number"),
+        (
+            format!("{import} titan.toml"),
+            "titan.toml:4: parallelism: tp x pp x cp = 3: it must divide the 8 devices of --cluster h100-80g:8",
+        ),
+        (format!("{import} fsdp.yaml"), "fsdp.yaml:2: num_processes = \"many\": a whole number"),
+        (format!("{import} open.yaml"), "open.yaml:3: it is no YAML: "),
+        (
+            format!("{import} train.sh"),
+            "train.sh:2: --tensor-model-parallel-size = x: a number is needed",
+        ),
+    ] {
+        let outcome = place.run(&arguments);
+        let stderr = &outcome.stderr;
+        outcome.check(outcome.status == Some(2), "another status");
+        outcome.check(stderr.contains(said), said);
+        outcome.check(stderr.contains(" | "), "no line is shown");
+        outcome.check(!stderr.contains("usize") && !stderr.contains("struct"), "a type is named");
+    }
+}
+
+#[test]
+fn names_may_be_written_in_letters_of_either_case() {
+    let place = Place::new();
+    let model = GPT.replace("gpt:", "GPT:");
+    let plan = format!(
+        "plan {model} --cluster H100-80G:2 --global-batch 4 --method GPipe -o plan.toml --json"
+    );
+    place.run(&plan).succeeds();
+    place.run("simulate GPT-2 --cluster H100-80G:1 --stack Megatron --json").succeeds();
+    place.run("export plan.toml --to Torchtitan -o there --json").refuses("exchange", "torchtitan");
 }

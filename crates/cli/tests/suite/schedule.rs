@@ -419,7 +419,11 @@ fn schedules_that_do_not_exist_say_what_would_be_right() {
         ("interleaved --stages 4 --microbatches 3", "as many micro-batches as the 4 devices"),
         ("interleaved --stages 4 --microbatches 8 --chunks 1", "at least two stages"),
         ("1f1b --stages 4 --microbatches 8 --chunks 2", "one stage on each device"),
-        ("chimera --stages 3 --microbatches 6", "half of the devices"),
+        (
+            "chimera --stages 5 --microbatches 8",
+            "--stages 5: pipelines in both directions need an even number of devices",
+        ),
+        ("chimera --stages 6 --microbatches 8 --chunks 4", "--chunks 4: "),
         ("pipedream --replicas 2,1 --microbatches 3", "evenly to 2 pipelines"),
         ("pipedream --replicas 1021,1023 --microbatches 4", "at most 1024"),
         ("chimera --stages 4 --microbatches 1", "each of 2 pipelines"),

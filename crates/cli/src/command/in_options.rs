@@ -1,0 +1,42 @@
+//! What is wrong with a plan that options describe, said by the options' names.
+
+use shardloom::Error;
+use shardloom::plan::PlanError;
+
+use crate::failure::Failure;
+
+/// The failure of `error`, in the words of the option that `option_of` names for a key of plans: the option and its
+/// value, and what else is to be said of it. Keys of stages are those within a stage (`mesh.tp`).
+pub fn in_options(error: Error, option_of: impl Fn(&str, &str) -> Option<Named>) -> Failure {
+    let (key, value, rule) = match &error {
+        Error::Plan(PlanError::Field { key, value, rule }) => (key.as_str(), value.clone(), rule),
+        Error::PlanSize { key, value, rule } => (*key, value.to_string(), rule),
+        _ => return error.into(),
+    };
+    let key = key.rsplit_once("].").map_or(key, |(_, key)| key);
+    match option_of(key, &value) {
+        Some(Named { option, value, hint }) => {
+            Failure::option(option, format!("{option} {value}: {rule}{hint}"))
+        }
+        None => error.into(),
+    }
+}
+
+/// An option that says what a key of a plan says.
+pub struct Named {
+    option: &'static str,
+    value: String,
+    hint: String,
+}
+
+impl Named {
+    /// The option with its value.
+    pub fn of(option: &'static str, value: impl ToString) -> Named {
+        Named { option, value: value.to_string(), hint: String::new() }
+    }
+
+    /// With a hint behind what is wrong.
+    pub fn with_hint(self, hint: impl Into<String>) -> Named {
+        Named { hint: hint.into(), ..self }
+    }
+}

@@ -1,0 +1,137 @@
+//! How an error is shown to people: what is wrong, and the line of the file that it is about.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+
+use console::Style;
+
+/// Characters of a line that are shown.
+const WIDTH: usize = 100;
+
+/// Bytes of a line of a file that are looked at: what has longer ones is no file that people write.
+const LONGEST: u64 = 1 << 16;
+
+/// An error as people see it, with the line of the file that `message` begins with (`plan.toml:4: ...`).
+pub fn said(message: &str, colour: bool) -> String {
+    let style = |style: Style| style.force_styling(colour);
+    let error = style(Style::new().red().bold()).apply_to("error:").to_string();
+    let located = located(message);
+    let shown = match located {
+        Some(place) => {
+            let rest = &message[place.text.len()..];
+            let place = style(Style::new().bold()).apply_to(place.text).to_string();
+            format!("{place}{}", with_hints(rest, colour))
+        }
+        None => with_hints(message, colour),
+    };
+    let Some(line) = located.and_then(|place| line_of(place.file, place.line)) else {
+        return format!("{error} {shown}");
+    };
+    let number = located.map_or(0, |place| place.line).to_string();
+    let gutter = style(Style::new().blue().bold());
+    let bar = gutter.apply_to(format!("{} |", " ".repeat(number.len())));
+    let begin = gutter.apply_to(format!("{number} |"));
+    format!("{error} {shown}\n{bar}\n{begin} {line}\n{bar}")
+}
+
+/// A line of a file.
+#[derive(Clone, Copy)]
+struct Located<'a> {
+    text: &'a str,
+    file: &'a Path,
+    line: usize,
+}
+
+/// The file and line that a message begins with.
+fn located(message: &str) -> Option<Located<'_>> {
+    // Names of files may have colons.
+    message.match_indices(": ").find_map(|(end, _)| {
+        let text = &message[..end];
+        let (file, line) = text.rsplit_once(':')?;
+        let line = line.parse().ok().filter(|&line| line > 0)?;
+        let file = Path::new(file);
+        file.is_file().then_some(Located { text, file, line })
+    })
+}
+
+/// A line of a file, cut where it is long.
+fn line_of(file: &Path, line: usize) -> Option<String> {
+    let mut reader = BufReader::new(File::open(file).ok()?);
+    let mut read = vec![];
+    for _ in 0..line {
+        read.clear();
+        let mut part = std::io::Read::take(&mut reader, LONGEST);
+        if part.read_until(b'\n', &mut read).ok()? == 0 {
+            return None;
+        }
+        if read.len() as u64 == LONGEST {
+            return None;
+        }
+    }
+    let text = std::str::from_utf8(&read).ok()?.trim_end();
+    // What would move the cursor of a terminal is not passed on.
+    let plain = |c: char| if c.is_control() { ' ' } else { c };
+    let shown: String = text.chars().take(WIDTH).map(plain).collect();
+    let rest = if text.chars().nth(WIDTH).is_some() { "..." } else { "" };
+    (!shown.trim().is_empty()).then(|| format!("{shown}{rest}"))
+}
+
+/// A message with what it suggests in colour.
+fn with_hints(message: &str, colour: bool) -> String {
+    const ASKS: &str = "did you mean ";
+    let suggested = Style::new().green().force_styling(colour);
+    let mut shown = String::new();
+    let mut rest = message;
+    while let Some(at) = rest.find(ASKS) {
+        let begin = at + ASKS.len();
+        let end = rest[begin..].find('?').map_or(rest.len(), |length| begin + length);
+        shown += &rest[..begin];
+        shown += &suggested.apply_to(&rest[begin..end]).to_string();
+        rest = &rest[end..];
+    }
+    shown + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(text: &[u8]) -> (tempfile::TempDir, String) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a: b.toml");
+        std::fs::write(&path, text).expect("written");
+        let name = path.display().to_string();
+        (folder, name)
+    }
+
+    #[test]
+    fn the_line_that_is_wrong_is_shown() {
+        let (_folder, name) = file(b"a = 1\nb = 2\n");
+        let wrong = format!("{name}:2: b: a list is needed, not 2");
+        assert_eq!(said(&wrong, false), format!("error: {wrong}\n  |\n2 | b = 2\n  |"));
+        let without =
+            [format!("{name}: no"), format!("{name}:3: no"), "no.toml:1: no".into(), "no".into()];
+        for without in without {
+            assert_eq!(said(&without, false), format!("error: {without}"));
+        }
+    }
+
+    #[test]
+    fn lines_are_cut_and_cannot_move_the_cursor() {
+        let (_folder, name) = file(["x".repeat(200), "\u{1b}[2J\t1".into()].join("\n").as_bytes());
+        let long = said(&format!("{name}:1: no"), false);
+        assert!(long.contains(&format!("1 | {}...\n", "x".repeat(100))), "{long}");
+        let control = said(&format!("{name}:2: no"), false);
+        assert!(control.contains("2 |  [2J 1\n"), "{control}");
+    }
+
+    #[test]
+    fn colours_are_those_of_the_parser_of_arguments() {
+        let shown = said("unknown key `a`, did you mean `b`?; known: b", true);
+        assert_eq!(
+            shown,
+            "\u{1b}[31m\u{1b}[1merror:\u{1b}[0m unknown key `a`, did you mean \u{1b}[32m`b`\u{1b}[0m?; known: b"
+        );
+    }
+}
