@@ -50,14 +50,15 @@ pub(crate) fn without_waiting(program: &Program, mut recorded: Vec<Recorded>) ->
 /// The rank's track with the messages among its intervals; the engine's, of which no instructions are known, has them.
 fn with_messages(program: &Program, Recorded { mut track, issued }: Recorded) -> Track {
     let class = program.class(program.locate(Rank(track.rank)).0);
-    let messages = track.intervals.iter().zip(issued).filter_map(|(interval, issued)| {
-        match issued?.instruction(class).action {
-            Action::Send { route } | Action::Receive { route } => {
-                Some(MessageEnd { route, interval: interval.clone() })
+    let messages =
+        track.intervals.iter().zip(issued).filter_map(|(interval, issued)| {
+            match issued?.instruction(class).action {
+                Action::Send { route } | Action::Receive { route } => {
+                    Some(MessageEnd { route, interval: interval.clone() })
+                }
+                _ => None,
             }
-            _ => None,
-        }
-    });
+        });
     let messages: Vec<MessageEnd> = messages.collect();
     track.messages.extend(messages);
     track
