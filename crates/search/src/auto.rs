@@ -98,8 +98,8 @@ fn require_estimate(request: &Request) -> Result<(), SearchError> {
 }
 
 /// Finds the fastest plan for `graph` on `cluster`. It is no slower than those that `baselines` makes for given
-/// machines and that fit, such as people use without a search; of models with more than 3,000 blocks, which are
-/// simulated once, it is the fastest by estimate.
+/// machines and that fit, such as people use without a search; of models with more than 3,000 blocks, of which
+/// one plan is simulated on each set of machines, it is the fastest by estimate.
 ///
 /// Stages on several kinds of device are planned as if all were like the slowest and had the memory of the
 /// smallest; the outcome's notes say so. Simulated times are those of the real cluster. Machines are left out

@@ -16,8 +16,8 @@ use crate::{Judgement, Request, SearchError, judge};
 /// aside: what a simulation takes is proportional to them.
 const EFFORT: usize = 10_000;
 
-/// Models of more blocks are simulated under one plan only, the fastest by estimate of those that fit: lowering and
-/// simulating one takes as long as hundreds of usual ones.
+/// Models of more blocks are simulated under one plan only on a set of machines, the fastest by estimate of those that
+/// fit: lowering and simulating one takes as long as hundreds of usual ones.
 pub(crate) const MOST_BLOCKS: usize = 3_000;
 
 /// Estimates this much slower than the best simulated plan are not simulated: the estimate is right to a

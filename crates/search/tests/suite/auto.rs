@@ -491,14 +491,3 @@ fn what_was_not_looked_at_is_told_as_far_as_it_was_not() {
     assert_eq!(constrained[0], "other widths and policies than those asked for");
     assert_eq!(constrained[1..], always);
 }
-
-/// Lowering one takes long.
-#[test]
-fn a_model_of_thousands_of_blocks_is_simulated_once() {
-    let text = "mlp:inputs=8,hidden=8,layers=3001,classes=8";
-    let graph = model(text);
-    let request = Request { fastest_algorithm: true, ..Request::new(text, "c", 8) };
-    let outcome = check(&graph, &h100(1, 2, PLENTY), &request);
-    assert_eq!((outcome.search.simulated, outcome.baselines.len()), (1, 0));
-    assert!(outcome.notes.iter().any(|note| note.contains("3001 blocks")), "{:?}", outcome.notes);
-}
