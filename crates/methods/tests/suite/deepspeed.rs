@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use shardloom_collectives::Algorithm;
 use shardloom_methods::named;
 use shardloom_plan::{AttentionKind, Axis, Recompute};
 use shardloom_search::Request;
@@ -18,27 +19,29 @@ fn stages_come_with_a_whole_node_of_tensor_parallelism_and_zero_1_and_blocks_are
         ..Request::new(text, "c", 64)
     };
     let deepspeed = named("deepspeed").expect("registered");
-    let mut zeros = BTreeSet::new();
-    let mut depths = BTreeSet::new();
-    for megabytes in [80_000, 60, 40, 25, 20, 16, 14, 12, 10, 8, 6, 5, 4] {
-        let cluster = h100(2, 4, megabytes * 1_000_000);
-        let Ok(choice) = deepspeed.choose(&graph, &cluster, &request) else { continue };
-        let plan = &choice.plan;
-        assert!(choice.judgement.fits(1.0), "{megabytes} megabytes");
-        assert_eq!(plan.recompute, Recompute::Full, "{megabytes} megabytes");
-        let split = plan.layout.0.iter().any(|rule| rule.dim == "seq" && rule.axis == Axis::TP);
-        assert!(!split, "{megabytes} megabytes: the sequence is split");
-        let stages = plan.stages().count();
-        if stages > 1 {
-            let tp = plan.stages().next().map(|(_, stage)| stage.mesh.tp());
-            assert_eq!((plan.schedule.name(), tp), ("1f1b", Some(4)), "{megabytes} megabytes");
-            assert!(plan.sync.zero <= 1, "{megabytes} megabytes");
+    let mut shapes = BTreeSet::new();
+    // By trees nothing is shared, so that what does not fit a node of tensor parallelism needs stages.
+    for algorithm in [Algorithm::Ring, Algorithm::DoubleBinaryTree] {
+        for megabytes in [80_000, 60, 40, 25, 20, 16, 14, 12, 10, 8, 6, 5, 4] {
+            let cluster = h100(2, 4, megabytes * 1_000_000);
+            let request = Request { algorithm, ..request.clone() };
+            let Ok(choice) = deepspeed.choose(&graph, &cluster, &request) else { continue };
+            let plan = &choice.plan;
+            assert!(choice.judgement.fits(1.0), "{megabytes} megabytes");
+            assert_eq!(plan.recompute, Recompute::Full, "{megabytes} megabytes");
+            let split = plan.layout.0.iter().any(|rule| rule.dim == "seq" && rule.axis == Axis::TP);
+            assert!(!split, "{megabytes} megabytes: the sequence is split");
+            let stages = plan.stages().count();
+            let tp = plan.stages().next().map_or(0, |(_, stage)| stage.mesh.tp());
+            if stages > 1 {
+                assert_eq!((plan.schedule.name(), tp), ("1f1b", 4), "{megabytes} megabytes");
+                assert!(plan.sync.zero <= 1, "{megabytes} megabytes");
+            }
+            shapes.insert((stages, tp, plan.sync.zero));
         }
-        zeros.insert(plan.sync.zero);
-        depths.insert(stages);
     }
-    assert!(zeros.contains(&1) && zeros.len() > 1, "{zeros:?}");
-    assert!(!depths.is_empty(), "{depths:?}");
+    assert!(shapes.iter().any(|&(stages, ..)| stages > 1), "no stages: {shapes:?}");
+    assert!(shapes.contains(&(1, 1, 1)) && shapes.iter().any(|it| it.2 > 1), "{shapes:?}");
 }
 
 #[test]
