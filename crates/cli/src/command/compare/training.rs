@@ -140,7 +140,7 @@ impl Trial<'_> {
         let turn = few + steps * entries.len() as u64;
         let bar = terminal.progress(turn * u64::from(repeats));
         let first = entries.iter().find_map(|entry| entry.plan.as_ref());
-        let mut alone = first.and_then(|plan| one_rank(self.model, plan).ok());
+        let mut alone = first.and_then(|plan| one_rank(self.model, plan));
         let mut alone_seconds = vec![];
         let mut trained: Vec<Vec<Trained>> = entries.iter().map(|_| vec![]).collect();
         for repeat in 0..u64::from(repeats) {
@@ -236,8 +236,8 @@ impl Trial<'_> {
 /// Steps of one rank that are trained for its time.
 const ALONE_STEPS: u64 = 10;
 
-/// The plan of one rank for what `plan` does, in as many micro-batches.
-fn one_rank(model: &Model, plan: &Plan) -> Result<Plan, shardloom::Error> {
+/// The plan of one rank for what `plan` does, in as many micro-batches; none if there is none.
+fn one_rank(model: &Model, plan: &Plan) -> Option<Plan> {
     let numbers = Uniform {
         global_batch: plan.global_batch,
         microbatches: plan.microbatches,
@@ -248,6 +248,6 @@ fn one_rank(model: &Model, plan: &Plan) -> Result<Plan, shardloom::Error> {
     };
     let frozen = plan.parameters.iter().filter(|it| it.frozen).cloned().collect();
     let chunks = numbers.least_chunks();
-    let alone = uniform_plan_in_chunks(model, &numbers, &plan.cluster, chunks, frozen)?;
-    Ok(Plan { attention: plan.attention, loss_scale: plan.loss_scale.clone(), ..alone })
+    let alone = uniform_plan_in_chunks(model, &numbers, &plan.cluster, chunks, frozen).ok()?;
+    Some(Plan { attention: plan.attention, loss_scale: plan.loss_scale, ..alone })
 }
