@@ -206,10 +206,10 @@ impl Cluster {
             }
             let devices_per_node = table.devices_per_node.unwrap_or(profile.node.devices);
             let group = NodeGroup { profile, nodes: table.nodes, devices_per_node };
-            let alone = Self::new(vec![group.clone()]);
-            let message = |error: ClusterError| error.to_string();
-            alone.map_err(|error| ClusterError::Text { place: at, message: message(error) })?;
-            Ok(group)
+            match Self::new(vec![group.clone()]) {
+                Ok(_) => Ok(group),
+                Err(error) => Err(ClusterError::Text { place: at, message: error.to_string() }),
+            }
         };
         Self::new(file.group.into_iter().map(group).collect::<Result<_, ClusterError>>()?).map_err(
             |error| ClusterError::Text { place: place.to_owned(), message: error.to_string() },

@@ -454,7 +454,7 @@ fn files_are_refused_in_one_style() {
         "[model]\nname = 'llama3'\n[parallelism]\ntensor_parallel_degree = 3\n",
     );
     place.write("fsdp.yaml", "distributed_type: FSDP\nnum_processes: many\n");
-    place.write("open.yaml", "distributed_type: FSDP\na: [\n");
+    place.write("open.yaml", "distributed_type: FSDP\na: }\n");
     place.write("train.sh", "python pretrain_gpt.py \\\n  --tensor-model-parallel-size x\n");
     place.write("profile.toml", "device = 3\n");
     let plan = format!("plan {GPT} --global-batch 4 --cluster");
@@ -503,7 +503,7 @@ fn files_are_refused_in_one_style() {
             "titan.toml:4: parallelism: tp x pp x cp = 3: it must divide the 8 devices of --cluster h100-80g:8",
         ),
         (format!("{import} fsdp.yaml"), "fsdp.yaml:2: num_processes = \"many\": a whole number"),
-        (format!("{import} open.yaml"), "open.yaml:3: it is no YAML: "),
+        (format!("{import} open.yaml"), "open.yaml:2: it is no YAML: "),
         (
             format!("{import} train.sh"),
             "train.sh:2: --tensor-model-parallel-size = x: a number is needed",

@@ -117,7 +117,7 @@ pub(super) fn read(text: &str, place: &str) -> Result<ModelSpec, GraphError> {
     })?;
     document.model(place).map_err(|error| match error {
         GraphError::Text { place: within, message } if within != place => {
-            GraphError::Text { place: format!("{place}, {within}"), message }
+            GraphError::Text { place: place.into(), message: format!("{within}: {message}") }
         }
         GraphError::Text { .. } => error,
         GraphError::Parameter { ref key, .. } => GraphError::Text {

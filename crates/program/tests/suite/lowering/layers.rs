@@ -22,7 +22,7 @@ fn tensor_parallel_layers_all_reduce_twice_forward_and_twice_backward() {
         }
         // The embedding's lookup; backward, the head's share of its input's gradient.
         assert_eq!(changes(class, BodyKind::Forward, "embedding"), [SUM]);
-        assert_eq!(changes(class, BodyKind::Backward, "embedding"), []);
+        assert!(changes(class, BodyKind::Backward, "embedding").is_empty());
         assert_eq!(changes(class, BodyKind::Backward, "final_norm"), [SUM]);
         let all = changes(class, BodyKind::Backward, "");
         assert_eq!(all.len(), 2 * LAYERS + 1);
@@ -69,8 +69,8 @@ fn a_split_vocabulary_costs_three_numbers_per_token_and_not_the_logits() {
     let max = Collective::AllReduce(Reduction::Max);
     assert_eq!(changes(class, BodyKind::Forward, "loss.max"), [max]);
     assert_eq!(changes(class, BodyKind::Forward, "loss.sum"), [SUM, SUM]);
-    assert_eq!(changes(class, BodyKind::Forward, "head"), []);
-    assert_eq!(changes(class, BodyKind::Backward, "head"), []);
+    assert!(changes(class, BodyKind::Forward, "head").is_empty());
+    assert!(changes(class, BodyKind::Backward, "head").is_empty());
     let statistics: Vec<_> = body(class, BodyKind::Forward)
         .iter()
         .filter(|it| it.reads.len() == 1)
