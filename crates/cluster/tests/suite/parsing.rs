@@ -78,11 +78,14 @@ fn a_misspelt_machine_is_refused_with_the_nearest_name() {
          rtx-2080, rtx-3090, mi300x, mi355x, tpu-v3, tpu-v4, tpu-v5p, tpu-v6e, local"
     );
     for (name, near) in
-        [("h100:8", "h100-80g"), ("H100-80G:8", "h100-80g"), ("A100:2x8", "a100-40g")]
+        [("h100:8", "h100-80g"), ("H100-80GB:8", "h100-80g"), ("A100:2x8", "a100-40g")]
     {
         let message = refusal(name);
         assert!(message.contains(&format!("did you mean `{near}`?")), "{message}");
     }
+    let devices =
+        |spec| Cluster::parse(spec).expect("a cluster").kind_of(DeviceId(0)).unwrap().name.clone();
+    assert_eq!(devices("H100-80G:8"), "h100-80g");
     assert!(refusal("toaster:2").starts_with("unknown machine `toaster`; known: v100-16g"));
 }
 

@@ -178,7 +178,7 @@ fn residuals_that_cannot_be_are_refused_with_what_would_be_right() {
     }
     let head = "name = \"mine\"\nsource = \"measured\"\n[[residuals]]\nof = \"all\"\ndevices = [\"a\"]\nrows = 20\n";
     let error = Stack::from_toml(&format!("{head}low = 0.9\n")).unwrap_err().to_string();
-    assert!(error.contains("missing field `high`"), "{error}");
+    assert!(error.contains("the key `high` is missing"), "{error}");
     let error = Stack::from_toml(&format!("{head}low = 0.9\nhigh = 1.0\nmiddle = 1.0\n"));
     assert!(error.unwrap_err().to_string().contains("middle"));
     let nowhere = head.replace("[\"a\"]", "[]") + "low = 0.9\nhigh = 1.0\n";

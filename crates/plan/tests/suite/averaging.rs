@@ -52,7 +52,7 @@ fn what_is_not_said_is_the_mean_after_every_update() {
     assert_eq!(read.sync.averaging, Some(Averaging::local_sgd(1)));
     let wrong = least.replace("[sync.averaging]", "[sync.averaging]\nwhen = \"now\"");
     let error = Plan::from_toml(&wrong, "plan.toml").expect_err("no such time").to_string();
-    assert!(error.contains("`before-update` or `after-update`"), "{error}");
+    assert!(error.contains("known: before-update, after-update"), "{error}");
 }
 
 #[test]

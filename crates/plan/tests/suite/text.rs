@@ -463,7 +463,7 @@ fn what_is_no_plan_is_told_what_it_looks_like() {
     let rule = "plan.toml:1: this is no plan, which begins with format = 1: it is no TOML: ";
     assert!(message.starts_with(rule), "{message}");
     let text = TEXT.replacen("format = 1", "format = \"1\"", 1);
-    assert_eq!(refusal(&text), "plan.toml: format = \"1\", but this version reads 1");
+    assert_eq!(refusal(&text), "plan.toml:1: format = \"1\", but this version reads 1");
 }
 
 #[test]

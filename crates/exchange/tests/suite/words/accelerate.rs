@@ -62,7 +62,7 @@ fn accelerates_words() {
             "  parallelism_config_cp_size: 2\n  parallelism_config_cp_comm_strategy: alltoall",
             "plans gather keys and values",
         ),
-        ("  parallelism_config_tp_size: 3", "has 16 devices"),
+        ("  parallelism_config_tp_size: 3", "it must divide the 16 devices"),
     ] {
         let error = base.read("mixed_precision: bf16", &in_config(words)).expect_err(words);
         assert!(error.to_string().contains(message), "{error}");

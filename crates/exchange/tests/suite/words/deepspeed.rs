@@ -106,7 +106,11 @@ fn deepspeeds_words() {
         ("false", "false }, \"data_types\": { \"grad_accum_dtype\": \"fp8\"", "fp32, bf16 or fp16"),
         ("\"AdamW\"", "\"Muon\"", "optimizer.type = Muon"),
         ("[0.8, 0.99]", "[0.8]", "optimizer.params.betas"),
-        ("256,", "256, \"tensor_parallel\": { \"autotp_size\": 3 },", "has 16 devices"),
+        (
+            "256,",
+            "256, \"tensor_parallel\": { \"autotp_size\": 3 },",
+            "it must divide the 16 devices",
+        ),
         (
             "\"train_batch_size\": 256, \"gradient_accumulation_steps\": 8",
             "\"steps\": 8",
