@@ -168,8 +168,8 @@ impl Words {
     fn misspelt(&self, path: &str) -> Option<String> {
         let (within, word) =
             path.rsplit_once('.').map_or(("", path), |(within, word)| (within, word));
-        let table = within.split('.').filter(|it| !it.is_empty());
-        let table = table.fold(Some(&self.root), |value, word| value?.get(word))?;
+        let mut table = within.split('.').filter(|it| !it.is_empty());
+        let table = table.try_fold(&self.root, |value, word| value.get(word))?;
         let read = self.read.borrow();
         let beside = read.iter().filter_map(|it| match within {
             "" => it.split('.').next(),
