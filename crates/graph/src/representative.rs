@@ -76,8 +76,8 @@ impl Representative {
 fn examples<L: PartialEq>(graph: &Graph, labels: &[L]) -> Vec<usize> {
     let mut kinds: Vec<((BlockKind<'_>, &L), usize)> = vec![];
     let mut examples = vec![];
-    for block in 0..graph.blocks().len() {
-        let kind = (BlockKind::of(graph, BlockId(block as u32)), &labels[block]);
+    for (block, label) in labels.iter().enumerate() {
+        let kind = (BlockKind::of(graph, BlockId(block as u32)), label);
         let known = kinds.iter().find(|(known, _)| *known == kind).map(|&(_, example)| example);
         examples.push(known.unwrap_or(block));
         if known.is_none() {
