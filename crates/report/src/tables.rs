@@ -99,9 +99,12 @@ pub(crate) fn comparison(timelines: &[(&str, &Timeline)]) -> Markup {
     }
 }
 
+/// What a table says of a track in a timeline of such a length.
+type ValueOf = fn(&Track, Picos) -> String;
+
 /// What each rank does and holds in the step, of each timeline side by side: the swimlane for those who read.
 pub(crate) fn ranks(timelines: &[(&str, &Timeline)], device_memory: &BTreeMap<u32, u64>) -> Markup {
-    let values: [(&str, fn(&Track, Picos) -> String); 6] = [
+    let values: [(&str, ValueOf); 6] = [
         ("Computing", |track, makespan| percent(shares(track, makespan).busy)),
         ("Exposed communication", |track, makespan| percent(shares(track, makespan).exposed)),
         ("Idle", |track, makespan| percent(shares(track, makespan).idle)),
