@@ -10,7 +10,10 @@ pub(crate) struct LiveCopies {
     first: u32,
     end: u32,
     /// All that are not in the run.
-    #[expect(clippy::box_collection, reason = "hardly ever there, and there are many of these side by side")]
+    #[expect(
+        clippy::box_collection,
+        reason = "hardly ever there, and there are many of these side by side"
+    )]
     others: Option<Box<BTreeSet<u32>>>,
 }
 

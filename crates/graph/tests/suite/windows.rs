@@ -38,8 +38,8 @@ fn equal_windows_are_written_equally() {
     assert_eq!(windows("layers=3,windows=3-0-3"), [3, 0]);
     assert_eq!(windows("layers=4,windows=4x3"), [3]);
     assert_eq!(windows("layers=4,windows=2x0-2x3"), [0, 0, 3, 3]);
-    assert_eq!(windows("layers=2,windows=2x0"), []);
-    assert_eq!(windows("layers=2,windows=2x0-3"), []);
+    assert!(windows("layers=2,windows=2x0").is_empty());
+    assert!(windows("layers=2,windows=2x0-3").is_empty());
 }
 
 #[test]

@@ -5,7 +5,7 @@ use crate::support::{Samples, llama, mesh, serial, trainer};
 use shardloom_plan::Uniform;
 use shardloom_program::timeline::{Activity, Interval, Track};
 
-fn of<'t>(track: &'t Track, activity: Activity) -> Vec<&'t Interval> {
+fn of(track: &Track, activity: Activity) -> Vec<&Interval> {
     track.intervals.iter().filter(|it| it.activity == activity).collect()
 }
 
