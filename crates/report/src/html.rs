@@ -419,7 +419,7 @@ mod tests {
         let row = between(&page, ">Step time</td>", "</tr>");
         let cells: Vec<&str> =
             row.split("</td>").map(|cell| cell.rsplit('>').next().unwrap_or("")).collect();
-        assert_eq!(cells, ["2.00 ms", "2.50 ms", "+25.0%", ""]);
+        assert_eq!(cells, ["2.00 ms", "2.50 ms", "-20.0%", ""]);
     }
 
     #[test]

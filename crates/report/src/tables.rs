@@ -51,7 +51,8 @@ fn is_number(cell: Option<&String>) -> bool {
     first.is_none_or(|c| c.is_ascii_digit())
 }
 
-/// The totals of each timeline, and how far the second is from the first.
+/// The totals of each timeline, and how far the first, predicted, is from the second, measured: as everywhere, errors are of
+/// what was measured.
 pub(crate) fn comparison(timelines: &[(&str, &Timeline)]) -> Markup {
     let totals: Vec<Totals> = timelines.iter().map(|(_, timeline)| Totals::of(timeline)).collect();
     let both = match totals.as_slice() {
@@ -62,7 +63,7 @@ pub(crate) fn comparison(timelines: &[(&str, &Timeline)]) -> Markup {
     let share = |name: &str, value: fn(&Totals) -> f64| {
         let mut cells = vec![name.to_owned()];
         cells.extend(totals.iter().map(|totals| percent(value(totals))));
-        let points = |(from, to)| format!("{:+.1} points", (value(to) - value(from)) * 100.0);
+        let points = |(it, of)| format!("{:+.1} points", (value(it) - value(of)) * 100.0);
         cells.extend(both.map(points));
         cells
     };
@@ -70,9 +71,9 @@ pub(crate) fn comparison(timelines: &[(&str, &Timeline)]) -> Markup {
         let mut cells = vec![name.to_owned()];
         cells.extend(totals.iter().map(|totals| show(value(totals))));
         // Nothing is any number of times zero.
-        let change = |(from, to)| match value(from) {
+        let change = |(it, of)| match value(of) {
             0.0 => String::new(),
-            from => signed_percent(value(to) / from - 1.0),
+            of => signed_percent(value(it) / of - 1.0),
         };
         cells.extend(both.map(change));
         cells
@@ -80,7 +81,7 @@ pub(crate) fn comparison(timelines: &[(&str, &Timeline)]) -> Markup {
     let size = |value: f64| bytes(value as u64);
     let mut columns = vec![String::new()];
     columns.extend(timelines.iter().map(|(source, _)| capitalised(source)));
-    columns.extend(both.map(|_| "Measured against predicted".to_owned()));
+    columns.extend(both.map(|_| "Predicted against measured".to_owned()));
     let rows = vec![
         amount("Step time", |totals| totals.step_seconds, seconds),
         share("Computing", |totals| totals.busy_fraction),
@@ -202,17 +203,17 @@ mod tests {
     }
 
     #[test]
-    fn the_second_timeline_is_set_against_the_first() {
+    fn the_first_timeline_is_set_against_the_second() {
         let predicted = timeline(Clock::Simulated, 60, 100, 512);
         let measured = timeline(Clock::Wall, 90, 200, 768);
         let both = [("predicted", &predicted), ("measured", &measured)];
         let expected = [
-            ["Step time", "100 µs", "200 µs", "+100.0%"],
-            ["Computing", "60.0%", "45.0%", "-15.0 points"],
+            ["Step time", "100 µs", "200 µs", "-50.0%"],
+            ["Computing", "60.0%", "45.0%", "+15.0 points"],
             ["Waiting for others", "0.0%", "0.0%", "+0.0 points"],
-            ["Communication not hidden by computing", "40.0%", "55.0%", "+15.0 points"],
+            ["Communication not hidden by computing", "40.0%", "55.0%", "-15.0 points"],
             ["Highest peak memory of a rank", "1.00 MiB", "1.00 MiB", "+0.0%"],
-            ["Sent by all ranks", "1.00 KiB", "1.50 KiB", "+50.0%"],
+            ["Sent by all ranks", "1.00 KiB", "1.50 KiB", "-33.3%"],
         ];
         assert_eq!(cells(&comparison(&both).into_string()), expected);
         // One alone is set against nothing.

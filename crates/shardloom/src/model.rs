@@ -254,7 +254,7 @@ mod tests {
         let text = "[model]\nfamily = \"none\"";
         fs::write(path("a.toml"), text).expect("written");
         let unknown = Model::load(&path("a.toml")).expect_err("no family").to_string();
-        assert!(unknown.contains("a.toml") && unknown.contains("none"), "{unknown}");
+        assert!(unknown.contains("a.toml:2") && unknown.contains("`family`"), "{unknown}");
         let gone = Model::load(&path("gone.json")).expect_err("there is none").to_string();
         assert!(gone.contains("gone.json"), "{gone}");
     }

@@ -280,7 +280,7 @@ fn what_is_wrong_with_all_of_them_is_an_error() {
         ("--cluster h100-80g:2 --schedules 1f1b,gpip", "usage", "did you mean gpipe?"),
         ("--cluster h100-80g:2 --schedules hanayo:x", "usage", "whole number"),
         ("--cluster h100-80g:2 --schedules hanayo:0", "usage", "at least 1"),
-        ("--cluster h100-80g:2 --pp 0", "plan", "pp = 0"),
+        ("--cluster h100-80g:2 --pp 0", "plan", "--pp 0"),
         ("--cluster h100-80g:2 --pp 4", "plan", "2 devices"),
         ("--cluster h100-80g:2 --pp 2 --schedules hanayo:4", "plan", "8 stages"),
         ("--cluster h100-80g:2 --pp 2 --microbatches 3", "plan", "divide"),

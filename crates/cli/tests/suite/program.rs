@@ -125,14 +125,14 @@ fn workers_train_with_servers_whose_plan_is_written_simulated_and_explained() {
     place.run(&format!("{train} {several}")).succeeds();
     place
         .run(&format!("simulate {MODEL} --cluster h100-80g:3 {several} --json"))
-        .refuses("plan", "4 in all; the cluster has 3");
+        .refuses("plan", "has 3 devices, but the plan needs 4");
     let trained = place.run(&format!("{train} {servers}")).succeeds();
     trained.check(trained.summary()["steps"] == 4, "not all steps");
     trained.check(trained.objects()[0]["gradient_norm"].is_null(), "a norm of all gradients");
     place
         .run(&format!("{train} {servers} --on-nan skip"))
         .refuses("plan", "with servers each updates what it holds by itself");
-    place.run(&format!("{train} {servers} --clip-norm 1")).refuses("plan", "clip_norm");
+    place.run(&format!("{train} {servers} --clip-norm 1")).refuses("plan", "--clip-norm");
     place.run(&format!("{train} {servers} --tp 2")).refuses("plan", "each worker is one device");
     place
         .run(&format!("{train} --ranks 2 --servers 1"))

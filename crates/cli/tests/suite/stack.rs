@@ -130,7 +130,7 @@ fn a_stack_of_ones_own_is_a_file_and_an_unknown_one_is_refused() {
     outcome.check(outcome.stderr.contains("`megatron`"), "not the nearest");
     place.write("mine.toml", "name = \"mine\"\n");
     let outcome = place.run(&format!("simulate {MODEL} --stack mine.toml"));
-    outcome.check(outcome.stderr.contains("missing field `source`"), "not what is missing");
+    outcome.check(outcome.stderr.contains("the key `source` is missing"), "not what is missing");
 }
 
 #[test]

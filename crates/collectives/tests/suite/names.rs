@@ -42,11 +42,16 @@ fn names_round_trip_through_text_and_serde() {
 }
 
 #[test]
+fn names_of_algorithms_are_known_in_letters_of_either_case() {
+    assert_eq!("Ring".parse(), Ok(Algorithm::Ring));
+    assert_eq!("Hierarchical:4".parse::<Algorithm>(), "hierarchical:4".parse());
+}
+
+#[test]
 fn unknown_names_are_refused_with_the_known_ones() {
     let names = [
         "",
         "rings",
-        "Ring",
         "hierarchical",
         "hierarchical:0",
         "hierarchical:x",

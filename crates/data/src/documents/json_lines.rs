@@ -140,9 +140,9 @@ mod tests {
     #[test]
     fn what_is_no_document_is_named_by_its_line() {
         for (content, part) in [
-            (&b"{\"text\": \"a\"}\n{\"text\": \n"[..], "line 2: it is no JSON"),
-            (b"\n[1]\n", "line 2: it is no JSON object"),
-            (b"{\"text\": 7}\n", "line 1: its field \"text\" is no text"),
+            (&b"{\"text\": \"a\"}\n{\"text\": \n"[..], "documents.jsonl:2: it is no JSON"),
+            (b"\n[1]\n", "documents.jsonl:2: it is no JSON object"),
+            (b"{\"text\": 7}\n", "documents.jsonl:1: its field \"text\" is no text"),
             (
                 b"{\"body\": \"b\", \"id\": 1}",
                 "no field \"text\", but body, id: say which with --text-field",

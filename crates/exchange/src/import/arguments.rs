@@ -265,7 +265,7 @@ mod tests {
         assert!(arguments.has("bf16"));
         assert_eq!(text("hidden-size"), "none");
         let error = arguments.text("data-path").expect_err("not assigned").to_string();
-        assert!(error.contains("run.sh: --data-path = $DATA"), "{error}");
+        assert!(error.contains("run.sh:13: --data-path = $DATA"), "{error}");
     }
 
     #[test]

@@ -215,7 +215,7 @@ fn another_type_of_model_is_refused_with_the_supported_ones() {
     }
     let message = |text| read_config(text, "config.json", None).unwrap_err().to_string();
     assert!(message("[1]").contains("JSON object"));
-    assert!(message("{\"a\": }").contains("line 1 column 7"));
+    assert!(message("{\"a\": }").starts_with("config.json:1: it is no JSON"));
 }
 
 proptest! {

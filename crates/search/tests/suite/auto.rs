@@ -5,7 +5,7 @@ use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_methods::baselines;
 use shardloom_plan::{AttentionKind, Axis, Precision, Recompute, ScheduleKind};
-use shardloom_search::{Only, Outcome, Request, SearchError, Space, auto, judge};
+use shardloom_search::{Baseline, Only, Outcome, Request, SearchError, Space, auto, judge};
 use shardloom_sim::estimate::{Cut, Estimator};
 
 const PLENTY: u64 = 80_000_000_000;
@@ -490,4 +490,18 @@ fn what_was_not_looked_at_is_told_as_far_as_it_was_not() {
     let constrained = told(Request { only, ..free });
     assert_eq!(constrained[0], "other widths and policies than those asked for");
     assert_eq!(constrained[1..], always);
+}
+
+/// On one device, of which there are few plans.
+#[test]
+fn a_model_of_thousands_of_blocks_is_simulated_once() {
+    let text = "gpt:layers=3000,hidden=8,heads=1,seq=2,vocab=8";
+    let graph = model(text);
+    let request = Request { fastest_algorithm: true, ..Request::new(text, "c", 1) };
+    let no_baseline = |_: &Cluster, _: &Request| -> Result<Vec<Baseline>, SearchError> {
+        panic!("a baseline would be simulated")
+    };
+    let outcome = auto(&graph, &h100(1, 1, PLENTY), &request, no_baseline).expect("a plan");
+    assert_eq!((outcome.search.simulated, outcome.baselines.len()), (1, 0));
+    assert!(outcome.notes.iter().any(|note| note.contains("3002 blocks")), "{:?}", outcome.notes);
 }

@@ -264,7 +264,7 @@ fn folders_without_readable_weights_are_refused_by_what_they_have() {
     assert_eq!(load(folder.path()).weights(), Some(folder.path()));
     let index = folder.path().join("model.safetensors.index.json");
     for (text, rule) in [
-        ("{", "line 1"),
+        ("{", "index.json:1: it is no JSON"),
         ("{}", "weight_map"),
         (r#"{"weight_map": {"wte.weight": "../elsewhere.safetensors"}}"#, "without folders"),
     ] {

@@ -206,7 +206,17 @@ fn the_summary_has_the_contract_s_keys() {
     let keys = |value: &serde_json::Value| -> Vec<String> {
         value.as_object().expect("an object").keys().cloned().collect()
     };
-    assert_eq!(keys(&folded), ["bubble_fraction", "ranks", "step_seconds"]);
+    let expected = [
+        "bubble_fraction",
+        "dependency_idle_fraction",
+        "exposed_communication_fraction",
+        "ranks",
+        "step_seconds",
+    ];
+    assert_eq!(keys(&folded), expected);
+    let share = |key: &str| folded[key].as_f64().expect("a number");
+    let parts = share("dependency_idle_fraction") + share("exposed_communication_fraction");
+    assert!((share("bubble_fraction") - parts).abs() < 1e-12);
     let rank = [
         "busy_seconds",
         "communication_seconds",
@@ -214,6 +224,7 @@ fn the_summary_has_the_contract_s_keys() {
         "peak_bytes",
         "rank",
         "sent_bytes",
+        "waits",
     ];
     assert_eq!(keys(&unfolded["ranks"][0]), rank);
     assert_eq!(unfolded["ranks"].as_array().map(Vec::len), Some(4));
