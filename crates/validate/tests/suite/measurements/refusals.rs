@@ -9,13 +9,13 @@ fn refusal(changes: &[(&str, &str)]) -> Refusal {
     predict(&[row(changes)], None, &|| {}).remove(0).prediction.expect_err("it is refused")
 }
 
-/// What is said of a bad file, from its name on.
+/// What is said of a bad file, from its line on.
 #[track_caller]
 fn error(text: &str) -> String {
     let error = read_text(text).expect_err("a bad file");
     assert!(error.path().ends_with("file.csv"), "{error}");
     let said = error.to_string();
-    said.split_once("file.csv, ").map(|(_, what)| what.to_owned()).unwrap_or(said)
+    said.split_once("file.csv:").map(|(_, what)| what.to_owned()).unwrap_or(said)
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn what_a_file_leaves_out_is_not_compared() {
     let crashed = row(&[("step_s", ""), ("step_kind", "crashed_or_oom")]);
     assert!(crashed.measured.crashed && crashed.case.is_ok());
     let what = error(&changed(&[("leave_out", "loss")]));
-    let right = "line 2, column leave_out: \"loss\" is none of error, regret and memory";
+    let right = "2: column leave_out: \"loss\" is none of error, regret and memory";
     assert_eq!(what, right);
 }
 
@@ -110,15 +110,12 @@ fn rows_on_every_accelerator_with_a_preset_are_predicted() {
 #[test]
 fn bad_files_are_refused_with_file_and_line() {
     let missing = "gpus,global_batch,micro_batch,hidden,heads,layers,seq,tp,dp,pp";
-    let right = "line 1: column \"iteration_ms\" of the schema vtrain-single-node is missing";
+    let right = "1: column \"iteration_ms\" of the schema vtrain-single-node is missing";
     assert_eq!(error(&format!("{missing}\n")), right);
     let unknown = format!("{missing},iteration_ms,price\n");
-    assert_eq!(
-        error(&unknown),
-        "line 1: column \"price\" is not one of the schema vtrain-single-node"
-    );
+    assert_eq!(error(&unknown), "1: column \"price\" is not one of the schema vtrain-single-node");
     let strange = error("name,value\na,1\n");
-    assert!(strange.starts_with("line 1: the columns from \"name\" on are"), "{strange}");
+    assert!(strange.starts_with("1: the columns from \"name\" on are"), "{strange}");
     let rows =
         |row: &str| format!("{missing},iteration_ms\n4,32,2,2048,16,16,1024,1,4,1,406\n{row}\n");
     for (row, what) in [
@@ -137,9 +134,9 @@ fn bad_files_are_refused_with_file_and_line() {
             "column iteration_ms: NaN is there, and a number above 0 is needed",
         ),
     ] {
-        assert_eq!(error(&rows(row)), format!("line 3, {what}"));
+        assert_eq!(error(&rows(row)), format!("3: {what}"));
     }
-    assert_eq!(error(&rows("4,32")), "line 3: there are 2 cells, and 11 columns");
+    assert_eq!(error(&rows("4,32")), "3: there are 2 cells, and 11 columns");
     let gone = read("no/such.csv".as_ref()).expect_err("there is none").to_string();
     assert!(gone.starts_with("cannot read no/such.csv: "), "{gone}");
 }
