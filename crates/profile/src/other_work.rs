@@ -40,8 +40,11 @@ impl ProcessorTime {
 
     /// What others took since `before` that `ranks` of `cores` processors would have needed, in percent of these.
     pub fn taken_since(&self, before: &ProcessorTime, (ranks, cores): (u32, u32)) -> u32 {
-        let others = (self.busy - before.busy).saturating_sub(self.own.saturating_sub(before.own));
-        let all = (self.all - before.all).max(1);
+        // What the system counts as waiting for disks may become less again.
+        let [all, busy, own] =
+            [(self.all, before.all), (self.busy, before.busy), (self.own, before.own)]
+                .map(|(now, before)| now.saturating_sub(before));
+        let (others, all) = (busy.saturating_sub(own), all.max(1));
         let of_cores = others as f64 / all as f64 * f64::from(cores);
         let free = f64::from(cores.saturating_sub(ranks));
         let taken = (of_cores - free) / f64::from(ranks.max(1));
@@ -94,5 +97,6 @@ mod tests {
         assert_eq!([taken(4), taken(3), taken(2)], [25, 0, 0]);
         let alone = ProcessorTime { all: 1400, busy: 700, own: 401 };
         assert_eq!(alone.taken_since(&before, (4, 4)), 0);
+        assert_eq!(before.taken_since(&now, (4, 4)), 0);
     }
 }

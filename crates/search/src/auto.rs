@@ -11,7 +11,7 @@ use shardloom_program::quantity;
 use shardloom_sim::matmul_precision;
 
 use crate::baseline::Baseline;
-use crate::search::{MOST_BLOCKS, Search};
+use crate::search::{MOST_BLOCKS, Search, is_deep};
 use crate::subset::Subset;
 use crate::{
     Judgement, Only, Request, SearchError, closest, judge, nearby, with_fastest_algorithms,
@@ -117,7 +117,7 @@ pub fn auto(
     require_estimate(request)?;
     let described = graph;
     let graph = &*request.graph_of(described, cluster);
-    let is_deep = graph.blocks().len() > MOST_BLOCKS;
+    let is_deep = is_deep(graph);
     // What people use without a search has no constraints.
     let baselines = |machines: &Cluster, request: &Request| match is_deep {
         true => Ok(vec![]),

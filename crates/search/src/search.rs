@@ -20,6 +20,11 @@ const EFFORT: usize = 10_000;
 /// fit: lowering and simulating one takes as long as hundreds of usual ones.
 pub(crate) const MOST_BLOCKS: usize = 3_000;
 
+/// Whether a model has more.
+pub(crate) fn is_deep(graph: &Graph) -> bool {
+    graph.blocks().len() > MOST_BLOCKS
+}
+
 /// Estimates this much slower than the best simulated plan are not simulated: the estimate is right to a
 /// few percent.
 const DOUBT: f64 = 1.05;
@@ -146,8 +151,8 @@ impl<'a> Search<'a> {
                 Some(known) => known,
                 None => {
                     // The first that fits is simulated whatever that takes.
-                    let is_deep = self.graph.blocks().len() > MOST_BLOCKS;
-                    if fitting > 0 && (is_deep || effort + self.effort(&plan) > EFFORT) {
+                    if fitting > 0 && (is_deep(self.graph) || effort + self.effort(&plan) > EFFORT)
+                    {
                         continue;
                     }
                     effort += self.effort(&plan);
@@ -177,8 +182,7 @@ impl<'a> Search<'a> {
                 break;
             }
             let Some(mut plan) = self.planned(&candidate)? else { continue };
-            let is_deep = self.graph.blocks().len() > MOST_BLOCKS;
-            if is_deep || effort + self.effort(&plan) > EFFORT {
+            if is_deep(self.graph) || effort + self.effort(&plan) > EFFORT {
                 continue;
             }
             effort += self.effort(&plan);

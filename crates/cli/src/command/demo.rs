@@ -70,10 +70,8 @@ impl Demo {
         if let Err(stale @ shardloom::Error::OtherMachine { .. }) = local.load() {
             terminal.note(format_args!("{stale}; it is measured again now"));
             let bar = terminal.share();
-            let measured = local.measure(Options::default(), &mut |what, share| {
-                bar.set_message(format!("measuring this machine: {what}"));
-                bar.set_position((share * 1000.0) as u64);
-            });
+            let mut hear = super::measuring(&bar, "this machine");
+            let measured = local.measure(Options::default(), &mut hear);
             bar.finish_and_clear();
             measured?;
         }

@@ -218,10 +218,7 @@ fn machines_of(
         return Ok((cluster, file));
     }
     let bar = terminal.share();
-    let mut hear = |what: &str, share: f64| {
-        bar.set_message(format!("measuring all machines: {what}"));
-        bar.set_position((share * 1000.0) as u64);
-    };
+    let mut hear = measuring(&bar, "all machines");
     let measured = launched.measure_and_keep(local, Effort::Quick, &mut hear);
     bar.finish_and_clear();
     let cluster = measured?;
@@ -233,6 +230,7 @@ fn machines_of(
 fn load_cluster(text: &str, local: &LocalProfile, terminal: Terminal) -> Result<Cluster, Failure> {
     let bar = terminal.share();
     let mut is_said = false;
+    let mut show = measuring(&bar, "this machine");
     let mut hear = |what: &str, share: f64| {
         if !is_said {
             is_said = true;
@@ -244,8 +242,7 @@ fn load_cluster(text: &str, local: &LocalProfile, terminal: Terminal) -> Result<
                 ));
             });
         }
-        bar.set_message(format!("measuring this machine: {what}"));
-        bar.set_position((share * 1000.0) as u64);
+        show(what, share);
     };
     let cluster = shardloom::load_cluster(text, local, &mut hear);
     bar.finish_and_clear();
@@ -254,6 +251,14 @@ fn load_cluster(text: &str, local: &LocalProfile, terminal: Terminal) -> Result<
         note_disturbed(profile, terminal);
     }
     Ok(cluster)
+}
+
+/// Shows on a bar what is being measured.
+fn measuring(bar: &ProgressBar, machines: &str) -> impl FnMut(&str, f64) {
+    move |what, share| {
+        bar.set_message(format!("measuring {machines}: {what}"));
+        bar.set_position((share * 1000.0) as u64);
+    }
 }
 
 /// Says that what was measured may be too slow, if other programs disturbed it.

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
-use indicatif::ProgressBar;
 use serde::Serialize;
 use shardloom::Launched;
 use shardloom::cluster::{Cluster, NodeGroup, Precision, Profile as Machine};
@@ -117,7 +116,7 @@ impl Profile {
         }
         let local = self.profile.local()?;
         let bar = terminal.share();
-        let mut hear = heard(&bar);
+        let mut hear = super::measuring(&bar, "all machines");
         let start = Instant::now();
         let (cluster, path) = match &output {
             Some(file) => {
@@ -162,7 +161,7 @@ impl Profile {
         self.require_cores()?;
         let options = Options { ranks: self.ranks, memory_bytes: None, effort: self.effort() };
         let bar = terminal.share();
-        let mut hear = heard(&bar);
+        let mut hear = super::measuring(&bar, "this machine");
         let start = Instant::now();
         let (profile, path) = match &output {
             Some(file) => {
@@ -234,14 +233,6 @@ impl Profile {
             }
             None => Ok(()),
         }
-    }
-}
-
-/// Shows on a bar what is being measured.
-fn heard(bar: &ProgressBar) -> impl FnMut(&str, f64) {
-    |what, share| {
-        bar.set_message(what.to_owned());
-        bar.set_position((share * 1000.0) as u64);
     }
 }
 

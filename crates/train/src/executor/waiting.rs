@@ -2,7 +2,8 @@
 //!
 //! A rank comes to a receive or a collective and then waits: until the sender begins to send, or the last member has
 //! come. Only what follows is communication, and only that is what the simulator shows of either, so that predicted and
-//! measured times of waiting and of communication are of the same things.
+//! measured times of waiting and of communication are of the same things. Times of several processes count from when all
+//! met: between machines they differ by what their clocks have drifted apart since then.
 
 use std::collections::HashMap;
 

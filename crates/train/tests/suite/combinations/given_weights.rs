@@ -6,7 +6,8 @@ use shardloom_plan::{Plan, Updates};
 use shardloom_train::Trainer;
 use shardloom_train::learning_rate::Curve;
 
-use super::words::{Combination, Data, combinations, serial_plan};
+use super::data::Data;
+use super::words::{Combination, combinations, serial_plan};
 use crate::support::{losses, trainer};
 
 /// Largest relative difference to the loss of the serial run in the same formats: in 16 bits other splits round

@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 use shardloom_collectives::Algorithm;
-use shardloom_data::{DataError, Field, Part, Source};
-use shardloom_graph::{Graph, Op, OpKind};
+use shardloom_graph::Graph;
 use shardloom_plan::{
     Arrangement, Averaging, Axis, AxisSet, Communication, Compression, Corrections, DeviceList,
     LossScale, Mesh, Negotiation, Number, Optimizer, ParameterGroup, Pipeline, Plan, Precision,
@@ -15,11 +14,12 @@ use shardloom_plan::{
 use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{Blueprint, OnNonFinite, Settings, Trainer};
 
+use super::data::Data;
 use super::pairs::{Covering, Pair, Row, all_pairs, covering};
-use crate::support::{Samples, mesh, serial};
+use crate::support::{mesh, serial};
 
 /// Samples of a step.
-const BATCH: usize = 8;
+pub const BATCH: usize = 8;
 
 /// The order of passes, the weights that they run with, and when stages update.
 #[derive(Clone, Copy, Debug)]
@@ -663,65 +663,6 @@ impl Combination<'_> {
 impl std::fmt::Display for Combination<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} by {:?} under\n{}", self.graph.name(), self.curve, self.plan.to_toml())
-    }
-}
-
-/// Sequences of tokens, or features with classes.
-pub struct Data {
-    tokens: Samples,
-    /// Features and class of samples without a sequence, whose tokens are categories.
-    classified: Option<Vec<(Vec<f32>, u32)>>,
-}
-
-impl Data {
-    /// For `graph`: more than any run takes, so that a run that goes on at another sample is told apart.
-    /// With `poison` a feature is no number.
-    pub fn new(graph: &Graph, poison: bool) -> Data {
-        let tokens = Samples::patterned(128, 8, 32);
-        let is_binary = |(_, op): (_, &Op)| op.kind == OpKind::SigmoidCrossEntropy;
-        let classes = if graph.ops().any(is_binary) { 2 } else { 4 };
-        let classify = |row: &Vec<u32>| {
-            let features = row.iter().map(|&it| it as f32 / 16.0 - 1.0).collect();
-            (features, (row[0] + row[5]) % classes)
-        };
-        let mut classified: Vec<(Vec<f32>, u32)> = tokens.inputs.iter().map(classify).collect();
-        if poison {
-            classified[POISONED * BATCH + 3].0[1] = f32::NAN;
-        }
-        let reads_features = graph.inputs().any(|(_, input)| input.name == "features");
-        Data { tokens, classified: reads_features.then_some(classified) }
-    }
-}
-
-/// The step that has a feature that is no number, where updates with that are left out.
-const POISONED: usize = 1;
-
-impl Source for Data {
-    fn field<'a>(
-        &'a self,
-        part: Part,
-        position: u64,
-        input: &str,
-        room: &'a mut Vec<u32>,
-    ) -> Result<Option<Field<'a>>, DataError> {
-        let Some(rows) = &self.classified else {
-            return self.tokens.field(part, position, input, room);
-        };
-        let (features, class) = &rows[position as usize % rows.len()];
-        Ok(match input {
-            "features" => Some(Field::Reals(features)),
-            "targets" => Some(Field::Indices(std::slice::from_ref(class))),
-            _ => {
-                let number =
-                    input.strip_prefix("category.").and_then(|it| it.parse::<usize>().ok());
-                let row = &self.tokens.inputs[position as usize % rows.len()];
-                number.and_then(|at| row.get(at..=at)).map(Field::Indices)
-            }
-        })
-    }
-
-    fn validation_len(&self) -> u64 {
-        self.tokens.validation_len()
     }
 }
 
