@@ -2,8 +2,10 @@
 //! the line and key of the document.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
-use serde::{Deserialize, Deserializer, de::Error};
+use serde::de::{DeserializeOwned, Error};
+use serde::{Deserialize, Deserializer};
 
 /// A finite number above zero.
 pub(crate) fn positive<'de, D: Deserializer<'de>>(input: D) -> Result<f64, D::Error> {
@@ -48,10 +50,10 @@ pub(crate) fn fraction<'de, D: Deserializer<'de>>(input: D) -> Result<f64, D::Er
 }
 
 /// [`fraction`]s by name.
-pub(crate) fn fractions<'de, D: Deserializer<'de>>(
+pub(crate) fn fractions<'de, D: Deserializer<'de>, K: DeserializeOwned + Ord + fmt::Display>(
     input: D,
-) -> Result<BTreeMap<String, f64>, D::Error> {
-    let named: BTreeMap<String, f64> = BTreeMap::deserialize(input)?;
+) -> Result<BTreeMap<K, f64>, D::Error> {
+    let named: BTreeMap<K, f64> = BTreeMap::deserialize(input)?;
     match named.iter().find(|(_, value)| !(**value > 0.0 && **value <= 1.0)) {
         None => Ok(named),
         Some((name, value)) => {

@@ -2,7 +2,7 @@ use std::{collections::BTreeMap, fmt};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ClusterError, Curve, MatmulRates, ProductSeconds, checked};
+use crate::{ClusterError, Curve, FusedAttention, MatmulRates, ProductSeconds, checked};
 
 /// Number format of a matrix product's operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -105,13 +105,13 @@ pub struct DeviceKind {
     /// with their own copy engines and network cards, false of ranks that compute
     /// and communicate on the same cores.
     pub lanes_overlap: bool,
-    /// Fraction of the peak rate that fused attention kernels reach, for devices on which training
+    /// How fast fused attention kernels are, for devices on which training
     /// normally uses them (Dao 2023, arXiv 2307.08691): plans then usually have `attention = "fused"`, whose
-    /// scores and probabilities never pass through memory. Without it attention is separate products and a
+    /// scores and probabilities never pass through memory. One number is the fraction of the peak rate that they
+    /// reach, forward and backward together. Without it attention is separate products and a
     /// softmax between them.
-    #[serde(default, deserialize_with = "checked::optional_positive")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub fused_attention: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fused_attention: Option<FusedAttention>,
     /// Price of an hour, in US dollars, where one is known: what clouds list for one rented on demand.
     #[serde(default, deserialize_with = "checked::optional_positive")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -176,8 +176,8 @@ impl DeviceKind {
         match &self.matmul {
             MatmulRates::Analytic(analytic) => {
                 let memory = self.memory_bytes_per_second * self.memory_reachable;
-                let bytes = f64::from(precision.bytes());
-                Ok(self.launch_seconds + analytic.seconds(peak, memory, bytes, [batch, m, n, k]))
+                let shape = [batch, m, n, k];
+                Ok(self.launch_seconds + analytic.seconds(precision, peak, memory, shape))
             }
             MatmulRates::Measured(measured) if measured.precision == precision => {
                 Ok(batch as f64 * measured.seconds(m, n, k))

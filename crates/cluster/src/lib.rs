@@ -31,6 +31,7 @@
 //! reached (an estimate until measured), and alpha-beta links. It knows nothing of
 //! networks, plans or schedules.
 
+mod attention_time;
 mod checked;
 mod cluster;
 mod collective_time;
@@ -50,6 +51,7 @@ mod stack;
 mod star_time;
 mod uplink;
 
+pub use attention_time::{AttentionPass, FusedAttention};
 pub use cluster::{Cluster, DeviceId, NodeGroup, NodeId};
 pub use curve::Curve;
 pub use device::{DeviceKind, PeakFlops, Precision};

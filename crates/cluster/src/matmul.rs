@@ -1,5 +1,7 @@
 //! How long a matrix product takes, from physical constants or from measurements.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{ClusterError, Precision, checked};
@@ -35,6 +37,14 @@ pub struct AnalyticMatmul {
     /// Tiles to choose from; at least one.
     #[serde(deserialize_with = "some_tiles")]
     pub tiles: Vec<Tile>,
+    /// What fraction of `reachable` products of a format reach, where that is not all of it: the higher a peak
+    /// rate, the harder it is to feed.
+    #[serde(
+        default,
+        skip_serializing_if = "BTreeMap::is_empty",
+        deserialize_with = "checked::fractions"
+    )]
+    pub relative: BTreeMap<Precision, f64>,
 }
 
 /// One tile shape.
@@ -62,15 +72,17 @@ fn some_tiles<'de, D: serde::Deserializer<'de>>(input: D) -> Result<Vec<Tile>, D
 }
 
 impl AnalyticMatmul {
-    /// Time without launch of a product `[batch, m, n, k]` at a peak of `peak`
-    /// FLOP/s and `memory` bytes per second, `element_bytes` per element.
+    /// Time without launch of a product `[batch, m, n, k]` of operands in `format`, at a peak of `peak`
+    /// FLOP/s and `memory` bytes per second.
     pub(crate) fn seconds(
         &self,
+        format: Precision,
         peak: f64,
         memory: f64,
-        element_bytes: f64,
         [batch, m, n, k]: [u64; 4],
     ) -> f64 {
+        let peak = peak * self.relative.get(&format).copied().unwrap_or(1.0);
+        let element_bytes = f64::from(format.bytes());
         let (products, rows, columns, depth) = (batch as f64, m as f64, n as f64, k as f64);
         let elements = products * (rows * depth + depth * columns + rows * columns);
         let streamed = elements * element_bytes / memory;

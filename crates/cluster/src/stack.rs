@@ -8,7 +8,7 @@ use shardloom_collectives::{Algorithm, Kind};
 use shardloom_document::toml_fault;
 
 use crate::profile::nearest;
-use crate::{ClusterError, DeviceKind, Residuals, StepKind, checked, residuals};
+use crate::{ClusterError, DeviceKind, FusedAttention, Residuals, StepKind, checked, residuals};
 
 /// A software stack: the framework, its kernels and the defaults of its plans.
 ///
@@ -42,15 +42,11 @@ pub struct Stack {
     /// measured by operator stay as they are.
     #[serde(default = "one", deserialize_with = "checked::factor")]
     pub memory_time: f64,
-    /// The fraction of a device's peak that its kernels of fused attention reach, forward and backward together,
+    /// How fast its kernels of fused attention are on a device,
     /// by the device's name. What is not listed is as the device says; where that has no such kernels, there
     /// are none.
-    #[serde(
-        default,
-        skip_serializing_if = "BTreeMap::is_empty",
-        deserialize_with = "checked::fractions"
-    )]
-    pub fused_attention: BTreeMap<String, f64>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub fused_attention: BTreeMap<String, FusedAttention>,
     /// Time of a collective, in terms of what the links' bandwidth and latency say.
     #[serde(default = "one", deserialize_with = "checked::factor")]
     pub collective_time: f64,
@@ -244,11 +240,13 @@ impl PlanDefaults {
 }
 
 /// Names and texts of the preset files.
-const PRESETS: [(&str, &str); 6] = [
+const PRESETS: [(&str, &str); 8] = [
     ("shardloom", include_str!("../stacks/shardloom.toml")),
     ("megatron", include_str!("../stacks/megatron.toml")),
     ("megatron-2021", include_str!("../stacks/megatron-2021.toml")),
     ("fsdp-eager", include_str!("../stacks/fsdp-eager.toml")),
+    ("pytorch", include_str!("../stacks/pytorch.toml")),
+    ("pytorch-compiled", include_str!("../stacks/pytorch-compiled.toml")),
     ("internevo", include_str!("../stacks/internevo.toml")),
     ("nanotron", include_str!("../stacks/nanotron.toml")),
 ];
@@ -311,9 +309,8 @@ impl Stack {
         listed.map_or_else(Kernels::default, |(_, kernels)| *kernels)
     }
 
-    /// The fraction of its peak at which `device` computes attention by fused kernels; none where this software
-    /// has none for it.
-    pub fn fused_attention(&self, device: &DeviceKind) -> Option<f64> {
+    /// How fast `device` computes attention by fused kernels; none where this software has none for it.
+    pub fn fused_attention(&self, device: &DeviceKind) -> Option<FusedAttention> {
         let reached = device.fused_attention?;
         match self.attention {
             Attention::AsTheDevice => {

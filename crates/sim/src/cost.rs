@@ -509,13 +509,17 @@ impl<'a> CostModel<'a> {
         }
         let stack = self.cluster.stack();
         if let OpKind::FusedAttention { visibility, .. } = node.kind
-            && let Some(reached) = stack.fused_attention(device)
+            && let Some(kernels) = stack.fused_attention(device)
+            && let Some((MatmulShape { batch, m, n, k }, count)) = matmul
         {
             // Fused kernels skip what a mask hides.
             let keys = node.signature.inputs[1][1];
-            let seen = visibility.seen(local.get(node.signature.loops[keys].dim));
+            let seen = n as f64 * visibility.seen(local.get(node.signature.loops[keys].dim));
             let peak = device.peak_flops(matmul_precision(self.program.precision.compute))?;
-            return Ok(device.launch_seconds + seen * flops / (peak * reached));
+            let pass = if pass == Pass::Forward { kernels.forward } else { kernels.backward };
+            let of_score = (2 * count * k) as f64;
+            let seconds = pass.seconds(peak, (batch * m) as f64 * seen, of_score, seen);
+            return Ok(device.launch_seconds + seconds);
         }
         let traffic = stack.memory_time * stack.kernels(&rate).traffic;
         let Some((shape, count)) = matmul.filter(|_| !device.rates.contains_key(&rate)) else {

@@ -57,6 +57,11 @@ impl Convention {
         }
     }
 
+    /// What `benches/gpu/steps.py` runs: embedding and head are one.
+    fn pytorch(stack: &'static str, usual: Convention) -> Convention {
+        Convention { padded: false, tied_below: f64::INFINITY, stack, ..usual }
+    }
+
     /// What holds for the rows of `model` in `source`.
     pub fn of(source: &str, model: &str) -> Convention {
         let usual = Convention::megatron(model);
@@ -85,6 +90,10 @@ impl Convention {
                 stack: "internevo",
                 ..usual
             },
+            "Hugging Face in PyTorch, eager" => Convention::pytorch("pytorch", usual),
+            "Hugging Face in PyTorch, blocks compiled" => {
+                Convention::pytorch("pytorch-compiled", usual)
+            }
             "mosaicml/llm-foundry" => Convention { padded: false, stack: "fsdp-eager", ..usual },
             // Squared ReLU (Parmar et al. 2024, arXiv 2402.16819, table 1).
             "NVIDIA/dgxc-benchmarking" if model.starts_with("nemotron") => {

@@ -33,6 +33,7 @@ mod fit;
 mod hardware;
 mod interval;
 mod log;
+mod operator;
 mod prediction;
 mod prepared;
 mod refusal;
@@ -54,6 +55,7 @@ pub use log::{
     Argument, Batch, LogError, LogFormat, LoggedPeak, LoggedStep, Pace, Rate, StepSize,
     TrainingLog, read_log,
 };
+pub use operator::{OperatorFigures, OperatorKind, OperatorRow, OperatorShape};
 pub use prediction::Prediction;
 pub use refusal::Refusal;
 pub use report::{Exceeding, Figures, FileReport, LineReport, Part, RefusedRows, WorstRow};

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use shardloom_cluster::Stack;
 use shardloom_sim::StepShares;
 
 use crate::interval::Coverage;
 use crate::statistics::{Errors, Pair, Regret};
-use crate::{Measurements, Outcome, Prediction, Row};
+use crate::{Measurements, OperatorFigures, OperatorRow, Outcome, Prediction, Refusal, Row};
 
 /// How many of the worst rows are listed.
 const WORST: usize = 3;
@@ -28,6 +29,9 @@ pub struct FileReport {
     pub all: Figures,
     /// Its rows by source and hardware.
     pub parts: Vec<Part>,
+    /// Its operators by device and kind.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub operators: Vec<OperatorFigures>,
     /// Why rows are not predicted.
     pub refusals: Vec<RefusedRows>,
     /// Row by row.
@@ -166,8 +170,25 @@ impl FileReport {
             prediction_seconds: found.iter().map(|it| it.outcome.elapsed.as_secs_f64()).sum(),
             all: Figures::of(&found.iter().collect::<Vec<_>>()),
             parts: parts.iter().map(part).collect(),
+            operators: vec![],
             refusals: refusals(&found),
             lines: with_lines.then(|| found.iter().map(Found::line).collect()),
+        }
+    }
+}
+
+impl FileReport {
+    /// The same with what the model of devices says of the operators of `measurements` under `stack`.
+    #[must_use]
+    pub fn with_operators(self, measurements: &Measurements, stack: Option<&Stack>) -> FileReport {
+        let refused = |row: &OperatorRow| row.compare(stack).err();
+        FileReport {
+            operators: OperatorFigures::of(&measurements.operators, stack),
+            refusals: match measurements.operators.is_empty() {
+                true => self.refusals,
+                false => grouped(measurements.operators.iter().filter_map(refused)),
+            },
+            ..self
         }
     }
 }
@@ -271,10 +292,14 @@ fn exceeding(found: &[&Found<'_>], crashed: bool) -> Exceeding {
     count
 }
 
-/// The most frequent reason first.
 fn refusals(found: &[Found<'_>]) -> Vec<RefusedRows> {
+    grouped(found.iter().filter_map(|it| it.outcome.prediction.clone().err()))
+}
+
+/// The most frequent reason first.
+fn grouped(refusals: impl Iterator<Item = Refusal>) -> Vec<RefusedRows> {
     let mut reasons: Vec<RefusedRows> = vec![];
-    for refusal in found.iter().filter_map(|it| it.outcome.prediction.as_ref().err()) {
+    for refusal in refusals {
         let reason = refusal.reason();
         match reasons.iter_mut().find(|it| it.reason == reason) {
             Some(known) => known.rows += 1,

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use crate::scenario::{cores, exchanged, gpt, h100, lowered, narrow, uniform};
-use shardloom_cluster::{Cluster, Curve, DeviceId, NodeGroup, Precision as Format};
+use shardloom_cluster::{
+    AttentionPass, Cluster, Curve, DeviceId, FusedAttention, NodeGroup, Precision as Format,
+};
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{Graph, ModelSpec, OpKind};
@@ -443,6 +445,13 @@ fn an_update_changes_a_master_copy_and_a_cast_makes_the_weights_in_use_of_it() {
     close(seconds(&graph, &cluster, &program, cast), expected);
 }
 
+/// An H100 that attends so.
+fn attending(kernels: FusedAttention) -> Cluster {
+    let mut groups = h100(1).groups().to_vec();
+    groups[0].profile.device.fused_attention = Some(kernels);
+    Cluster::new(groups).expect("a cluster")
+}
+
 /// Of a window of 8 of 32 positions the first queries see half of what the others do: an eighth is not there.
 #[test]
 fn fused_attention_computes_the_keys_of_a_window_only() {
@@ -452,12 +461,9 @@ fn fused_attention_computes_the_keys_of_a_window_only() {
     let plan = uniform(1, 1, 1, 1).plan(&graph, "llama", "cluster");
     let plan = Plan { attention: AttentionKind::Fused, ..plan };
     let program = lower(&graph, &plan, 1).expect("it fits");
-    let cluster = h100(1);
+    let cluster = attending(FusedAttention::flat(0.6));
     let device = cluster.kind_of(DeviceId(0)).expect("it is there");
-    let (peak, reached) = (
-        device.peak_flops(Format::Bf16).expect("it computes in bf16"),
-        device.fused_attention.expect("it has fused attention"),
-    );
+    let (peak, reached) = (device.peak_flops(Format::Bf16).expect("it computes in bf16"), 0.6);
     let product = 2.0 * 8.0 * 32.0 * 8.0 * 8.0;
     let attention = |kind: &OpKind| matches!(kind, OpKind::FusedAttention { .. });
     for (pass, count) in [(Pass::Forward, 2.0), (Pass::Input, 5.0)] {
@@ -467,18 +473,38 @@ fn fused_attention_computes_the_keys_of_a_window_only() {
     }
 }
 
+/// Half of 32 keys are seen on average, by 8 heads of 8 numbers over 32 positions.
+#[test]
+fn fused_attention_takes_exponentials_and_what_few_keys_cost() {
+    let graph = gpt(2, false).with_fused_attention();
+    let plan = uniform(1, 1, 1, 1).plan(&graph, "gpt", "cluster");
+    let plan = Plan { attention: AttentionKind::Fused, ..plan };
+    let program = lower(&graph, &plan, 1).expect("it fits");
+    let forward = AttentionPass { reachable: 0.5, score_seconds: 1e-9, half_keys: 48.0 };
+    let backward = AttentionPass { reachable: 0.25, score_seconds: 3e-9, half_keys: 8.0 };
+    let cluster = attending(FusedAttention { forward, backward });
+    let device = cluster.kind_of(DeviceId(0)).expect("it is there");
+    let peak = device.peak_flops(Format::Bf16).expect("it computes in bf16");
+    let attention = |kind: &OpKind| matches!(kind, OpKind::FusedAttention { .. });
+    let scores = 8.0 * 32.0 * 16.0;
+    for (pass, expected) in [
+        (Pass::Forward, scores * (2.0 * 2.0 * 8.0 / (peak * 0.5) + 1e-9) * 4.0),
+        (Pass::Input, scores * (5.0 * 2.0 * 8.0 / (peak * 0.25) + 3e-9) * 1.5),
+    ] {
+        let at = find(&program, computes(&graph, pass, attention));
+        close(seconds(&graph, &cluster, &program, at), device.launch_seconds + expected);
+    }
+}
+
 #[test]
 fn fused_attention_skips_the_half_that_a_causal_mask_hides() {
     let graph = gpt(2, false).with_fused_attention();
     let plan = uniform(1, 1, 1, 1).plan(&graph, "gpt", "cluster");
     let plan = Plan { attention: AttentionKind::Fused, ..plan };
     let program = lower(&graph, &plan, 1).expect("it fits");
-    let cluster = h100(1);
+    let cluster = attending(FusedAttention::flat(0.6));
     let device = cluster.kind_of(DeviceId(0)).expect("it is there");
-    let (peak, reached) = (
-        device.peak_flops(Format::Bf16).expect("it computes in bf16"),
-        device.fused_attention.expect("it has fused attention"),
-    );
+    let (peak, reached) = (device.peak_flops(Format::Bf16).expect("it computes in bf16"), 0.6);
     // Eight heads of eight numbers over 32 positions of one sample.
     let product = 2.0 * 8.0 * 32.0 * 32.0 * 8.0;
     let attention = |kind: &OpKind| matches!(kind, OpKind::FusedAttention { .. });

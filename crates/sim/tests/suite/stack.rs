@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use crate::scenario::{gpt, h100, lowered, uniform};
-use shardloom_cluster::{Algorithms, Attention, BetweenNodes, Cluster, DeviceId, Kernels, Stack};
+use shardloom_cluster::{
+    Algorithms, Attention, BetweenNodes, Cluster, DeviceId, FusedAttention, Kernels, Stack,
+};
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{ModelSpec, OpKind};
@@ -283,7 +285,7 @@ fn fused_attention_reaches_what_the_software_reaches_on_the_device() {
     let core = core.expect("it attends");
     let seconds = |name: &str, reached: f64| {
         let cluster = under(1, |stack| {
-            stack.fused_attention.insert(name.into(), reached);
+            stack.fused_attention.insert(name.into(), FusedAttention::flat(reached));
         });
         let launch = cluster.groups()[0].profile.device.launch_seconds;
         let costs = CostModel::new(&graph, &cluster, &program);

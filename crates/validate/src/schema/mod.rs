@@ -2,6 +2,7 @@
 
 mod korthikanti;
 mod megatron_2021;
+mod operators;
 mod published;
 mod vtrain;
 mod weak_scaling;
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf};
 use csv::{ErrorKind, ReaderBuilder, StringRecord};
 use serde::de::DeserializeOwned;
 
-use crate::{Row, ValidateError};
+use crate::{OperatorRow, Row, ValidateError};
 
 /// A file of measurements.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,8 +23,10 @@ pub struct Measurements {
     pub schema: &'static str,
     /// Why nothing can be compared with what it holds, if so.
     pub refused: Option<&'static str>,
-    /// Its rows.
+    /// Its rows, where it has steps.
     pub rows: Vec<Row>,
+    /// Its rows, where it has operators.
+    pub operators: Vec<OperatorRow>,
 }
 
 /// A form of files.
@@ -42,13 +45,15 @@ enum Holds {
         /// What reads them.
         rows: fn(&Table) -> Result<Vec<Row>, ValidateError>,
     },
+    /// Single operators.
+    Operators(fn(&Table) -> Result<Vec<OperatorRow>, ValidateError>),
     /// Something else.
     Other(&'static str),
 }
 
 const NO_BATCH: &str = "no row says how many samples a step has: ratios, not steps";
 
-const SCHEMAS: [Schema; 7] = [
+const SCHEMAS: [Schema; 8] = [
     Schema {
         name: "published",
         columns: &published::COLUMNS,
@@ -88,6 +93,11 @@ const SCHEMAS: [Schema; 7] = [
         ),
     },
     Schema {
+        name: "operators",
+        columns: &operators::COLUMNS,
+        holds: Holds::Operators(operators::rows),
+    },
+    Schema {
         name: "kernels",
         columns: &["system", "op", "peak_tflops", "shape", "measured_fraction_of_peak"],
         holds: Holds::Other("it has times of kernels, not steps"),
@@ -102,12 +112,20 @@ const SCHEMAS: [Schema; 7] = [
 pub fn read(path: &Path) -> Result<Measurements, ValidateError> {
     let table = Table::read(path)?;
     let schema = table.schema()?;
-    let (rows, refused) = match schema.holds {
-        Holds::Steps { batch, .. } if table.is_without(batch) => (vec![], Some(NO_BATCH)),
-        Holds::Steps { rows, .. } => (rows(&table)?, None),
-        Holds::Other(why) => (vec![], Some(why)),
+    let mut found = Measurements {
+        path: path.to_owned(),
+        schema: schema.name,
+        refused: None,
+        rows: vec![],
+        operators: vec![],
     };
-    Ok(Measurements { path: path.to_owned(), schema: schema.name, refused, rows })
+    match schema.holds {
+        Holds::Steps { batch, .. } if table.is_without(batch) => found.refused = Some(NO_BATCH),
+        Holds::Steps { rows, .. } => found.rows = rows(&table)?,
+        Holds::Operators(rows) => found.operators = rows(&table)?,
+        Holds::Other(why) => found.refused = Some(why),
+    }
+    Ok(found)
 }
 
 /// A file as text in cells.

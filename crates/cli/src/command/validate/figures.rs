@@ -3,7 +3,8 @@
 use shardloom::cluster::Residuals;
 use shardloom::program::quantity::{bytes, percent, seconds, signed_percent};
 use shardloom_validate::{
-    Coverage, Errors, Exceeding, Figures, FileReport, GroupResiduals, LineReport, Part,
+    Coverage, Errors, Exceeding, Figures, FileReport, GroupResiduals, LineReport, OperatorFigures,
+    Part,
 };
 
 use crate::failure::Failure;
@@ -23,7 +24,9 @@ pub fn print(terminal: Terminal, reports: &[FileReport]) -> Result<(), Failure> 
     let rows = |row: fn(&str, &Figures) -> Vec<String>| -> Vec<Vec<String>> {
         named.iter().map(|(name, figures)| row(name, figures)).collect()
     };
-    terminal.text(table(&TIMES, &rows(time_row)))?;
+    if !named.is_empty() {
+        terminal.text(table(&TIMES, &rows(time_row)))?;
+    }
     let remembering: Vec<Vec<String>> = named
         .iter()
         .filter(|(_, figures)| has_memory(figures))
@@ -33,7 +36,14 @@ pub fn print(terminal: Terminal, reports: &[FileReport]) -> Result<(), Failure> 
         terminal.line("")?;
         terminal.text(table(&MEMORY, &remembering))?;
     }
-    for report in reports {
+    let operators = operators(reports);
+    if !operators.is_empty() {
+        terminal.line("")?;
+        terminal.text(table(&OPERATORS, &operators))?;
+    }
+    let has_more =
+        |report: &&FileReport| report.operators.is_empty() || !report.refusals.is_empty();
+    for report in reports.iter().filter(has_more) {
         terminal.line(format_args!("\n{}", report.file))?;
         if let Some(why) = report.refused {
             terminal.line(format_args!("  nothing to compare: {why}"))?;
@@ -50,8 +60,10 @@ pub fn print(terminal: Terminal, reports: &[FileReport]) -> Result<(), Failure> 
             let (rows, reason, first) = (it.rows, it.reason, &it.first);
             terminal.line(format_args!("  {rows} not predicted: {reason} (the first: {first})"))?;
         }
-        let took = seconds(report.prediction_seconds);
-        terminal.line(format_args!("  predicted in {took} of one core"))?;
+        if report.all.rows > 0 {
+            let took = seconds(report.prediction_seconds);
+            terminal.line(format_args!("  predicted in {took} of one core"))?;
+        }
     }
     Ok(())
 }
@@ -79,12 +91,35 @@ pub const TIMES: [&str; 10] = [
 pub const MEMORY: [&str; 6] =
     ["peak memory", "rows", "error", "bias", "crashed: too large", "ran: too large"];
 
+/// The columns of [`operators`].
+pub const OPERATORS: [&str; 8] =
+    ["operator", "device", "format", "library", "rows", "error", "bias", "rank"];
+
 const LINES: [&str; 6] = ["line", "measured", "predicted", "error", "peak", "what"];
+
+/// What the model of devices says of the operators of every file.
+pub fn operators(reports: &[FileReport]) -> Vec<Vec<String>> {
+    let row = |it: &OperatorFigures| {
+        let OperatorFigures { hardware, kind, errors } = it;
+        vec![
+            format!("{}.{}", kind.operator, kind.pass),
+            hardware.clone(),
+            kind.format.clone(),
+            kind.library.clone(),
+            errors.rows.to_string(),
+            percent(errors.mean_absolute),
+            signed_percent(errors.bias),
+            errors.rank_correlation.map_or("-".into(), |rank| format!("{rank:.3}")),
+        ]
+    };
+    reports.iter().flat_map(|report| report.operators.iter().map(row)).collect()
+}
 
 /// Every file, and what is predicted of its parts where it has several.
 pub fn named(reports: &[FileReport]) -> Vec<(String, &Figures)> {
     let mut named = vec![];
-    for report in reports.iter().filter(|report| report.refused.is_none()) {
+    let compared = |report: &&FileReport| report.refused.is_none() && report.operators.is_empty();
+    for report in reports.iter().filter(compared) {
         let file = report.file.rsplit('/').next().unwrap_or(&report.file);
         named.push((file.to_owned(), &report.all));
         if report.parts.len() > 1 {

@@ -11,7 +11,7 @@ use clap::Args;
 use serde::Serialize;
 use shardloom::cluster::Stack;
 use shardloom_validate::{
-    Coverage, FileReport, GroupResiduals, Measurements, Outcome, Row, ValidateError, predict, read,
+    Coverage, FileReport, GroupResiduals, Measurements, Outcome, ValidateError, predict, read,
     residuals,
 };
 
@@ -41,7 +41,7 @@ pub struct Validate {
     #[arg(required_unless_present = "log", conflicts_with = "log", value_name = "FILE")]
     files: Vec<PathBuf>,
 
-    /// Predict only rows whose source, hardware or model has this text in it
+    /// Predict only rows whose source, hardware or model, or operator or format, has this text in it
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
 
@@ -96,10 +96,17 @@ impl Validate {
         for path in &self.files {
             let mut measurements = read(path)
                 .map_err(|error: ValidateError| Failure::file(path, error.to_string()))?;
-            measurements.rows.retain(|row| self.wants(row));
+            measurements.rows.retain(|row| {
+                self.wants([&row.source, &row.hardware, &row.model].map(String::as_str))
+            });
+            measurements.operators.retain(|row| {
+                self.wants(
+                    [&row.hardware, &row.kind.operator, &row.kind.format].map(String::as_str),
+                )
+            });
             files.push(measurements);
         }
-        if files.iter().all(|file| file.rows.is_empty()) {
+        if files.iter().all(|file| file.rows.is_empty() && file.operators.is_empty()) {
             return Err(self.nothing(&files));
         }
         if !self.fit.fit.is_empty() {
@@ -116,7 +123,7 @@ impl Validate {
             files.into_iter().map(with_outcomes).collect();
         bar.finish_and_clear();
         let report = |(file, outcomes): &(Measurements, Vec<Outcome>)| {
-            FileReport::of(file, outcomes, self.rows)
+            FileReport::of(file, outcomes, self.rows).with_operators(file, stack.as_ref())
         };
         let reports: Vec<FileReport> = files.iter().map(report).collect();
         let interval = Coverage::of_files(&files);
@@ -138,10 +145,10 @@ impl Validate {
         Ok(())
     }
 
-    fn wants(&self, row: &Row) -> bool {
+    fn wants(&self, texts: [&str; 3]) -> bool {
         let Some(only) = &self.only else { return true };
         let only = only.to_lowercase();
-        [&row.source, &row.hardware, &row.model].iter().any(|it| it.to_lowercase().contains(&only))
+        texts.iter().any(|it| it.to_lowercase().contains(&only))
     }
 
     /// Why there is nothing to predict.

@@ -31,7 +31,16 @@ fn outcome(layers: usize, ratio: f64, residuals: Option<Residuals>) -> (Row, Out
 
 fn file(outcomes: Vec<(Row, Outcome)>) -> (Measurements, Vec<Outcome>) {
     let (rows, outcomes) = outcomes.into_iter().unzip();
-    (Measurements { path: "file.csv".into(), schema: "published", refused: None, rows }, outcomes)
+    (
+        Measurements {
+            path: "file.csv".into(),
+            schema: "published",
+            refused: None,
+            rows,
+            operators: vec![],
+        },
+        outcomes,
+    )
 }
 
 fn between(low: f64, high: f64) -> Option<Residuals> {

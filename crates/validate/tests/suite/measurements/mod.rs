@@ -5,6 +5,7 @@ mod files;
 mod fits;
 mod intervals;
 mod logs;
+mod operators;
 mod refusals;
 mod reports;
 mod schemas;

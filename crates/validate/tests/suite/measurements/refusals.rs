@@ -166,8 +166,13 @@ fn a_report_counts_what_fits_and_what_is_refused() {
     let fp8 = with(&[("precision", "nvfp4")]);
     let rows = vec![crashed, ran, fp8.clone(), fp8];
     let outcomes = predict(&rows, None, &|| {});
-    let measurements =
-        Measurements { path: "some/file.csv".into(), schema: "published", refused: None, rows };
+    let measurements = Measurements {
+        path: "some/file.csv".into(),
+        schema: "published",
+        refused: None,
+        rows,
+        operators: vec![],
+    };
     let report = FileReport::of(&measurements, &outcomes, true);
     let all = &report.all;
     assert_eq!((all.rows, all.refused), (4, 2));

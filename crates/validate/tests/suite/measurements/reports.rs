@@ -5,8 +5,13 @@ use shardloom_validate::{FileReport, Measurements, Outcome, Row, predict};
 
 fn report(rows: &[Row], outcomes: &[Outcome], with_lines: bool) -> FileReport {
     let rows = rows.to_vec();
-    let measurements =
-        Measurements { path: "some/file.csv".into(), schema: "published", refused: None, rows };
+    let measurements = Measurements {
+        path: "some/file.csv".into(),
+        schema: "published",
+        refused: None,
+        rows,
+        operators: vec![],
+    };
     FileReport::of(&measurements, outcomes, with_lines)
 }
 
