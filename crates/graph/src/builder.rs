@@ -5,6 +5,7 @@ mod interaction;
 mod operators;
 mod recurrence;
 mod routing;
+mod sampled_softmax;
 
 pub use attention::Attention;
 pub(crate) use interaction::pair_count;
@@ -324,6 +325,7 @@ impl GraphBuilder {
             (OpKind::Embed, 0)
             | (OpKind::LogitSum, 2)
             | (OpKind::CrossEntropy, 4)
+            | (OpKind::SampledCrossEntropy { .. }, 1)
             | (OpKind::SigmoidCrossEntropy, 1) => {
                 (value.dtype == DType::Index, "an input of indices is needed")
             }
@@ -331,6 +333,7 @@ impl GraphBuilder {
                 (value.role == Role::Auxiliary, "the result of an earlier phase is needed")
             }
             (OpKind::Embed | OpKind::BiasDropoutAdd { .. }, 1)
+            | (OpKind::SampledCrossEntropy { .. }, 2..)
             | (
                 OpKind::Contract { .. }
                 | OpKind::LayerNorm { .. }

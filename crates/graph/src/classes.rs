@@ -24,12 +24,15 @@ impl Graph {
         let loss = self.op(self.value(self.loss()).producer?);
         match loss.kind {
             OpKind::CrossEntropy => self.value(*loss.inputs.first()?).axes.last().copied(),
+            OpKind::SampledCrossEntropy { .. } => {
+                self.value(*loss.inputs.get(2)?).axes.first().copied()
+            }
             _ => None,
         }
     }
 
     /// The parameters that are made for the classes or the vocabulary: those with an axis of it. Some are of the
-    /// head; the others are [tables](Graph::is_table).
+    /// head; the others are [embeddings](Graph::is_embedding).
     pub fn class_parameters(&self) -> impl Iterator<Item = ValueId> {
         let classes = self.class_dim();
         let has = move |value: &crate::Value| value.axes.iter().any(|&dim| Some(dim) == classes);
@@ -39,7 +42,7 @@ impl Graph {
     /// All parameters but those of the head: a table for the vocabulary belongs to the trunk unless it is tied to the
     /// head. None where the loss tells no classes apart, as then there is no head to tell from the rest.
     pub fn trunk_parameters(&self) -> Vec<ValueId> {
-        let head = self.class_parameters().filter(|&parameter| !self.is_table(parameter));
+        let head = self.class_parameters().filter(|&parameter| !self.is_embedding(parameter));
         let head: Vec<ValueId> = head.collect();
         let trunk = self.parameters().map(|(id, _)| id).filter(|id| !head.contains(id));
         if head.is_empty() { vec![] } else { trunk.collect() }

@@ -281,6 +281,19 @@ pub enum OpKind {
     /// `(logits, max, sum, target, targets) -> loss []`: last phase, the sum over all rows of
     /// `ln sum - target`. Its gradient with respect to the logits is that of the whole cross-entropy.
     CrossEntropy,
+    /// `(x [..., model], targets [...], w [vocab, model], bias [vocab]) -> (loss [], target [...], sampled [...,
+    /// samples])`: a linear layer and the softmax cross-entropy of its logits over the target and so many other
+    /// classes, drawn anew in each step, the same for all rows (Jean et al. 2015, arXiv 1412.2007; TensorFlow's
+    /// `sampled_softmax_loss`). Class c is drawn in proportion to `ln((c + 2) / (c + 1))`, none twice; from each
+    /// logit the logarithm of how often its class is expected to be drawn is taken, and a target that is drawn for
+    /// its own row does not count again. The loss is summed over rows; `target` and `sampled` are the
+    /// probabilities. The gradient of `w` and `bias` is zero but in the rows of targets and drawn classes.
+    SampledCrossEntropy {
+        /// How many classes there are.
+        classes: usize,
+        /// How many are drawn; 0 where the softmax is over all classes, as in an evaluation.
+        samples: usize,
+    },
     /// `(logits [...], targets [...]) -> loss []`: binary cross-entropy of the logits' sigmoid, the sum over
     /// all elements of `ln(1 + exp(logit)) - target logit`; targets are 0 or 1.
     SigmoidCrossEntropy,
@@ -317,6 +330,7 @@ impl OpKind {
             OpKind::LogitMax => "logit-max",
             OpKind::LogitSum => "logit-sum",
             OpKind::CrossEntropy => "cross-entropy",
+            OpKind::SampledCrossEntropy { .. } => "sampled-cross-entropy",
             OpKind::SigmoidCrossEntropy => "sigmoid-cross-entropy",
         }
     }
@@ -341,10 +355,13 @@ impl OpKind {
         }
     }
 
-    /// The same operator where nothing is dropped, as in an evaluation.
+    /// The same operator in an evaluation, where nothing is dropped and no classes are drawn.
     #[must_use]
-    pub fn without_dropout(self) -> OpKind {
+    pub fn in_evaluation(self) -> OpKind {
         match self {
+            OpKind::SampledCrossEntropy { classes, .. } => {
+                OpKind::SampledCrossEntropy { classes, samples: 0 }
+            }
             OpKind::Dropout { .. } => OpKind::Dropout { probability: 0.0 },
             OpKind::BiasDropoutAdd { .. } => OpKind::BiasDropoutAdd { probability: 0.0 },
             OpKind::AttentionContext { visibility, .. } => {
@@ -375,12 +392,35 @@ impl OpKind {
     /// Whether it is a matrix product with a parameter, whose weight gradients are large and read nothing that
     /// is changed afterwards: a backward pass in halves puts them off.
     pub fn is_product(&self) -> bool {
-        matches!(self, OpKind::Contract { .. } | OpKind::ExpertContract | OpKind::Lstm { .. })
+        matches!(
+            self,
+            OpKind::Contract { .. }
+                | OpKind::ExpertContract
+                | OpKind::Lstm { .. }
+                | OpKind::SampledCrossEntropy { .. }
+        )
+    }
+
+    /// Whether the gradients of its parameters are zero but in the rows that indices among its inputs, or random
+    /// numbers, name.
+    pub fn reads_rows(&self) -> bool {
+        matches!(self, OpKind::Embed | OpKind::SampledCrossEntropy { .. })
+    }
+
+    /// How many classes it draws.
+    pub fn drawn_classes(&self) -> usize {
+        match *self {
+            OpKind::SampledCrossEntropy { samples, .. } => samples,
+            _ => 0,
+        }
     }
 
     /// Whether its result is a loss, with which gradients begin.
     pub fn is_loss(&self) -> bool {
-        matches!(self, OpKind::CrossEntropy | OpKind::SigmoidCrossEntropy)
+        matches!(
+            self,
+            OpKind::CrossEntropy | OpKind::SampledCrossEntropy { .. } | OpKind::SigmoidCrossEntropy
+        )
     }
 }
 
@@ -435,6 +475,7 @@ impl Op {
             | OpKind::LogitMax
             | OpKind::LogitSum
             | OpKind::CrossEntropy
+            | OpKind::SampledCrossEntropy { .. }
             | OpKind::SigmoidCrossEntropy => None,
         }
     }
@@ -480,6 +521,8 @@ impl Op {
             | OpKind::Lstm { .. }
             | OpKind::DotInteraction { .. }
             | OpKind::LogitMax
+            // Every device has all classes.
+            | OpKind::SampledCrossEntropy { .. }
             // Targets are probabilities here, and name nothing.
             | OpKind::SigmoidCrossEntropy => None,
         }

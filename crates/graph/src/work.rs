@@ -95,8 +95,12 @@ pub fn work_on_rows(
             }
             _ => local.elements(&value.axes),
         };
-        // A table lookup touches only the rows it needs.
+        // A table lookup touches only the rows it needs, and so does a loss over drawn classes.
         let touched = match node.kind {
+            OpKind::SampledCrossEntropy { samples, .. } if node.inputs[2..].contains(&operand) => {
+                let rows = local.elements(&graph.value(node.inputs[1]).axes) + samples;
+                rows * value.axes[1..].iter().map(|&dim| local.get(dim)).product::<usize>()
+            }
             OpKind::Embed if operand == node.inputs[1] => local.elements(&graph.value(out).axes),
             _ => count,
         };
@@ -209,6 +213,17 @@ fn matmul(graph: &Graph, op: OpId, pass: Pass, local: &Extents) -> Option<(Matmu
                 Pass::Forward => MatmulShape { batch: 1, m, n, k },
                 Pass::Input => MatmulShape { batch: 1, m, n: k, k: n },
                 Pass::Weight => MatmulShape { batch: 1, m: k, n, k: m },
+            };
+            Some((shape, 1))
+        }
+        OpKind::SampledCrossEntropy { samples, .. } => {
+            // A row is multiplied with the weights of the drawn classes and of its target.
+            let m = elements(node.inputs[1]);
+            let (n, k) = (samples + 1, elements(node.inputs[0]) / m);
+            let shape = match pass {
+                Pass::Forward => MatmulShape { batch: 1, m, n, k },
+                Pass::Input => MatmulShape { batch: 1, m, n: k, k: n },
+                Pass::Weight => MatmulShape { batch: 1, m: n, n: k, k: m },
             };
             Some((shape, 1))
         }

@@ -65,7 +65,7 @@ pub fn import_without_head(
     let mut anew = Anew::default();
     for parameter in graph.class_parameters() {
         let name = graph.value(parameter).name.clone();
-        match graph.is_table(parameter) {
+        match graph.is_embedding(parameter) {
             true => anew.unless_it_fits.insert(name),
             false => anew.always.insert(name),
         };

@@ -20,13 +20,14 @@ use crate::expert_contract::{
 };
 use crate::random::dropout_mask;
 use crate::routing::{self, Decision};
+use crate::sampled_cross_entropy::Rows;
 use crate::{
     Format, activation, attention, concat, cross_entropy, dropout, elementwise, embedding, gemm,
     interaction, layer_norm, lstm, matmul, rms_norm, rotary, rows, sigmoid_cross_entropy, soft_cap,
 };
 use sizes::{
     attention_shape, context_scratch, drawn, expert_shape, filled, fused_shape, linear, lstm_shape,
-    rotary_table, routed, routing_sizes, visible,
+    rotary_table, routed, routing_sizes, sampled_softmax, visible,
 };
 
 /// A tensor that a pass reads, with real numbers in fp32 but for what is multiplied.
@@ -205,6 +206,17 @@ pub(crate) fn scratch_elements(
         (OpKind::Lstm { .. }, Pass::Input, [_, activated, _, dy, ..]) => {
             lstm_shape(kind, activated, dy).input_grad_scratch()
         }
+        (OpKind::SampledCrossEntropy { .. }, Pass::Forward, [x, ..]) => {
+            // An evaluation is over all classes.
+            let shape = sampled_softmax(kind, x);
+            shape.scratch_elements().max(shape.scratch_elements_over_all())
+        }
+        (OpKind::SampledCrossEntropy { .. }, Pass::Input, [_, w, _, _]) => {
+            sampled_softmax(kind, &[1, w[1]]).scratch_elements()
+        }
+        (OpKind::SampledCrossEntropy { .. }, Pass::Weight, [x, ..]) => {
+            sampled_softmax(kind, x).scratch_elements()
+        }
         (OpKind::Lstm { .. }, Pass::Weight, [y, dgates, _, _, _]) => {
             lstm_shape(kind, dgates, y).projection_grad_scratch()
         }
@@ -358,6 +370,20 @@ fn forward(
         }
         (OpKind::CrossEntropy, [_, _, sum, target, _], [loss]) => {
             loss.f32()[0] = cross_entropy::loss(sum.f32(), target.f32()) as f32;
+        }
+        (
+            OpKind::SampledCrossEntropy { samples, .. },
+            [x, targets, w, bias],
+            [loss, target, sampled],
+        ) => {
+            let shape = sampled_softmax(kind, x.shape);
+            let (x, of) = ((x.f32(), targets.u32()), (w.f32(), bias.f32()));
+            let (target, key) = (target.f32(), setting.key);
+            let total = match samples {
+                0 => shape.loss_over_all(x, of, target, scratch),
+                _ => shape.loss(key, x, of, target, sampled.f32(), scratch),
+            };
+            loss.f32()[0] = total as f32;
         }
         (OpKind::SigmoidCrossEntropy, [logits, targets], [loss]) => {
             loss.f32()[0] = sigmoid_cross_entropy::loss(logits.f32(), targets.u32()) as f32;
@@ -557,6 +583,13 @@ fn input_gradient(
                 );
             }
         }
+        (OpKind::SampledCrossEntropy { .. }, [targets, w, target, sampled], [dx]) => {
+            let shape = sampled_softmax(kind, dx.shape);
+            let probabilities = (target.f32(), sampled.f32());
+            let (of, dx) = ((targets.u32(), w.f32()), dx.f32());
+            let (key, scale) = (setting.key, setting.loss_scale);
+            shape.input_grad(key, of, probabilities, scale, dx, accumulate[0], scratch);
+        }
         (OpKind::SigmoidCrossEntropy, [logits, targets], [dlogits]) => {
             sigmoid_cross_entropy::logits_grad(
                 logits.f32(),
@@ -620,6 +653,12 @@ fn weight_gradient(
             let first = setting.first_index;
             rows::of_tokens(tokens.u32(), dy.f32(), first, of.u32(), values.f32());
         }
+        (OpKind::SampledCrossEntropy { .. }, [x, targets, target, sampled], written) => {
+            let shape = sampled_softmax(kind, x.shape);
+            let (of, probabilities) = ((x.f32(), targets.u32()), (target.f32(), sampled.f32()));
+            let (key, scale) = (setting.key, setting.loss_scale);
+            shape.weight_grad(key, of, probabilities, scale, rows_written(written), scratch);
+        }
         (OpKind::Contract { transposed }, [x, dy], [dw, dbias @ ..]) => {
             let shape = linear(x.shape, dw.shape, dy.shape, *transposed);
             let dw = dw.f32();
@@ -661,6 +700,25 @@ fn weight_gradient(
             unreachable!("{} has no weight gradient of {} tensors", kind.name(), reads.len())
         }
     }
+}
+
+/// Where the gradients of two tables go, each as one tensor or as rows and values.
+fn rows_written<'a>(written: &'a mut [Output<'_>]) -> (Rows<'a>, Rows<'a>) {
+    let mut rest = written.iter_mut();
+    let mut next = || match rest.next() {
+        Some(Output { data: DataMut::U32(rows), .. }) => match rest.next() {
+            Some(values) => Rows::Read { rows, values: values.f32() },
+            None => unreachable!("rows have values"),
+        },
+        Some(all) => {
+            if !all.accumulate {
+                all.f32().fill(0.0);
+            }
+            Rows::All(all.f32())
+        }
+        None => unreachable!("two tables have two gradients"),
+    };
+    (next(), next())
 }
 
 /// Whether the first three gradients are added onto what is there; no more than three are told so together.

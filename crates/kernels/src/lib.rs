@@ -56,6 +56,7 @@ pub mod rms_norm;
 pub mod rotary;
 pub mod routing;
 pub mod rows;
+pub mod sampled_cross_entropy;
 pub mod sigmoid_cross_entropy;
 pub mod soft_cap;
 pub mod tier;

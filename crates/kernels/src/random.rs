@@ -143,6 +143,18 @@ impl Convert for Halves {
     }
 }
 
+/// The word itself.
+struct Words;
+
+impl Convert for Words {
+    type Number = u32;
+
+    #[inline(always)]
+    fn convert(&self, words: [[u32; COUNTERS]; 4]) -> [[u32; COUNTERS]; 4] {
+        words
+    }
+}
+
 struct Uniform {
     low: f32,
     width: f32,
@@ -207,6 +219,10 @@ fn normal_pair(first: u32, second: u32) -> (f32, f32) {
 simd! {
     fn halves_run(generator: Generator, start: usize, out: &mut [u16]) {
         generator.fill_run(start, out, Halves);
+    }
+
+    fn words_run(generator: Generator, start: usize, out: &mut [u32]) {
+        generator.fill_run(start, out, Words);
     }
 
     fn mask_run(generator: Generator, start: usize, threshold: u32, mask: &mut [u8]) {
@@ -275,6 +291,11 @@ pub fn normal_fill(key: Key, window: &Window, mean: f32, std: f32, out: &mut [f3
 /// Random bits of the elements from global index `start` on, 16 of each.
 pub(crate) fn random_halves(key: Key, start: usize, out: &mut [u16]) {
     halves_run(key.generator(), start, out);
+}
+
+/// Random bits of the elements from global index `start` on, 32 of each.
+pub(crate) fn random_words(key: Key, start: usize, out: &mut [u32]) {
+    words_run(key.generator(), start, out);
 }
 
 #[cfg(test)]

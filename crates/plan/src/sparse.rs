@@ -1,18 +1,19 @@
 //! Gradients of tables that are rows and values.
 //!
-//! An embedding reads few rows of its table, and the gradient is zero in all others. Where the plan says so, such a
+//! An embedding reads few rows of its table, and a softmax over drawn classes few of its weights; the gradient is
+//! zero in all others. Where the plan says so, such a
 //! gradient is kept, exchanged and given to the optimizer as the rows that were read and the values for them
 //! (TensorFlow's `IndexedSlices`, PyTorch's `sparse=True`). Replicas exchange such rows, or the table lies on servers,
 //! from which workers get the rows that their samples look up (`servers` of a group of parameters). Which way is
 //! better depends on how many rows of the table a step reads (Kim et al. 2019, EuroSys, arXiv 1808.02621, section 3).
 
 use shardloom_collectives::Kind;
-use shardloom_graph::{Extents, Graph, OpKind, ValueId};
+use shardloom_graph::{Extents, Graph, ValueId};
 
 use crate::{ParameterGroups, Plan, PlanError, Sync};
 
 impl Plan {
-    /// Checks that where gradients are to be rows and values there are tables, that nothing but embeddings reads
+    /// Checks that where gradients are to be rows and values there are tables, that nothing else reads
     /// those, and that the rest of what the plan says of them can be done with rows.
     pub(crate) fn validate_sparse(
         &self,
@@ -33,16 +34,23 @@ impl Plan {
             };
             if !graph.is_table(value) {
                 let readers = || node.consumers.iter().map(|&op| graph.op(op));
-                let is_looked_up = readers().any(|op| op.kind == OpKind::Embed);
-                let other = readers().find(|op| op.kind != OpKind::Embed);
-                // Of all parameters those are left as they are that no embedding reads.
-                let Some(reader) = other.filter(|_| named.is_some() || is_looked_up) else {
+                let is_looked_up = node.axes.len() > 1 && readers().any(|op| op.kind.reads_rows());
+                // Of all parameters those are left as they are of which nothing reads rows.
+                if named.is_none() && !is_looked_up {
                     continue;
+                }
+                let all = match readers().find(|op| !op.kind.reads_rows()) {
+                    Some(reader) => {
+                        format!(
+                            "{} is read by {} too, whose gradient has all rows",
+                            node.name, reader.name
+                        )
+                    }
+                    None => format!("{} is a vector, whose gradient has all elements", node.name),
                 };
                 let rule = format!(
-                    "for tables that nothing but embeddings reads; {} is read by {} too, whose gradient has all rows: \
-                     leave it out of the group, or give it one with sparse = false",
-                    node.name, reader.name
+                    "for tables that nothing but embeddings and sampled softmax reads; {all}: leave it out of the \
+                     group, or give it one with sparse = false"
                 );
                 return Err(PlanError::field(format!("{key}.sparse"), true, rule));
             }
@@ -64,9 +72,9 @@ impl Plan {
                 let mut tables = graph.tables().map(|table| graph.value(table)).peekable();
                 let has_any = tables.peek().is_some();
                 let rule = match has_any && tables.all(|it| groups.is_frozen(self, &it.name)) {
-                    true => "for tables that are trained; all that only embeddings read are frozen",
+                    true => "for tables that are trained; all tables are frozen",
                     false => {
-                        "for models with a table that only embeddings read, in no group that is otherwise; \
+                        "for models with a table that only embeddings or sampled softmax read, in no group that is otherwise; \
                          this one has none"
                     }
                 };
@@ -92,6 +100,13 @@ impl Plan {
                 "a worker asks servers for rows before its passes, so the data say which; those of {name} are {}, \
                  which is computed: leave servers out of the group",
                 computed.name
+            );
+            return Err(PlanError::field(format!("{key}.sparse"), true, rule));
+        }
+        if graph.drawn_rows(table) > 0 {
+            let rule = format!(
+                "an evaluation reads all rows of {name}, for the softmax over all classes, and a worker gets from \
+                 servers only those that its data name: leave it out of the group, and give it one with servers = []"
             );
             return Err(PlanError::field(format!("{key}.sparse"), true, rule));
         }

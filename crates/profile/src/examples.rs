@@ -58,6 +58,9 @@ pub(crate) fn examples() -> Vec<Graph> {
             experts()?,
             lstm(None).graph("lstm")?,
             lstm(Some(HIDDEN / 2)).graph("projected lstm")?,
+            sampled_lstm(VOCAB / 16)?,
+            sampled_lstm(VOCAB / 4)?,
+            sampled_lstm(VOCAB / 2)?,
             dlrm().graph("dlrm")?,
         ])
     };
@@ -130,9 +133,15 @@ fn lstm(projection: Option<usize>) -> LstmConfig {
         projection,
         dropout: 0.0,
         tied: false,
+        sampled_softmax: None,
         forget_bias: 1.0,
         init_std: 0.02,
     }
+}
+
+/// A language model whose loss draws so many words.
+fn sampled_lstm(samples: usize) -> Result<Graph, GraphError> {
+    LstmConfig { sampled_softmax: Some(samples), ..lstm(None) }.graph("sampled lstm")
 }
 
 fn dlrm() -> DlrmConfig {
@@ -254,6 +263,16 @@ pub(super) fn experts_contraction(graph: &Graph, op: OpId, sizes: [usize; 3]) ->
     let mut extents = Extents::global(graph, 1);
     for (dim, size) in [rows[2], weights[1], weights[2]].into_iter().zip(sizes) {
         extents.set(dim, size);
+    }
+    extents
+}
+
+/// Extents in which a loss over drawn classes has so many rows of so many inputs.
+pub(crate) fn drawn(graph: &Graph, op: OpId, [rows, inputs, _]: [usize; 3]) -> Extents {
+    let mut extents = Extents::global(graph, rows);
+    if let &[_, seq, model] = &graph.value(graph.op(op).inputs[0]).axes[..] {
+        extents.set(seq, 1);
+        extents.set(model, inputs);
     }
     extents
 }

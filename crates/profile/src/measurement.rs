@@ -9,9 +9,9 @@ use shardloom_cluster::{
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_fabric::Engine;
 use shardloom_graph::work::MatmulShape;
-use shardloom_graph::{Extents, Graph, OpKind};
+use shardloom_graph::{Extents, Graph, OpId, OpKind};
 use shardloom_kernels::optimizer::{Adafactor, AdamW, Lamb, Optimizer, Sgd};
-use shardloom_sim::collective_rate_name;
+use shardloom_sim::{collective_rate_name, rate_name};
 
 use crate::Result;
 use crate::bench::{self, Repeats, Timed};
@@ -214,6 +214,19 @@ fn tasks<'a>(machine: &Machine, plan: &Plan, examples: &'a [Graph]) -> Vec<Task<
             | OpKind::FusedAttention { .. } => {
                 let sizes = plan.attentions.iter();
                 sizes.map(|&sizes| examples::attention(graph, sizes)).collect()
+            }
+            OpKind::SampledCrossEntropy { .. } => {
+                // Of each number of drawn classes that examples have, with rows and inputs of products in turn.
+                let all =
+                    examples.iter().flat_map(|graph| graph.ops().map(move |it| (graph, it.0)));
+                let drawing = all.filter(|&(graph, op)| rate_name(graph, op, pass) == name);
+                let sizes = plan.contractions.iter();
+                let each = |(&sizes, (graph, op)): (&[usize; 3], (&'a Graph, OpId))| {
+                    let extents = examples::drawn(graph, op, sizes);
+                    Task::operator(&name, graph, op, pass, extents)
+                };
+                tasks.extend(sizes.zip(drawing.collect::<Vec<_>>().into_iter().cycle()).map(each));
+                continue;
             }
             OpKind::Lstm { .. } => {
                 let sizes = plan.recurrences.iter();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use shardloom_data::{Field, Part, Source};
 use shardloom_graph::{Graph, SampleClasses};
 
-use crate::forward::Forward;
+use crate::forward::{Forward, with_all_classes};
 use crate::{Error, Result};
 
 /// Samples that go through the model at once, at most.
@@ -46,6 +46,7 @@ impl Classifier {
     ) -> Result<Classifier> {
         let reason =
             "it has a target for each position of a sequence and not one class for each sample";
+        let graph = with_all_classes(&graph)?;
         let classes =
             graph.sample_classes().ok_or_else(|| Error::Classes { reason: reason.into() })?;
         let samples = source.validation_len();

@@ -1,5 +1,6 @@
 //! Forward passes of given weights up to the logits, on one rank.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -31,6 +32,15 @@ struct Step {
     loads: Option<ValueId>,
 }
 
+/// A model whose loss is over all classes, so that there are logits of all.
+///
+/// # Errors
+/// If a name that is needed for it is taken.
+pub(crate) fn with_all_classes(graph: &Graph) -> Result<Graph> {
+    let full = graph.with_full_softmax();
+    full.map(Cow::into_owned).map_err(|error| Error::Sampling { reason: error.to_string() })
+}
+
 impl Forward {
     /// Passes of `samples` samples of `source` through `graph` with the given weights, whole tensors by
     /// parameter name, in fp32. Inputs that only the loss reads are not asked for. `available_bytes` of memory are
@@ -46,6 +56,7 @@ impl Forward {
         samples: usize,
         available_bytes: Option<u64>,
     ) -> Result<Forward> {
+        let graph = with_all_classes(&graph)?;
         // Asked here, as kernels have no way to report it.
         Tier::selected()?;
         let uniform = Uniform {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use shardloom_data::{Field, Part, Source};
 use shardloom_graph::{DType, Graph, OpKind, Value, ValueId};
 
-use crate::forward::Forward;
+use crate::forward::{Forward, with_all_classes};
 use crate::{Error, Result};
 
 /// A causal language model, ready to say what comes next. One sample at a time, on one rank.
@@ -29,6 +29,7 @@ impl Sampler {
         available_bytes: Option<u64>,
     ) -> Result<Sampler> {
         let unfit = |reason: String| Error::Sampling { reason };
+        let graph = with_all_classes(&graph)?;
         let causal = graph.ops().all(|(_, op)| op.kind.causal() != Some(false));
         let seq = graph.dim_named("seq").map(|dim| graph.dim(dim).size);
         let is_tokens = |value: &Value| value.name == "tokens" && value.dtype == DType::Index;

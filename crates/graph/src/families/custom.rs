@@ -241,6 +241,9 @@ pub struct OpConfig {
     /// The dimension of the slots that one expert of a routing has for the rows of one sample.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slots: Option<String>,
+    /// The dimension of the classes that a loss draws in each step, at most half of all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub samples: Option<String>,
     /// What becomes of rows that find no slot: `"drop"` or `"stop"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overflow: Option<Overflow>,

@@ -32,6 +32,11 @@ pub struct LstmConfig {
     /// Whether the head shares the embedding's weights; needs an embedding as wide as a layer's result.
     #[serde(default)]
     pub tied: bool,
+    /// How many classes the loss draws in each step besides the targets (sampled softmax; Jean et al. 2015, arXiv
+    /// 1412.2007), at most half of the vocabulary, whose words are in the order of their frequency; the loss is over
+    /// all if absent. An evaluation is over all in either case.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sampled_softmax: Option<usize>,
     /// Added to forget gates before activation.
     #[serde(default = "default_forget_bias")]
     pub forget_bias: f32,
@@ -110,6 +115,11 @@ impl LstmConfig {
             false => net.parameter("head.weight", &[vocab, model], 1, normal)?,
         };
         let b = net.parameter("head.bias", &[vocab], 0, Init::Constant(0.0))?;
+        if let Some(samples) = self.sampled_softmax {
+            let samples = net.dim("samples", samples)?;
+            let loss = net.sampled_cross_entropy("loss", x, targets, (w, b), samples)?;
+            return net.finish(loss);
+        }
         let logits = net.contract("head", x, w, Some(b))?;
         let loss = net.cross_entropy("loss", logits, targets)?;
         net.finish(loss)

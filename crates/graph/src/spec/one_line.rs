@@ -147,6 +147,7 @@ const LSTM: &[Key] = &[
     ("projection", Kind::Count, false),
     ("dropout", Kind::Real, false),
     ("tied", Kind::Flag, false),
+    ("sampled_softmax", Kind::Count, false),
     ("forget_bias", Kind::Real, false),
     ("init_std", Kind::Real, false),
 ];

@@ -217,6 +217,6 @@ fn an_evaluation_drops_nothing() {
         ),
         (OpKind::Add, OpKind::Add),
     ] {
-        assert_eq!(kind.without_dropout(), without);
+        assert_eq!(kind.in_evaluation(), without);
     }
 }

@@ -193,6 +193,44 @@ fn the_top_perceptron_reads_the_dense_features_and_all_pairs() {
     assert_eq!(graph.targets_per_sample(), 1);
 }
 
+/// A row is multiplied with the weights of drawn classes and of its target, which are read of a table like rows of an
+/// embedding.
+#[test]
+fn a_loss_over_drawn_classes_costs_as_much_as_it_draws() {
+    let text = |vocab: usize| {
+        format!("lstm:layers=1,hidden=6,embed=6,seq=5,vocab={vocab},sampled_softmax=9")
+    };
+    let of = |vocab: usize, pass| {
+        let graph = ModelSpec::parse(&text(vocab)).unwrap().graph().unwrap();
+        let op = op_of(&graph, |kind| matches!(kind, OpKind::SampledCrossEntropy { .. }));
+        work(&graph, op, pass, &Extents::global(&graph, 4), 4).unwrap()
+    };
+    for pass in [Pass::Forward, Pass::Input, Pass::Weight] {
+        let found = of(100, pass);
+        assert_eq!(found.flops, 2.0 * 20.0 * 10.0 * 6.0, "{pass:?}");
+        assert_eq!(found, of(1_000_000, pass), "{pass:?}");
+    }
+    // Rows, their targets, what is read of weights and biases, the loss and the probabilities.
+    let read = 20 + 9;
+    let bytes = 4 * (20 * 6 + 20 + read * 6 + read + 1 + 20 + 20 * 9);
+    assert_eq!(of(100, Pass::Forward).bytes, bytes as f64);
+    let refused = ModelSpec::parse(&text(17)).unwrap_err().to_string();
+    assert!(refused.contains("at most half of the 17 classes"), "{refused}");
+}
+
+#[test]
+fn a_table_of_a_loss_over_drawn_classes_is_of_the_head() {
+    let text = "lstm:layers=1,hidden=6,embed=6,seq=5,vocab=40,sampled_softmax=9";
+    let graph = ModelSpec::parse(text).unwrap().graph().unwrap();
+    let names = |values: Vec<ValueId>| -> Vec<String> {
+        values.into_iter().map(|it| graph.value(it).name.clone()).collect()
+    };
+    assert_eq!(names(graph.tables().collect()), ["embedding.token", "head.weight"]);
+    let trunk = names(graph.trunk_parameters());
+    assert!(trunk.contains(&"embedding.token".to_owned()), "{trunk:?}");
+    assert!(!trunk.iter().any(|name| name.starts_with("head")), "{trunk:?}");
+}
+
 #[test]
 fn networks_written_as_data_have_the_operators_too() {
     let text = r#"
@@ -245,6 +283,24 @@ fn networks_written_as_data_have_the_operators_too() {
     assert_eq!(ModelSpec::parse(&own.to_string()).unwrap(), own);
     let own = own.graph().unwrap();
     assert_eq!(own.op(op_of(&own, is_lstm)).kind, OpKind::Lstm { forget_bias: 1.5 });
+
+    let (trunk, _) = text.split_once("name = \"logits\"").unwrap();
+    let head = r#"
+        name = "loss"
+        kind = "sampled-cross-entropy"
+        inputs = ["recurrence", "targets"]
+        weight = { same = "all.embedding.table" }
+        bias = { axes = ["vocab"], init = { constant = 0.0 } }
+        samples = "drawn"
+    "#;
+    let drawing = format!("{trunk}{head}").replace("vocab =", "drawn = 2\n        vocab =");
+    let own = ModelSpec::from_toml(&drawing, "own.toml").unwrap();
+    assert_eq!(ModelSpec::parse(&own.to_string()).unwrap(), own);
+    let own = own.graph().unwrap();
+    let classes = own.dim(own.dim_named("vocab").unwrap()).size;
+    let is_drawing = |kind: &OpKind| matches!(kind, OpKind::SampledCrossEntropy { .. });
+    let drawn = OpKind::SampledCrossEntropy { classes, samples: 2 };
+    assert_eq!(own.op(op_of(&own, is_drawing)).kind, drawn);
 
     let text = r#"
         [model]

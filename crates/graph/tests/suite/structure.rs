@@ -19,6 +19,7 @@ fn graphs() -> Vec<Graph> {
         "u-transformer:layers=4,hidden=12,heads=3,seq=5,vocab=7,tied=true",
         "lstm:layers=2,hidden=6,embed=6,seq=5,vocab=7,dropout=0.1,tied=true",
         "lstm:layers=1,hidden=6,embed=5,seq=5,vocab=7,projection=3",
+        "lstm:layers=1,hidden=6,embed=6,seq=5,vocab=7,tied=true,sampled_softmax=3",
         "dlrm:dense=3,rows=2x7-5,embed=4,bottom=6,top=8-5",
         "dlrm:dense=3,rows=7,embed=4,bottom=,top=,diagonal=true",
     ];

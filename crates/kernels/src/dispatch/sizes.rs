@@ -14,6 +14,7 @@ use crate::lstm::Lstm;
 use crate::matmul::{Linear, WeightLayout};
 use crate::rotary::{Heads, RotaryTable, Scaling};
 use crate::routing::{Routed, Routing};
+use crate::sampled_cross_entropy::SampledSoftmax;
 
 /// How many elements of `rows` are filled.
 pub(super) fn filled(counts: &Input<'_>, rows: &Input<'_>) -> usize {
@@ -53,6 +54,16 @@ pub(super) fn lstm_shape(kind: &OpKind, gates: &[usize], result: &[usize]) -> Ls
         unreachable!("{} of {gates:?} and {result:?}", kind.name())
     };
     Lstm { batch: *batch, seq: *seq, hidden: *hidden, units: *units, forget_bias }
+}
+
+/// The loss over drawn classes of `x` of this shape.
+pub(super) fn sampled_softmax(kind: &OpKind, x: &[usize]) -> SampledSoftmax {
+    let (&OpKind::SampledCrossEntropy { classes, samples }, Some((&model, rows))) =
+        (kind, x.split_last())
+    else {
+        unreachable!("{} of {x:?}", kind.name())
+    };
+    SampledSoftmax { rows: rows.iter().product(), model, classes, samples }
 }
 
 /// The product of `x` by `w` giving `y`, whose sizes are rows x inputs, inputs x outputs and rows x

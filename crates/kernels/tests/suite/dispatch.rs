@@ -446,6 +446,16 @@ fn gradients_of_fused_attention_are_derivatives() {
 }
 
 #[test]
+fn gradients_of_a_loss_over_drawn_classes_are_derivatives() {
+    for tied in [false, true] {
+        let text = format!(
+            "lstm:layers=1,hidden=4,embed=4,seq=3,vocab=10,init_std=0.3,tied={tied},sampled_softmax=4"
+        );
+        check_text(&text, (0, 0), &["sampled-cross-entropy"]);
+    }
+}
+
+#[test]
 fn gradients_of_a_gemma_are_derivatives() {
     let text = "llama:layers=1,hidden=6,heads=2,kv_heads=1,head_dim=4,ffn=6,seq=4,vocab=6,tied=true,\
                 geglu=true,scaled_embedding=true,zero_centered_gain=true";

@@ -26,6 +26,7 @@ mod rotary;
 mod rounding;
 mod routing;
 mod rows;
+mod sampled_cross_entropy;
 mod soft_cap;
 mod tiers;
 mod window;

@@ -50,7 +50,7 @@ fn tables_that_are_frozen_have_no_sparse_gradients() {
     let frozen = ParameterGroup { frozen: true, ..ParameterGroup::named("table.*") };
     let plan = Plan { parameters: vec![frozen], ..plan };
     let error = plan.validate(&graph, 1).expect_err("refused").to_string();
-    assert!(error.contains("all that only embeddings read are frozen"), "{error}");
+    assert!(error.contains("all tables are frozen"), "{error}");
     let tables: Vec<&str> = graph.tables().map(|it| graph.value(it).name.as_str()).collect();
     let of = |name: &str| ParameterGroup::of_all(&[name]);
     let frozen = ParameterGroup { frozen: true, ..of(tables[0]) };

@@ -243,7 +243,7 @@ fn sparse_gradients_are_possible() {
     assert_eq!(
         refused("gpt:layers=2,hidden=64,heads=4,seq=32,vocab=96,tied=true", &|_| {}),
         said(
-            "sync.sparse = true: for tables that nothing but embeddings reads; embedding.token is read by \
+            "sync.sparse = true: for tables that nothing but embeddings and sampled softmax reads; embedding.token is read by \
              head too, whose gradient has all rows: leave it out of the group, or give it one with \
              sparse = false"
         )
@@ -251,7 +251,7 @@ fn sparse_gradients_are_possible() {
     assert_eq!(
         refused("mlp:inputs=8,hidden=16,layers=2,classes=4", &|_| {}),
         said(
-            "sync.sparse = true: for models with a table that only embeddings read, in no group that is \
+            "sync.sparse = true: for models with a table that only embeddings or sampled softmax read, in no group that is \
              otherwise; this one has none"
         )
     );
@@ -261,7 +261,7 @@ fn sparse_gradients_are_possible() {
             it.parameters = vec![sparse("embedding.*")];
         }),
         said(
-            "parameters[0].sparse = true: for tables that nothing but embeddings reads; embedding.position is \
+            "parameters[0].sparse = true: for tables that nothing but embeddings and sampled softmax reads; embedding.position is \
              read by embedding.sum too, whose gradient has all rows: leave it out of the group, or give it one \
              with sparse = false"
         )

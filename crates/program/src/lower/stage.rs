@@ -77,9 +77,13 @@ impl StageModel {
 
     /// How many rows of a table a rank reads in one pass of an operator: its first input says which.
     pub fn rows_read(&self, graph: &Graph, op: OpId) -> usize {
-        let global = self.extents.shape(&graph.value(graph.op(op).inputs[0]).axes);
-        let layout = self.assignment(op).input(graph, op, 0);
-        layout.local_shape(&global, &self.mesh).iter().product()
+        let node = graph.op(op);
+        let indices = graph.row_indices(op);
+        let global = self.extents.shape(&graph.value(indices).axes);
+        let input = node.inputs.iter().position(|&it| it == indices).unwrap_or_default();
+        let layout = self.assignment(op).input(graph, op, input);
+        let named: usize = layout.local_shape(&global, &self.mesh).iter().product();
+        named + node.kind.drawn_classes()
     }
 
     /// Whether it uses a parameter.

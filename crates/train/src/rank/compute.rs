@@ -148,7 +148,7 @@ impl Kernel {
         };
         linker.settings.push(setting);
         Kernel {
-            kind: if evaluates { node.kind.without_dropout() } else { node.kind },
+            kind: if evaluates { node.kind.in_evaluation() } else { node.kind },
             pass,
             reads,
             written: rooms.into(),

@@ -35,6 +35,7 @@ mod recomputation;
 mod recorded_waiting;
 mod replan;
 mod routing;
+mod sampled_softmax;
 mod sampling;
 mod server_loss;
 mod server_replay;

@@ -17,46 +17,46 @@ use shardloom_train::learning_rate::Curve;
 use shardloom_train::{RunClock, Trainer};
 
 const STEPS: u32 = 4;
-const SEQ: usize = 8;
-const HIDDEN: usize = 32;
-const VOCAB: usize = 64;
+pub(super) const SEQ: usize = 8;
+pub(super) const HIDDEN: usize = 32;
+pub(super) const VOCAB: usize = 64;
 const TABLE: &str = "embedding.token";
 
-type Tensors = BTreeMap<String, Vec<f32>>;
+pub(super) type Tensors = BTreeMap<String, Vec<f32>>;
 
 fn gpt() -> Graph {
     graph(&format!("gpt:layers=4,hidden={HIDDEN},heads=2,seq={SEQ},vocab={VOCAB},tied=false"))
 }
 
-fn trainer(graph: &Graph, plan: &Plan) -> Trainer {
+pub(super) fn trainer(graph: &Graph, plan: &Plan) -> Trainer {
     let samples = Samples::patterned(64, SEQ, VOCAB as u32);
     trainer_with(graph, plan, samples, settings(Curve::Constant { peak: 0.02 }))
 }
 
-fn trained(graph: &Graph, plan: &Plan) -> Tensors {
+pub(super) fn trained(graph: &Graph, plan: &Plan) -> Tensors {
     let mut trainer = trainer(graph, plan);
     trainer.train_steps(STEPS).unwrap_or_else(|error| panic!("{error} in\n{}", plan.to_toml()));
     trainer.weights().expect("weights")
 }
 
 /// Sums in the order of ranks.
-fn uniform() -> Uniform {
+pub(super) fn uniform() -> Uniform {
     let algorithm = "direct".parse().expect("an algorithm");
     let sync = Sync { algorithm, bucket_bytes: 20_000, ..Sync::default() };
     Uniform { sync, global_batch: 24, ..serial() }
 }
 
 /// The same plan with gradients of all elements, and with those of rows.
-fn both(graph: &Graph, uniform: &Uniform) -> [Plan; 2] {
+pub(super) fn both(graph: &Graph, uniform: &Uniform) -> [Plan; 2] {
     let plan = uniform.plan(graph, "model", "local");
     [false, true].map(|sparse| sparsely(&plan, sparse))
 }
 
-fn sparsely(plan: &Plan, sparse: bool) -> Plan {
+pub(super) fn sparsely(plan: &Plan, sparse: bool) -> Plan {
     Plan { sync: Sync { sparse, ..plan.sync }, ..plan.clone() }
 }
 
-fn optimizers() -> [Optimizer; 5] {
+pub(super) fn optimizers() -> [Optimizer; 5] {
     let (beta1, beta2, epsilon, weight_decay) = (0.9, 0.99, 1e-8, 0.01);
     let (decay_exponent, clip, least_parameter_rms) = (0.8, 1.0, 1e-3);
     [
@@ -68,7 +68,7 @@ fn optimizers() -> [Optimizer; 5] {
     ]
 }
 
-fn assert_same(found: &Tensors, expected: &Tensors, what: &str) {
+pub(super) fn assert_same(found: &Tensors, expected: &Tensors, what: &str) {
     for (name, expected) in expected {
         let differ = found[name].iter().zip(expected).filter(|(a, b)| a.to_bits() != b.to_bits());
         assert_eq!(differ.count(), 0, "{name} of {}, {what}", expected.len());
@@ -137,7 +137,7 @@ fn sums_in_another_order_differ_by_rounding_only() {
 }
 
 /// Plans of many kinds, without the word.
-fn kinds(graph: &Graph) -> Vec<(String, Plan)> {
+pub(super) fn kinds(graph: &Graph) -> Vec<(String, Plan)> {
     let base = Uniform { microbatches: 4, global_batch: 16, ..uniform() };
     let of = |uniform: Uniform| uniform.plan(graph, "model", "local");
     let mut plans: Vec<(String, Plan)> = vec![];

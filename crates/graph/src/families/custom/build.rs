@@ -257,10 +257,21 @@ impl Build {
                 let pairs = self.axes(place, "pairs", std::slice::from_ref(pairs))?[0];
                 self.net.dot_interaction(&full, parts, pairs, op.diagonal.unwrap_or(false))
             }
+            ("sampled-cross-entropy", &[x, targets]) => {
+                let weight = parameter("weight", &op.weight)?;
+                let bias = parameter("bias", &op.bias)?;
+                let missing = || place.error("samples", "the kind sampled-cross-entropy needs it");
+                let samples = op.samples.as_ref().ok_or_else(missing)?;
+                let samples = self.axes(place, "samples", std::slice::from_ref(samples))?[0];
+                self.require_no_loss(place)?;
+                let parameters = (weight, bias);
+                let loss =
+                    self.net.sampled_cross_entropy(&full, x, targets, parameters, samples)?;
+                self.loss = Some(loss);
+                Ok(loss)
+            }
             ("cross-entropy" | "sigmoid-cross-entropy", &[logits, targets]) => {
-                if self.loss.is_some() {
-                    return Err(place.error("kind", "a network has one cross-entropy, its loss"));
-                }
+                self.require_no_loss(place)?;
                 let loss = match kind.name {
                     "cross-entropy" => self.net.cross_entropy(&full, logits, targets)?,
                     _ => self.net.sigmoid_cross_entropy(&full, logits, targets)?,
@@ -274,6 +285,13 @@ impl Build {
             return Err(place.error("name", format!("{full:?} is taken; names are unique")));
         }
         Ok(value)
+    }
+
+    fn require_no_loss(&self, place: &Place) -> Result<(), GraphError> {
+        match self.loss {
+            Some(_) => Err(place.error("kind", "a network has one cross-entropy, its loss")),
+            None => Ok(()),
+        }
     }
 
     fn parameter(

@@ -52,6 +52,7 @@ pub(super) const KINDS: &[Kind] = &[
     kind("lstm", &["gates"], &["weight", "projection", "forget-bias"]),
     Kind { any_more: true, ..kind("dot-interaction", &["a", "b"], &["pairs", "diagonal"]) },
     kind("cross-entropy", &["logits", "targets"], &[]),
+    kind("sampled-cross-entropy", &["x", "targets"], &["weight", "bias", "samples"]),
     kind("sigmoid-cross-entropy", &["logits", "targets"], &[]),
 ];
 
@@ -83,6 +84,7 @@ impl OpConfig {
             ("cap", self.cap.is_some()),
             ("experts", self.experts.is_some()),
             ("slots", self.slots.is_some()),
+            ("samples", self.samples.is_some()),
             ("overflow", self.overflow.is_some()),
         ]
         .into_iter()

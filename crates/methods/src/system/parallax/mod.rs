@@ -130,7 +130,8 @@ fn sparse(graph: &Graph, samples: usize) -> Vec<Table<'_>> {
     let tables = graph.tables().filter_map(|table| {
         let node = graph.value(table);
         let indices: Vec<_> = graph.table_indices(table).map(|it| graph.value(it)).collect();
-        if indices.iter().any(|it| it.producer.is_some()) {
+        // What servers hold is asked for by what the data name.
+        if indices.iter().any(|it| it.producer.is_some()) || graph.drawn_rows(table) > 0 {
             return None;
         }
         let lookups: usize = indices.iter().map(|it| extents.elements(&it.axes)).sum();
