@@ -99,6 +99,22 @@ fn a_process_may_have_several_ranks() {
     assert_as_in_one_process(2, "--dp 2 --pp 2 --microbatches 2");
 }
 
+/// Ranks are started anew where averages end.
+#[test]
+fn averages_end_in_processes_as_in_threads() {
+    assert_as_in_one_process(2, "--dp 2 --average-every 1 --average-until 2");
+}
+
+#[test]
+fn a_bound_on_staleness_follows_how_far_apart_processes_are() {
+    let place = Place::new();
+    let shape = "--dp 2 --servers 1 --staleness 1 --staleness-within 1:3 --drain-every 4 --json";
+    let arguments =
+        format!("train {TINY} {shape} --steps 12 --checkpoint run --checkpoint-every 4");
+    let outcome = run(&place, 3, &arguments).succeeds();
+    outcome.check(outcome.losses().len() == 12, "not twelve steps");
+}
+
 #[test]
 fn what_processes_saved_one_goes_on_from_and_back() {
     let place = Place::new();

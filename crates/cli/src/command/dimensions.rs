@@ -124,6 +124,11 @@ struct Split {
     #[arg(long, value_name = "STEPS", requires = "servers")]
     staleness: Option<Staleness>,
 
+    /// How many other servers have a replica of each range of the parameters, with which the loss of a server is
+    /// survived; with --staleness 0 [default: 0]
+    #[arg(long, value_name = "N", requires = "servers", value_parser = whole::<u32>)]
+    server_replicas: Option<u32>,
+
     /// How replicas compress the gradients that they exchange: none, fp16, bf16, fp16-feedback or bf16-feedback
     /// (which keep what rounding leaves out), one-bit, top-k:N (the largest of each N) or power-sgd:RANK
     /// [default: none]
@@ -223,6 +228,7 @@ impl Split {
             shard_within,
             servers,
             staleness,
+            server_replicas,
             compression,
             sparse,
             average_every,
@@ -252,6 +258,7 @@ impl Split {
             ("--shard-within", shard_within.is_some()),
             ("--servers", servers.is_some()),
             ("--staleness", staleness.is_some()),
+            ("--server-replicas", server_replicas.is_some()),
             ("--compression", compression.is_some()),
             ("--sparse", *sparse),
             ("--average-every", average_every.is_some()),
@@ -600,7 +607,8 @@ impl Dimensions {
     ) -> Result<Uniform, Failure> {
         let servers = self.split.servers.map(|count| {
             let staleness = self.split.staleness.unwrap_or(Staleness::SYNCHRONOUS);
-            Servers::of(count, staleness)
+            let replicas = self.split.server_replicas.unwrap_or(0);
+            Servers { replicas, ..Servers::of(count, staleness) }
         });
         let every = self.split.average_every.map(|every| Averaging {
             every,

@@ -141,6 +141,15 @@ fn workers_train_with_servers_whose_plan_is_written_simulated_and_explained() {
     let unbounded = servers.replace("--staleness 1", "--staleness unbounded");
     let trained = place.run(&format!("{train} {unbounded}")).succeeds();
     trained.check(trained.summary()["steps"] == 4, "not all steps");
+    let replicas = several.replace("--staleness 1", "--server-replicas 1");
+    let trained = place.run(&format!("{train} {replicas}")).succeeds();
+    let alone = place.run(&format!("{train} {}", several.replace("--staleness 1", ""))).succeeds();
+    let digest = |outcome: &Outcome| outcome.summary()["weights_digest"].clone();
+    trained.check(digest(&trained) == digest(&alone), "other weights than without replicas");
+    let peak = |outcome: &Outcome| outcome.summary()["peak_bytes_per_rank"][3].as_u64();
+    trained.check(peak(&trained) > peak(&alone), "a server holds no replica");
+    place.run(&format!("{train} {several} --server-replicas 1")).refuses("plan", "replicas");
+    place.run(&format!("{train} --server-replicas 1")).refuses("usage", "--servers");
     let vague = servers.replace("--staleness 1", "--staleness some");
     place.run(&format!("{train} {vague}")).refuses("usage", "neither a whole number of steps nor");
     let planned = place

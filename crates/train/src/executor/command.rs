@@ -181,11 +181,23 @@ impl From<&Error> for RankFailure {
     }
 }
 
+/// Under what a run goes on with other ranks.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct NextRanks {
+    /// The plan, as TOML.
+    pub plan: String,
+    pub devices: usize,
+    /// Steps after which they are those of the plan.
+    pub steps: u64,
+}
+
 /// What a process that leads tells one that follows.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Order {
     /// What all ranks are to do; their reports are the answer.
     Carry(Command),
+    /// Other ranks are to be there.
+    GoOn(NextRanks),
     /// The run is over.
     End,
 }

@@ -14,7 +14,9 @@ mod waiting;
 use shardloom_sim::Recording;
 
 use crate::Result;
-pub(crate) use command::{Answer, Answers, Command, Done, SavedState, StateCommand, Updates};
+pub(crate) use command::{
+    Answer, Answers, Command, Done, NextRanks, Order, SavedState, StateCommand, Updates,
+};
 use threads::Threads;
 use virtual_clock::VirtualRanks;
 
@@ -38,6 +40,13 @@ impl RunningRanks {
         match self {
             RunningRanks::Threads(threads) => threads.run(command),
             RunningRanks::Virtual(ranks) => ranks.run(command),
+        }
+    }
+
+    /// Has the run not end with these ranks, as others go on with it.
+    pub fn hand_on(&mut self) {
+        if let RunningRanks::Threads(threads) = self {
+            threads.hand_on();
         }
     }
 

@@ -12,7 +12,7 @@ use shardloom_kernels::Arithmetic;
 use shardloom_plan::Communication;
 use shardloom_program::{Class, Cursor, Entry, Next, Outstanding, Rank as RankId, Run};
 
-use super::command::{Order, RankFailure, Report};
+use super::command::{NextRanks, Order, RankFailure, Report};
 use super::communicators::{Communicators, Started};
 use super::fetches::RepeatedFetches;
 use super::messages::{Messages, tag};
@@ -193,17 +193,28 @@ impl Threads {
         self.commands.iter().map_while(|_| self.reports.recv().ok()).for_each(take);
     }
 
-    /// Has the ranks of this process carry out what the process that leads says, until it ends the run.
+    /// Has the ranks of this process carry out what the process that leads says, until it has the run go on with
+    /// other ranks, or ends it.
     ///
     /// # Errors
     /// If that process is gone.
-    pub fn follow(&self, processes: &Processes) -> Result<()> {
-        while let Order::Carry(command) = processes.hear(0)? {
-            let mut reports = vec![];
-            self.carry(&command, &mut |report| reports.push(report));
-            processes.tell(&reports)?;
+    pub fn follow(&self, processes: &Processes) -> Result<Option<NextRanks>> {
+        loop {
+            match processes.hear(0)? {
+                Order::Carry(command) => {
+                    let mut reports = vec![];
+                    self.carry(&command, &mut |report| reports.push(report));
+                    processes.tell(&reports)?;
+                }
+                Order::GoOn(next) => return Ok(Some(next)),
+                Order::End => return Ok(None),
+            }
         }
-        Ok(())
+    }
+
+    /// Has the run not end with these ranks, as others go on with it.
+    pub fn hand_on(&mut self) {
+        self.processes = None;
     }
 }
 

@@ -158,9 +158,16 @@ impl Trainer {
             let reason = "there is no process to follow".into();
             return Err(Error::Unsupported { reason });
         };
-        match Trainer::started(blueprint, Arc::from(source))?.running {
-            RunningRanks::Threads(threads) => threads.follow(&processes),
-            RunningRanks::Virtual(_) => unreachable!("the virtual clock has one process"),
+        let source: Arc<dyn Source + Send> = Arc::from(source);
+        let mut trainer = Trainer::started(blueprint, Arc::clone(&source))?;
+        loop {
+            let next = match &trainer.running {
+                RunningRanks::Threads(threads) => threads.follow(&processes)?,
+                RunningRanks::Virtual(_) => unreachable!("the virtual clock has one process"),
+            };
+            let Some(next) = next else { return Ok(()) };
+            let next = trainer.planned_as_told(&next)?;
+            trainer = Trainer::started(next, Arc::clone(&source))?;
         }
     }
 
@@ -184,12 +191,6 @@ impl Trainer {
         if let Connected::Over(processes) = &connected {
             if matches!(settings.clock, RunClock::Virtual(_)) {
                 let reason = "the virtual clock is one process's; start it once".into();
-                return Err(Error::Unsupported { reason });
-            }
-            if plan.averaging_ends().is_some() {
-                let reason = "several processes go on under the plan that they started with; train in one, or leave \
-                              sync.averaging.until out"
-                    .into();
                 return Err(Error::Unsupported { reason });
             }
             // Times of all ranks count from here.
@@ -440,17 +441,8 @@ impl Trainer {
     /// Has the bound on the staleness of workers follow how far apart they are from here on: each row of steps has the
     /// bound that `delay_bound` says after the row before. Ranks are started anew for another bound, as by
     /// [`Trainer::replan`]; once that was given a plan, the bound is that plan's and follows nothing.
-    ///
-    /// # Errors
-    /// If ranks live in several processes.
-    pub fn follow_distances(&mut self, delay_bound: DelayBound) -> Result<()> {
-        if matches!(self.connected, Connected::Over(_)) {
-            let reason =
-                "several processes keep the bound on staleness that they started with".into();
-            return Err(Error::Unsupported { reason });
-        }
+    pub fn follow_distances(&mut self, delay_bound: DelayBound) {
         self.delay_bound = Some(delay_bound);
-        Ok(())
     }
 
     /// How far apart workers of parameter servers were in the last row of steps, which had so many; nothing where

@@ -11,7 +11,7 @@ use shardloom_plan::{Plan, Servers, Staleness, Sync};
 
 use super::{OnNonFinite, Trainer};
 use crate::blueprint::{Blueprint, Connected};
-use crate::executor::{Answer, SavedState, StateCommand, Updates};
+use crate::executor::{Answer, NextRanks, Order, SavedState, StateCommand, Updates};
 use crate::rank::OwnedPiece;
 use crate::{Error, Result};
 
@@ -60,7 +60,7 @@ impl Trainer {
         if after(&self.plan, step).sync.averaging.is_some() != self.averages {
             let next = self.planned(&self.plan, self.devices, step)?;
             let plan = self.plan.clone();
-            *self = Trainer { plan, ..Trainer::started(next, Arc::clone(&self.shared.source))? };
+            *self = Trainer { plan: plan.clone(), ..self.start_anew(next, &plan, step)? };
         }
         self.loss_scale.read(checkpoint.meta());
         if let Some(delay_bound) = &mut self.delay_bound {
@@ -76,11 +76,11 @@ impl Trainer {
     /// counted anew.
     ///
     /// # Errors
-    /// If ranks live in several processes; if the plan does not fit the model, or asks for number formats that are not trained in, or there are more
+    /// If the plan does not fit the model, or asks for number formats that are not trained in, or there are more
     /// ranks than the system has threads: the run is as before then. If a rank fails.
     pub fn replan(&mut self, plan: &Plan, devices: usize) -> Result<()> {
         let next = self.planned(plan, devices, self.next_step)?;
-        self.hand_over(next, plan.clone(), |piece| Some(piece))
+        self.hand_over(next, (plan.clone(), self.next_step), |piece| Some(piece))
     }
 
     /// Has the ranks be those of the step that comes next: where averages end with it, all of them go on from the
@@ -95,10 +95,12 @@ impl Trainer {
         }
         let next = self.planned(&self.plan, self.devices, step + 1)?;
         let repeated = self.repeated.clone();
-        self.hand_over(next, self.plan.clone(), |piece| match replica_of(&piece.name) {
-            Some((0, name)) => Some(Piece { name: name.to_owned(), ..piece }),
-            Some(_) => None,
-            None => Some(piece),
+        self.hand_over(next, (self.plan.clone(), step + 1), |piece| {
+            match replica_of(&piece.name) {
+                Some((0, name)) => Some(Piece { name: name.to_owned(), ..piece }),
+                Some(_) => None,
+                None => Some(piece),
+            }
         })?;
         self.repeated = repeated;
         Ok(())
@@ -121,20 +123,13 @@ impl Trainer {
         let next = self.planned(&plan, self.devices, self.next_step)?;
         let (bound, changes) = (self.delay_bound.clone(), self.bound_changes.clone());
         let repeated = self.repeated.clone();
-        self.hand_over(next, plan, |piece| Some(piece))?;
+        self.hand_over(next, (plan, self.next_step), |piece| Some(piece))?;
         (self.delay_bound, self.bound_changes, self.repeated) = (bound, changes, repeated);
         Ok(())
     }
 
     /// What ranks of `plan` are after so many steps, with all else as in this run.
     fn planned(&self, plan: &Plan, devices: usize, steps: u64) -> Result<Blueprint> {
-        if matches!(self.connected, Connected::Over(_)) {
-            let reason =
-                "several processes go on under the plan that they started with; save, and \
-                          resume under the other plan"
-                    .into();
-            return Err(Error::Unsupported { reason });
-        }
         let graph = self.shared.graph.clone();
         let (settings, way) = (self.settings.clone(), self.way.clone());
         let now = after(plan, steps);
@@ -144,12 +139,32 @@ impl Trainer {
         Ok(blueprint)
     }
 
-    /// Goes on with the ranks of `next`, which is of `plan`, from the state that all ranks bring, as far as `of` takes
+    /// The same, as the process that leads says.
+    pub(super) fn planned_as_told(&self, next: &NextRanks) -> Result<Blueprint> {
+        let plan = Plan::from_toml(&next.plan, "the plan to go on under").map_err(|error| {
+            let reason = format!("the process that leads sent a plan that is none: {error}");
+            Error::Processes { reason }
+        })?;
+        self.planned(&plan, next.devices, next.steps)
+    }
+
+    /// Starts the ranks of `next`, which are those of `plan` after so many steps, and has other processes do so too.
+    /// These ranks are there meanwhile, and do nothing any more.
+    fn start_anew(&mut self, next: Blueprint, plan: &Plan, steps: u64) -> Result<Trainer> {
+        if let Connected::Over(processes) = &self.connected {
+            let (plan, devices) = (plan.to_toml(), next.devices);
+            processes.tell(&Order::GoOn(NextRanks { plan, devices, steps }))?;
+            self.running.hand_on();
+        }
+        Trainer::started(next, Arc::clone(&self.shared.source))
+    }
+
+    /// Goes on with the ranks of `next`, which is of `plan` after so many steps, from the state that all ranks bring, as far as `of` takes
     /// it.
     fn hand_over(
         &mut self,
         next: Blueprint,
-        plan: Plan,
+        (plan, steps): (Plan, u64),
         of: impl for<'p> Fn(Piece<'p>) -> Option<Piece<'p>>,
     ) -> Result<()> {
         let updates = self.updates()?;
@@ -159,7 +174,7 @@ impl Trainer {
                 snapshot.add(&piece)?;
             }
         }
-        let mut next = Trainer::started(next, Arc::clone(&self.shared.source))?;
+        let mut next = self.start_anew(next, &plan, steps)?;
         next.plan = plan;
         let step = self.next_step;
         next.restore(SavedState::Memory(snapshot), Updates { of: updates, others: step }, step)?;

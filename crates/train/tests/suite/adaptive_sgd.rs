@@ -1,18 +1,16 @@
 //! Replicas that are averaged up to a step, and from there on kept equal by reduced gradients: against serial runs,
 //! against data parallelism from the first replica's state, and interrupted on either side of that step.
 
-use std::sync::Arc;
-
 use crate::averaging::{
     ADAMW, BATCH, CURVE, Gradients, Replica, STEPS, Tensors, assert_near, averaged, digest, plan,
     replayed, saved, trainer,
 };
+use crate::support::processes::led;
 use crate::support::{Samples, losses, mesh, settings, small_gpt, trainer_with};
 use shardloom_checkpoint::Checkpoint;
 use shardloom_cluster::Cluster;
-use shardloom_fabric::{MessagePassing, Queues};
 use shardloom_plan::{Averaging, Axis, AxisSet, Optimizer, Plan, Sync, Uniform};
-use shardloom_train::{Blueprint, Processes, RunClock, Settings, Trainer};
+use shardloom_train::{Blueprint, RunClock, Settings, Trainer};
 
 /// The first step without averages.
 const END: usize = 3;
@@ -205,15 +203,40 @@ fn averages_in_pairs_end_likewise() {
 }
 
 #[test]
-fn several_processes_are_refused() {
+fn in_several_processes_it_comes_to_the_same_and_resumes_on_either_side_of_the_end() {
     let graph = small_gpt();
-    let plan = plan(&graph, &adaptive(2, Optimizer::sgd(0.0)));
-    let blueprint = Blueprint::new(graph, &plan, 2, settings(CURVE)).expect("a plan");
-    let transport = Queues::between(1).into_iter().next().expect("a process");
-    let engine = MessagePassing::over(Box::new(transport)).expect("a thread");
-    let processes = Processes::join(Arc::new(engine)).expect("a process by itself");
-    let blueprint = blueprint.over(Arc::new(processes));
-    let samples = Samples::patterned(64, 8, 32);
-    let refused = Trainer::start(blueprint, Box::new(samples)).err().expect("refused").to_string();
-    assert!(refused.contains("leave sync.averaging.until out"), "{refused}");
+    for optimizer in [Optimizer::sgd(0.9), ADAMW] {
+        for uniform in split(optimizer).into_iter().chain([adaptive(3, optimizer)]) {
+            let plan = plan(&graph, &uniform);
+            let devices = plan.device_count();
+            let blueprint =
+                || Blueprint::new(graph.clone(), &plan, devices, settings(CURVE)).expect("a plan");
+            let data = || Samples::patterned(64, 8, 32);
+            let mut threads = trainer(&graph, &plan);
+            let mut checkpoints = vec![];
+            let expected: Vec<f64> = (0..STEPS)
+                .flat_map(|step| {
+                    if [END, END + 1].contains(&step) {
+                        checkpoints.push((step, saved(&mut threads)));
+                    }
+                    losses(&mut threads, 1)
+                })
+                .collect();
+            let (sent, last) = (threads.sent_bytes_per_rank().to_vec(), digest(&mut threads));
+            led(&blueprint, &data, |blueprint| {
+                let mut run = Trainer::start(blueprint, Box::new(data())).expect("it starts");
+                let steps = run.train_steps(STEPS as u32).expect("steps");
+                let found: Vec<f64> = steps.iter().map(|step| step.loss).collect();
+                assert_eq!(found, expected, "{uniform:?}");
+                assert_eq!(digest(&mut run), last, "{uniform:?}");
+                assert_eq!(run.sent_bytes_per_rank(), sent, "{uniform:?}");
+                // What one process saved before the end, and after it, by ranks that are on the other side.
+                for (step, (_folder, checkpoint)) in &checkpoints {
+                    run.resume(again(checkpoint)).expect("resumed");
+                    assert_eq!(losses(&mut run, STEPS - step), expected[*step..], "{uniform:?}");
+                    assert_eq!(digest(&mut run), last, "after {step} steps of {uniform:?}");
+                }
+            });
+        }
+    }
 }

@@ -1,18 +1,14 @@
 //! A bound on staleness that follows how far apart workers are: in every row servers keep to the bound of that row,
 //! which is read from what they answered; who answers again in that order comes to the same, bit for bit.
 
-use std::sync::Arc;
-
+use crate::support::processes::led;
 use crate::support::{Samples, mesh, serial, settings, small_gpt, trainer_with};
 use shardloom_checkpoint::{Meta, Store};
 use shardloom_cluster::Cluster;
-use shardloom_fabric::{MessagePassing, Queues};
 use shardloom_graph::Graph;
 use shardloom_plan::{Optimizer, Plan, Servers, Staleness, Sync, Uniform};
 use shardloom_train::learning_rate::Curve;
-use shardloom_train::{
-    Blueprint, BoundChange, DelayBound, Processes, RunClock, Settings, Step, Trainer,
-};
+use shardloom_train::{Blueprint, BoundChange, DelayBound, RunClock, Settings, Step, Trainer};
 
 const WORKERS: usize = 3;
 const ROW: u32 = 12;
@@ -43,7 +39,7 @@ fn started(graph: &Graph, plan: &Plan, (least, most): (u32, u32), clock: RunCloc
     let settings = Settings { clock, ..settings(CURVE) };
     let mut run = trainer_with(graph, plan, Samples::patterned(64, 8, 32), settings);
     let bound = DelayBound::new(least, most, plan).expect("within");
-    run.follow_distances(bound).expect("one process");
+    run.follow_distances(bound);
     run
 }
 
@@ -177,18 +173,31 @@ fn a_run_whose_answers_are_repeated_changes_its_bound_likewise_and_comes_to_the_
     assert!(kept.train_steps(ROW).is_err());
 }
 
+/// With the answers of threads, of which a row has another bound than the one before.
 #[test]
-fn several_processes_are_refused() {
+fn in_several_processes_the_bound_changes_likewise_and_the_run_comes_to_the_same_bits() {
     let graph = small_gpt();
-    let plan = plan(&graph, [1, 1, 1], 1);
-    let blueprint = Blueprint::new(graph, &plan, 5, settings(CURVE)).expect("a plan");
-    let transport = Queues::between(1).into_iter().next().expect("a process");
-    let engine = MessagePassing::over(Box::new(transport)).expect("a thread");
-    let processes = Processes::join(Arc::new(engine)).expect("a process by itself");
-    let samples = Samples::patterned(64, 8, 32);
-    let blueprint = blueprint.over(Arc::new(processes));
-    let mut run = Trainer::start(blueprint, Box::new(samples)).expect("it starts");
-    let bound = DelayBound::new(1, 2, &plan).expect("within");
-    let refused = run.follow_distances(bound).expect_err("several processes").to_string();
-    assert!(refused.contains("keep the bound on staleness"), "{refused}");
+    let plan = plan(&graph, [1, 1, 2], 1);
+    let mut threads = started(&graph, &plan, (1, 4), RunClock::Wall);
+    threads.repeat_answers(as_stale_as_allowed(1)).expect("threads");
+    let rows: Vec<_> = (0..3).map(|_| train(&mut threads, 1)).collect();
+    let changes = threads.bound_changes().to_vec();
+    assert_eq!((changes[0].step, changes[0].to), (u64::from(ROW), 2), "{changes:?}");
+    let last = digest(&mut threads);
+    let blueprint = || Blueprint::new(graph.clone(), &plan, 5, settings(CURVE)).expect("a plan");
+    let data = || Samples::patterned(64, 8, 32);
+    led(&blueprint, &data, |blueprint| {
+        let mut run = Trainer::start(blueprint, Box::new(data())).expect("it starts");
+        run.follow_distances(DelayBound::new(1, 4, &plan).expect("within"));
+        for (steps, answers, _) in &rows {
+            run.repeat_answers(answers.clone()).expect("processes");
+            let again = run.train_steps(ROW).unwrap_or_else(|error| panic!("{error}"));
+            assert!(again.iter().zip(steps).all(|(again, step)| again.loss == step.loss));
+        }
+        assert_eq!(run.bound_changes(), changes);
+        assert_eq!(digest(&mut run), last);
+        // As workers come, each row keeps to the bound that it has.
+        let (_, _, bound) = train(&mut run, 1);
+        assert!((1..=4).contains(&bound), "{bound}");
+    });
 }

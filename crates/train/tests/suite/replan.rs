@@ -1,12 +1,14 @@
 //! Going on under another plan without files is the same as saving, and resuming under it.
 
-use crate::support::{Samples, gpt, mesh, serial, trainer};
+use crate::support::processes::led;
+use crate::support::{Samples, gpt, mesh, serial, settings, trainer};
 use shardloom_checkpoint::{Checkpoint, Meta, Store, read_safetensors};
 use shardloom_graph::Graph;
 use shardloom_plan::{
     Corrections, Optimizer, Plan, Prediction, Recompute, ScheduleKind, Sync, Uniform, Weights,
 };
-use shardloom_train::Trainer;
+use shardloom_train::learning_rate::Curve;
+use shardloom_train::{Blueprint, Trainer};
 
 const RATE: f64 = 3e-3;
 
@@ -131,4 +133,31 @@ fn a_plan_that_does_not_fit_leaves_the_run_as_it_was() {
     train(&mut trainer, 2);
     train(&mut whole, 4);
     assert_eq!(trainer.weights_digest().expect("it"), whole.weights_digest().expect("it"));
+}
+
+/// Processes have other numbers of ranks under it, or none.
+#[test]
+fn several_processes_go_on_under_another_plan_to_what_one_comes_to() {
+    let graph = gpt();
+    let plans = plans(&graph, Optimizer::default());
+    let rate = settings(Curve::Constant { peak: RATE });
+    let data = || Samples::patterned(64, 16, 64);
+    for (from, to) in [(1, 2), (2, 0), (0, 1), (3, 1)] {
+        let ((first, before), (second, after)) = (&plans[from], &plans[to]);
+        let what = format!("{first}, then {second}");
+        let [old, new] = [before, after].map(|plan| plan.device_count());
+        let go_on = |run: &mut Trainer| {
+            let mut losses = train(run, 2);
+            run.replan(after, new).expect("the plan fits");
+            losses.extend(train(run, 2));
+            (losses, run.sent_bytes_per_rank().to_vec(), run.weights_digest().expect("a digest"))
+        };
+        let expected = go_on(&mut run(&graph, before));
+        let blueprint =
+            || Blueprint::new(graph.clone(), before, old, rate.clone()).expect("a plan");
+        led(&blueprint, &data, |blueprint| {
+            let mut run = Trainer::start(blueprint, Box::new(data())).expect("it starts");
+            assert_eq!(go_on(&mut run), expected, "{what}");
+        });
+    }
 }

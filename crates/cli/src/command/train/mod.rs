@@ -298,7 +298,7 @@ impl Train {
             );
             return Err(Failure::usage("--steps", message));
         }
-        let delay_bound = self.delay_bound(&plan, launched)?;
+        let delay_bound = self.delay_bound(&plan)?;
         if let Some(launched) = launched {
             let (ranks, processes) =
                 (plan.device_count(), launched.processes().process().of as usize);
@@ -326,9 +326,12 @@ impl Train {
         };
         let prediction_after = match plan.averaging_ends().map(|end| plan.in_step(end)) {
             None => None,
-            Some(after) => match &clock {
-                RunClock::Wall => predict_here(&model, &after, &local)?,
-                RunClock::Virtual(cluster) => Some(simulate(&model, &after, cluster, false)?),
+            Some(after) => match (&clock, launched) {
+                (RunClock::Virtual(cluster), _) => Some(simulate(&model, &after, cluster, false)?),
+                (RunClock::Wall, None) => predict_here(&model, &after, &local)?,
+                (RunClock::Wall, Some(launched)) => {
+                    predict_in_processes(&model, &after, &local, launched)?
+                }
             },
         };
         let cost = match (&clock, &prediction) {
@@ -369,20 +372,11 @@ impl Train {
     }
 
     /// The bound on staleness that follows how far apart workers are, if it is to.
-    fn delay_bound(
-        &self,
-        plan: &Plan,
-        launched: Option<&Launched>,
-    ) -> Result<Option<DelayBound>, Failure> {
+    fn delay_bound(&self, plan: &Plan) -> Result<Option<DelayBound>, Failure> {
         let Some(Limits { least, most }) = self.staleness_within else { return Ok(None) };
         let option = "--staleness-within";
         let refuse =
             |why: String| Failure::usage(option, format!("{option} {least}:{most}: {why}"));
-        if launched.is_some() {
-            return Err(refuse(
-                "ranks in several processes keep their bound; start it once".into(),
-            ));
-        }
         let bound = DelayBound::new(least, most, plan);
         bound.map(Some).map_err(|error| refuse(error.to_string()))
     }

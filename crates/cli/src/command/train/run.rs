@@ -153,8 +153,7 @@ impl Job {
         }?;
         let mut history = History::default();
         if let Some(delay_bound) = self.delay_bound.take() {
-            let follows = session.trainer().follow_distances(delay_bound);
-            follows.map_err(shardloom::Error::from)?;
+            session.trainer().follow_distances(delay_bound);
         }
         self.begin(&mut session, terminal)?;
         history.print(|| opening::say(&self, &session, (samples, is_timed), terminal));

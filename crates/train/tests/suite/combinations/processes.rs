@@ -23,8 +23,6 @@ fn ranks_in_processes_come_to_what_threads_come_to_and_resume_what_they_saved() 
     let several =
         several.filter(|&(index, _)| index % OF == 0 || [apart, tables].contains(&Some(index)));
     let several = several.map(|(_, it)| it).filter(|it| it.plan.device_count() > 1);
-    // Processes go on under the plan that they started with.
-    let several = several.filter(|it| it.plan.averaging_ends().is_none());
     let mut tried = 0;
     for of in several {
         tried += 1;
