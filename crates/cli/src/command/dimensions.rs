@@ -519,6 +519,7 @@ impl Dimensions {
             "microbatches" => Named::of("--microbatches", value),
             "clip_norm" => Named::of("--clip-norm", value),
             "sync.zero" => Named::of("--zero", value),
+            "sync.servers.replicas" => Named::of("--server-replicas", value),
             "sync.algorithm" => Named::of("--algorithm", value),
             "sync.compression" => Named::of("--compression", value),
             "attention" => Named::of("--attention", value),
