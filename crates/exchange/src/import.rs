@@ -6,6 +6,7 @@ mod deepspeed;
 mod megatron;
 mod megatron_layout;
 mod nanotron;
+mod python;
 mod table;
 mod torchtitan;
 mod words;
@@ -66,6 +67,9 @@ pub fn import(
         Project::Torchtitan if looks_like_json(text) => {
             torchtitan::import(&Words::of_json(text, place)?, given)
         }
+        Project::Torchtitan if looks_like_python(text) => {
+            torchtitan::import(&Words::of_python(text, place, "Trainer.Config")?, given)
+        }
         Project::Torchtitan => torchtitan::import(&Words::of_toml(text, place)?, given),
         Project::Nanotron => nanotron::import(&Words::of_yaml(text, place)?, given),
         Project::Accelerate => accelerate::import(&Words::of_yaml(text, place)?, given),
@@ -75,7 +79,7 @@ pub fn import(
 /// Whose configuration a file is, by the end of its name and the words in it.
 ///
 /// # Errors
-/// If it is Python, which only its project can run.
+/// If it is JSON or YAML by its name, and is none.
 pub fn project_of(place: &str, text: &str) -> Result<Project, ExchangeError> {
     let ending = place.rsplit_once('.').map_or("", |(_, ending)| ending);
     Ok(match ending {
@@ -83,22 +87,21 @@ pub fn project_of(place: &str, text: &str) -> Result<Project, ExchangeError> {
             true => Project::Torchtitan,
             false => Project::DeepSpeed,
         },
-        "toml" => Project::Torchtitan,
+        "toml" | "py" => Project::Torchtitan,
         "yaml" | "yml" => match Words::of_yaml(text, place)?.has("parallelism") {
             true => Project::Nanotron,
             false => Project::Accelerate,
         },
-        "py" => {
-            let message = "is Python, which torchtitan has to run: let it write its configuration with \
-                           --debug.save_config_file plan.json and read that";
-            return Err(ExchangeError::Text { place: place.into(), message: message.into() });
-        }
         _ => Project::Megatron,
     })
 }
 
 fn looks_like_json(text: &str) -> bool {
     text.trim_start().starts_with('{')
+}
+
+fn looks_like_python(text: &str) -> bool {
+    text.lines().any(|line| line.starts_with("def "))
 }
 
 /// The number of replicas on `devices` devices where each takes `each`.

@@ -30,6 +30,9 @@ pub struct Recipe {
     pub pp: usize,
     /// Data-parallel width.
     pub dp: usize,
+    /// Groups of neighbouring data-parallel replicas, of which each shares what ZeRO shards among itself: hybrid
+    /// sharding. 1 if all replicas share, or nothing is shared.
+    pub groups: usize,
     /// Context-parallel width.
     pub cp: usize,
     /// Tensor-parallel width.
@@ -106,6 +109,7 @@ impl Recipe {
             model,
             pp: 1,
             dp: 1,
+            groups: 1,
             cp: 1,
             tp: 1,
             sequence_parallel: false,
@@ -129,6 +133,11 @@ impl Recipe {
     /// Devices that it uses.
     pub fn devices(&self) -> usize {
         self.pp * self.dp * self.cp * self.tp
+    }
+
+    /// Data-parallel replicas that share what ZeRO shards.
+    pub fn sharers(&self) -> usize {
+        self.dp / self.groups
     }
 
     /// Samples of a micro-batch on one replica.
@@ -210,6 +219,25 @@ impl Leaving<'_> {
     pub fn leave_out_unfused(&mut self) {
         if self.recipe.attention == AttentionKind::Unfused {
             self.leave_out("attention", "unfused", "attention is fused there");
+        }
+    }
+
+    /// Refuses sharding among some of the replicas where a project shards among all.
+    pub fn require_one_group(&self, reason: &str) -> Result<(), ExchangeError> {
+        let Recipe { groups, zero, .. } = self.recipe;
+        if groups == 1 {
+            return Ok(());
+        }
+        let value =
+            format!("{} of {} replicas with zero = {zero}", self.recipe.sharers(), self.recipe.dp);
+        self.refuse("sync.shard_over", value, reason)
+    }
+
+    /// Refuses products in 8 bits where a project has none.
+    pub fn require_no_fp8(&self, reason: &str) -> Result<(), ExchangeError> {
+        match self.recipe.precision.fp8_products {
+            true => self.refuse("precision.fp8_products", true, reason),
+            false => Ok(()),
         }
     }
 

@@ -13,13 +13,20 @@ pub(super) fn export(mut leaving: Leaving<'_>) -> Result<Exported, ExchangeError
         let reason = "tensor parallelism leaves norms and residuals whole: leave out \"seq:tp\"";
         return leaving.refuse("layout", "\"seq:tp\"", reason);
     }
-    let precision = precision(&leaving)?;
+    let precision = precision(&mut leaving)?;
+    let eight_bits = match leaving.recipe.precision.fp8_products {
+        true => {
+            "fp8_config:\n  fp8_backend: AO\n  fp8_enable_fsdp_float8_all_gather: false\n  \
+             fp8_pad_inner_dim: true\n"
+        }
+        false => "",
+    };
     let way = replicas(&mut leaving)?;
     left_to_the_script(&mut leaving);
     let machines = leaving.machines;
     let text = format!(
         "{comments}\
-         compute_environment: LOCAL_MACHINE\ndebug: false\n{way}\
+         compute_environment: LOCAL_MACHINE\ndebug: false\n{way}{eight_bits}\
          downcast_bf16: 'no'\nenable_cpu_affinity: false\nmachine_rank: 0\nmain_training_function: main\n\
          mixed_precision: '{precision}'\nnum_machines: {nodes}\nnum_processes: {processes}\n\
          rdzv_backend: static\nsame_network: true\ntpu_env: []\ntpu_use_cluster: false\n\
@@ -31,7 +38,7 @@ pub(super) fn export(mut leaving: Leaving<'_>) -> Result<Exported, ExchangeError
     Ok(Exported { files: vec![File { name: "accelerate.yaml", text }], unsaid: leaving.unsaid })
 }
 
-fn precision(leaving: &Leaving<'_>) -> Result<&'static str, ExchangeError> {
+fn precision(leaving: &mut Leaving<'_>) -> Result<&'static str, ExchangeError> {
     let precision = leaving.recipe.precision;
     if (precision.compute != Number::Fp32) != precision.master {
         let reason = "the script's weights are in fp32, and 16-bit ones in use are made of them";
@@ -40,6 +47,16 @@ fn precision(leaving: &Leaving<'_>) -> Result<&'static str, ExchangeError> {
     if precision.gradients != Number::Fp32 {
         let reason = "gradients are accumulated in fp32";
         return leaving.refuse("precision.gradients", format!("{:?}", precision.gradients), reason);
+    }
+    if precision.fp8_products {
+        if precision.compute != Number::Bf16 {
+            let reason = "products in 8 bits go with bf16";
+            return leaving.refuse("precision.compute", precision.compute.name(), reason);
+        }
+        let reason = "the first product is in bf16 there as well as the last, unless the training script passes \
+                      an AORecipeKwargs with a module_filter_func";
+        leaving.leave_out("precision.fp8_products", "the first", reason);
+        return Ok("fp8");
     }
     Ok(match precision.compute {
         Number::Fp32 => "no",
@@ -75,6 +92,10 @@ fn replicas(leaving: &mut Leaving<'_>) -> Result<String, ExchangeError> {
             return leaving.refuse("sync.zero", stage, reason);
         }
     };
+    if recipe.groups > 1 && recipe.sharers() == 1 {
+        let reason = "two replicas or more share (dp_shard_size)";
+        return leaving.refuse("sync.shard_over", "[cp]", reason);
+    }
     let mut text = format!(
         "distributed_type: FSDP\n\
          fsdp_config:\n  fsdp_version: 2\n  fsdp_reshard_after_forward: {reshard}\n  \
@@ -87,10 +108,13 @@ fn replicas(leaving: &mut Leaving<'_>) -> Result<String, ExchangeError> {
         _ => "  parallelism_config_cp_comm_strategy: allgather\n",
     };
     text += &format!(
-        "parallelism_config:\n  parallelism_config_dp_replicate_size: 1\n  \
+        "parallelism_config:\n  parallelism_config_dp_replicate_size: {}\n  \
          parallelism_config_dp_shard_size: {}\n  parallelism_config_tp_size: {}\n  \
          parallelism_config_cp_size: {}\n{with_context}",
-        recipe.dp, recipe.tp, recipe.cp
+        recipe.groups,
+        recipe.sharers(),
+        recipe.tp,
+        recipe.cp
     );
     let (recompute, compute) = (recipe.recompute, recipe.precision.compute);
     if compute != Number::Fp32 {

@@ -182,6 +182,9 @@ fn parallelism(leaving: &mut Leaving<'_>) -> Result<Vec<Argument>, ExchangeError
             ]);
         }
     }
+    if recipe.groups > 1 {
+        arguments.push(number("--num-distributed-optimizer-instances", recipe.groups));
+    }
     if recipe.dp * recipe.cp > 1 && recipe.bucket_bytes < ONE_BUCKET {
         arguments.push(flag("--overlap-grad-reduce"));
         match recipe.zero {
@@ -241,6 +244,11 @@ fn precision(leaving: &Leaving<'_>) -> Result<Vec<Argument>, ExchangeError> {
             let reason = "gradients are in fp32 or as the weights in use are";
             return leaving.refuse("precision.gradients", format!("{other:?}"), reason);
         }
+    }
+    if precision.fp8_products {
+        // Scales are those of the tensor that is cast; the head stays in the other format.
+        arguments.push(("--fp8-format", "hybrid".into()));
+        arguments.push(("--fp8-recipe", "tensorwise".into()));
     }
     match leaving.recipe.loss_scale {
         None => {}

@@ -122,6 +122,10 @@ fn parallelism(leaving: &mut Leaving<'_>) -> Result<String, ExchangeError> {
         let reason = "keys and values go around in a ring, and are not gathered";
         return leaving.refuse("pipeline.stage.mesh.cp", recipe.cp, reason);
     }
+    leaving.require_one_group("optimizer states are sharded over all replicas")?;
+    leaving.require_no_fp8(
+        "products are in bf16 or fp32; Megatron-LM and torchtitan have some in 8 bits",
+    )?;
     let cut = own_cut(&recipe.model, recipe.pp);
     if cut.as_deref() != Some(&recipe.cuts()) {
         let shown = cut.map_or_else(|| "no such stages".into(), |cut| format!("blocks {cut:?}"));

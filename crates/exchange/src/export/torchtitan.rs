@@ -25,7 +25,7 @@ pub(super) fn export(mut leaving: Leaving<'_>) -> Result<Exported, ExchangeError
          import torchtitan.models.llama3 as llama3\n\
          from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss\n\
          from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer\n\
-         from torchtitan.components.optimizer import ParamGroupConfig\n\
+         from torchtitan.components.optimizer import ParamGroupConfig\n{quantization}\
          from torchtitan.config import ParallelismConfig, TrainingConfig\n\
          from torchtitan.distributed.activation_checkpoint import FullAC\n\
          from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader\n\
@@ -50,6 +50,10 @@ pub(super) fn export(mut leaving: Leaving<'_>) -> Result<Exported, ExchangeError
          hf_assets_path=\"./tests/assets/tokenizer\",\n    \
          )\n",
         comments = leaving.comments(),
+        quantization = match leaving.recipe.precision.fp8_products {
+            true => "from torchtitan.components.quantization import Float8LinearConverter\n",
+            false => "",
+        },
     );
     let mut files = vec![
         File { name: "train.sh", text: script(&leaving) },
@@ -96,19 +100,27 @@ fn model(leaving: &Leaving<'_>) -> Result<String, ExchangeError> {
             it.original
         ),
     };
+    let convert = match leaving.recipe.precision.fp8_products {
+        true => {
+            "    # The head stays in the other format.\n    \
+             config = Float8LinearConverter.Config(filter_fqns=[\"lm_head\"]).build().convert(config)\n"
+        }
+        false => "",
+    };
     let (tying, embedding) = match model.tied {
         true => ("        enable_weight_tying=True,\n", "llama3._EMBEDDING_SKIP_INIT"),
         false => ("", "llama3._EMBEDDING_INIT"),
     };
     Ok(format!(
         "def model() -> ModelSpec:\n    \
-         dim, vocabulary = {hidden}, {vocab}\n    \
+         dim, vocabulary, epsilon = {hidden}, {vocab}, {epsilon}\n    \
          config = llama3.Llama3Model.Config(\n        \
          dim=dim,\n        \
          vocab_size=vocabulary,\n{tying}        \
          tok_embeddings=Embedding.Config(\n            \
          num_embeddings=vocabulary, embedding_dim=dim, param_init={embedding}\n        ),\n        \
-         norm=RMSNorm.Config(normalized_shape=dim, param_init=llama3._NORM_INIT),\n        \
+         norm=RMSNorm.Config(\n            \
+         normalized_shape=dim, eps=epsilon, param_init=llama3._NORM_INIT\n        ),\n        \
          lm_head=Linear.Config(\n            \
          in_features=dim,\n            \
          out_features=vocabulary,\n            \
@@ -125,7 +137,7 @@ fn model(leaving: &Leaving<'_>) -> Result<String, ExchangeError> {
          theta={theta},\n{rotary}            ),\n            \
          attn_backend=\"flex\",\n        ),\n    )\n    \
          for _, norm, _, _ in config.traverse(RMSNorm.Config):\n        \
-         norm.eps = {epsilon}\n    \
+         norm.eps = epsilon\n{convert}    \
          return ModelSpec(\n        \
          name=\"llama3\",\n        \
          flavor=\"shardloom\",\n        \
@@ -206,8 +218,8 @@ fn parallelism(leaving: &mut Leaving<'_>) -> Result<(String, Option<String>), Ex
             return leaving.refuse("sync.zero", 0, reason);
         }
         0 => (recipe.dp, 1, "never"),
-        2 => (1, recipe.dp, "never"),
-        3 => (1, recipe.dp, "always"),
+        2 => (recipe.groups, recipe.sharers(), "never"),
+        3 => (recipe.groups, recipe.sharers(), "always"),
         stage => {
             let reason = "parameters are replicated (0), or sharded and kept between forward and backward \
                           pass (2) or not (3)";

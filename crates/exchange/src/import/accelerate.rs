@@ -15,7 +15,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         let rule = format!("--cluster {} has {} devices", given.cluster, given.devices);
         return words.error("num_processes", processes, rule);
     }
-    words.get("num_machines");
+    let machines = words.size("num_machines")?;
     let sharding = match way.as_str() {
         "NO" | "MULTI_GPU" | "MULTI_CPU" => Sharding::default(),
         "FSDP" => sharding_of_fsdp(words)?,
@@ -26,18 +26,30 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
             return words.error("distributed_type", other, rule);
         }
     };
-    let Sharding { zero, tp, cp, recompute, microbatches } = sharding;
+    let Sharding { zero, hybrid, tp, cp, recompute, microbatches } = sharding;
     let (spec, model) = model_of(given.model, None, &words.place)?;
     let dp =
         replicas(&words.place, "tensor x context parallel size", tp.saturating_mul(cp), given)?;
     let replicated = words.size("parallelism_config.parallelism_config_dp_replicate_size")?;
     let sharded = words.size("parallelism_config.parallelism_config_dp_shard_size")?;
-    let zero = match (replicated.unwrap_or(1), sharded) {
-        (1, None) => zero,
-        (1, Some(width)) if width == dp => zero,
-        (width, None | Some(1)) if width == dp => 0,
+    let (zero, groups) = match (replicated.unwrap_or(1), sharded) {
+        (1, None) if hybrid => match machines {
+            // Within a machine.
+            Some(machines) if dp.is_multiple_of(machines) => (zero, machines),
+            machines => {
+                let value = machines.map_or_else(|| "nothing".into(), |it| it.to_string());
+                let rule = format!(
+                    "parameters are sharded within a machine: how many have the {dp} replicas"
+                );
+                return words.error("num_machines", value, rule);
+            }
+        },
+        (1, None) => (zero, 1),
+        (1, Some(width)) if width == dp => (zero, 1),
+        (width, None | Some(1)) if width == dp => (0, 1),
+        (groups, Some(width)) if groups.checked_mul(width) == Some(dp) => (zero, groups),
         (replicated, sharded) => {
-            let rule = format!("parameters are sharded over all {dp} replicas here, or over none");
+            let rule = format!("the product is the {dp} replicas");
             let value = format!("{replicated} x {}", sharded.unwrap_or(1));
             return words.error("parallelism_config", value, rule);
         }
@@ -50,10 +62,14 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         "no" => Precision::FP32,
         "bf16" => Precision::MIXED,
         "fp16" => Precision::usual(Number::Fp16),
-        other => return words.error("mixed_precision", other, "no, bf16 and fp16 are known here"),
+        "fp8" => eight_bits(words)?,
+        other => {
+            return words.error("mixed_precision", other, "no, bf16, fp16 and fp8 are known here");
+        }
     };
     let recipe = Recipe {
         dp,
+        groups,
         cp,
         tp,
         global_batch,
@@ -75,13 +91,41 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
                 .into(),
         );
     }
+    if precision.fp8_products {
+        notes.push(
+            "the first product is in bf16 there as well as the last, in a plan only the last"
+                .into(),
+        );
+    }
     notes.extend(unread_note(&words.unread()?));
     recipe.plan(spec, given.cluster, given.devices, &words.place, notes)
+}
+
+/// bf16 with products in 8 bits, by torchao.
+fn eight_bits(words: &Words) -> Result<Precision, ExchangeError> {
+    let at = |name: &str| match words.get(&format!("fp8_config.fp8_{name}")) {
+        Some(_) => format!("fp8_config.fp8_{name}"),
+        None => format!("fp8_config.{name}"),
+    };
+    let backend = at("backend");
+    if words.get(&backend).is_some() {
+        let others = "torchao's are known here (AO), which leave the head alone";
+        words.only(&backend, &["AO", "ao"], others)?;
+    }
+    let gathered = at("enable_fsdp_float8_all_gather");
+    if words.get(&gathered).is_none() || words.flag(&gathered)? {
+        let rule = "plans gather weights in the format of computation: false";
+        return words.error(&gathered, true, rule);
+    }
+    words.get(&at("pad_inner_dim"));
+    Ok(Precision { fp8_products: true, ..Precision::MIXED })
 }
 
 /// What is split and sharded, and how.
 struct Sharding {
     zero: u8,
+    /// Whether that is within each machine.
+    hybrid: bool,
     tp: usize,
     cp: usize,
     recompute: Recompute,
@@ -90,7 +134,14 @@ struct Sharding {
 
 impl Default for Sharding {
     fn default() -> Sharding {
-        Sharding { zero: 0, tp: 1, cp: 1, recompute: Recompute::None, microbatches: None }
+        Sharding {
+            zero: 0,
+            hybrid: false,
+            tp: 1,
+            cp: 1,
+            recompute: Recompute::None,
+            microbatches: None,
+        }
     }
 }
 
@@ -99,9 +150,9 @@ fn sharding_of_fsdp(words: &Words) -> Result<Sharding, ExchangeError> {
     if words.flag(&at("offload_params"))? {
         return words.error(&at("offload_params"), true, "plans keep parameters on devices");
     }
-    let zero = match stage_of(words, &at("sharding_strategy"))? {
+    let (zero, hybrid) = match stage_of(words, &at("sharding_strategy"))? {
         Some(stage) => stage,
-        None => stage_of(words, &at("reshard_after_forward"))?.unwrap_or(3),
+        None => stage_of(words, &at("reshard_after_forward"))?.unwrap_or((3, false)),
     };
     let recompute = match words.flag(&at("activation_checkpointing"))? {
         true => Recompute::Block,
@@ -117,21 +168,24 @@ fn sharding_of_fsdp(words: &Words) -> Result<Sharding, ExchangeError> {
     if width("cp")? > 1 {
         words.only(strategy, &["allgather"], "plans gather keys and values before attention")?;
     }
-    Ok(Sharding { zero, tp: width("tp")?, cp: width("cp")?, recompute, microbatches: None })
+    let (tp, cp) = (width("tp")?, width("cp")?);
+    Ok(Sharding { zero, hybrid, tp, cp, recompute, microbatches: None })
 }
 
 /// The ZeRO stage that a strategy is, by FSDP 1's name or number, or by whether parameters are freed after the
-/// forward pass, as FSDP 2 has it.
-fn stage_of(words: &Words, path: &str) -> Result<Option<u8>, ExchangeError> {
+/// forward pass, as FSDP 2 has it; and whether it is within a machine.
+fn stage_of(words: &Words, path: &str) -> Result<Option<(u8, bool)>, ExchangeError> {
     let Some(value) = words.get(path) else { return Ok(None) };
     let name = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     match name.to_ascii_uppercase().as_str() {
-        "FULL_SHARD" | "1" | "TRUE" => Ok(Some(3)),
-        "SHARD_GRAD_OP" | "2" | "FALSE" => Ok(Some(2)),
-        "NO_SHARD" | "3" => Ok(Some(0)),
+        "FULL_SHARD" | "1" | "TRUE" => Ok(Some((3, false))),
+        "SHARD_GRAD_OP" | "2" | "FALSE" => Ok(Some((2, false))),
+        "NO_SHARD" | "3" => Ok(Some((0, false))),
+        "HYBRID_SHARD" | "4" => Ok(Some((3, true))),
+        "HYBRID_SHARD_ZERO2" | "5" => Ok(Some((2, true))),
         _ => {
-            let rule = "FULL_SHARD (true), SHARD_GRAD_OP (false) and NO_SHARD are known here: parameters are \
-                        sharded over all replicas or none";
+            let rule = "there are FULL_SHARD (true), SHARD_GRAD_OP (false), NO_SHARD, HYBRID_SHARD and \
+                        HYBRID_SHARD_ZERO2";
             words.error(path, name, rule)
         }
     }

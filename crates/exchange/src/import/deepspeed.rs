@@ -19,8 +19,8 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
     let activations = "activation_checkpointing.cpu_checkpointing";
     words.only(activations, &[], "plans keep activations on devices")?;
     words.only("fp8.enabled", &[], "plans compute in fp32, bf16 or fp16")?;
-    let shards = "states are shared by all replicas";
-    words.only("zero_optimization.mics_shard_size", &["-1"], shards)?;
+    let shards =
+        "plans have one way of sharding for parameters and what belongs to them: mics_shard_size";
     words.only("zero_optimization.zero_hpz_partition_size", &["1"], shards)?;
     words.only(
         "sequence_parallel_size",
@@ -37,6 +37,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
     )?;
     let (global_batch, microbatches) = batch(words, dp, given)?;
     let zero = zero(words)?;
+    let groups = groups(words, dp, zero)?;
     let precision = precision(words)?;
     let mut notes = vec![];
     if words.get("optimizer").is_none() {
@@ -54,6 +55,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
     let recipe = Recipe {
         loss_scale,
         dp,
+        groups,
         tp,
         global_batch,
         microbatches,
@@ -106,6 +108,20 @@ fn zero(words: &Words) -> Result<u8, ExchangeError> {
         2.0 => Ok(2),
         3.0 => Ok(3),
         other => words.error("zero_optimization.stage", other, "a stage is 0 to 3"),
+    }
+}
+
+/// Groups of replicas that shard among themselves (MiCS); of a number below 0 it is one.
+fn groups(words: &Words, dp: usize, zero: u8) -> Result<usize, ExchangeError> {
+    let path = "zero_optimization.mics_shard_size";
+    if words.real(path)?.is_none_or(|size| size < 0.0) {
+        return Ok(1);
+    }
+    let size = words.needed(path)?;
+    match zero {
+        3 if dp.is_multiple_of(size) => Ok(dp / size),
+        3 => words.error(path, size, format!("it divides the {dp} replicas")),
+        _ => words.error(path, size, "it goes with stage 3"),
     }
 }
 

@@ -48,10 +48,12 @@ pub(super) fn import(
     }
     let precision = precision(&arguments)?;
     let (zero, bucket_bytes) = replication(&arguments, dp * cp, precision)?;
+    let groups = groups(&arguments, dp, zero)?;
     let mut recipe = Recipe {
         model,
         pp,
         dp,
+        groups,
         cp,
         tp,
         sequence_parallel: arguments.has("sequence-parallel") && tp > 1,
@@ -93,6 +95,7 @@ pub(super) fn import(
         let least = arguments.number("min-loss-scale")?.unwrap_or(1.0);
         notes.extend(halving_note("--hysteresis", overflows, "--min-loss-scale", least));
     }
+    notes.extend(scales(&arguments)?);
     notes.extend(context(&arguments, cp)?);
     notes.extend(unread_note(&arguments.unread()));
     recipe.plan(spec, given.cluster, given.devices, place, notes)
@@ -144,7 +147,11 @@ fn refuse_what_plans_have_not(arguments: &Arguments) -> Result<(), ExchangeError
         ("optimizer-cpu-offload", "plans keep optimizer states on devices"),
         ("cpu-offloading", "plans keep activations on devices"),
         ("use-cpu-offload", "plans keep optimizer states on devices"),
-        ("fp8-format", "plans compute in fp32, bf16 or fp16"),
+        ("fp8-param-gather", "plans gather weights in the format of computation"),
+        ("fp8-output-proj", "plans compute the last product in the other format"),
+        ("fp8-dot-product-attention", "plans compute attention in the other format"),
+        ("fp8-multi-head-attention", "plans compute attention in the other format"),
+        ("first-last-layers-bf16", "plans compute all layers alike"),
         ("fp4-format", "plans compute in fp32, bf16 or fp16"),
         ("qk-layernorm", "norms of queries and keys (qk_norm of a llama) are not read yet"),
         ("squared-relu", "a GPT's activation is GELU, a Llama's SwiGLU"),
@@ -279,7 +286,8 @@ fn precision(arguments: &Arguments) -> Result<Precision, ExchangeError> {
     let (bf16, fp16) = (arguments.has("bf16"), arguments.has("fp16"));
     let wide = arguments.has("accumulate-allreduce-grads-in-fp32");
     let narrow = arguments.has("grad-reduce-in-bf16");
-    Ok(match (bf16, fp16) {
+    let fp8_products = fp8(arguments)?;
+    let precision = match (bf16, fp16) {
         (true, true) => return arguments.error("fp16", "given", "--bf16 is given, too"),
         // Without a word, gradients of bf16 weights are in fp32.
         (true, false) if narrow => Precision {
@@ -299,7 +307,8 @@ fn precision(arguments: &Arguments) -> Result<Precision, ExchangeError> {
             Precision { compute: Number::Fp16, gradients, master: true, ..Precision::FP32 }
         }
         (false, false) => Precision::FP32,
-    })
+    };
+    Ok(Precision { fp8_products, ..precision })
 }
 
 /// ZeRO stage, and bytes of gradients that share a collective, on `replicas` replicas.
@@ -326,10 +335,6 @@ fn replication(
     } else {
         u8::from(sharded)
     };
-    if arguments.size("num-distributed-optimizer-instances")?.unwrap_or(1) > 1 {
-        let rule = "states are sharded over all replicas";
-        return arguments.error("num-distributed-optimizer-instances", "several", rule);
-    }
     let overlaps = arguments.has("overlap-grad-reduce");
     let elements = arguments.size("ddp-bucket-size")?;
     let bucket_bytes = match overlaps {
@@ -341,6 +346,51 @@ fn replication(
         }
     };
     Ok((zero, bucket_bytes))
+}
+
+/// Groups of replicas that shard among themselves.
+fn groups(arguments: &Arguments, dp: usize, zero: u8) -> Result<usize, ExchangeError> {
+    let name = "num-distributed-optimizer-instances";
+    let groups = arguments.size(name)?.unwrap_or(1);
+    if let Some(strategy) = arguments.text("outer-dp-sharding-strategy")?
+        && strategy != "no_shard"
+        && groups > 1
+    {
+        let rule = "instances are replicas of each other: no_shard";
+        return arguments.error("outer-dp-sharding-strategy", strategy, rule);
+    }
+    match groups {
+        _ if zero == 0 => Ok(1),
+        groups if dp.is_multiple_of(groups) => Ok(groups),
+        groups => arguments.error(name, groups, format!("it divides the {dp} replicas")),
+    }
+}
+
+/// Whether products are in 8 bits.
+fn fp8(arguments: &Arguments) -> Result<bool, ExchangeError> {
+    arguments.text("fp8-recipe")?;
+    match arguments.text("fp8-format")? {
+        None => Ok(false),
+        Some("hybrid" | "e4m3") => Ok(true),
+        Some(other) => arguments.error("fp8-format", other, "there are hybrid and e4m3"),
+    }
+}
+
+/// A note where numbers in 8 bits have other scales than in a plan.
+fn scales(arguments: &Arguments) -> Result<Option<String>, ExchangeError> {
+    let recipe = arguments.text("fp8-recipe")?.unwrap_or("delayed");
+    match recipe {
+        _ if !arguments.has("fp8-format") => Ok(None),
+        "tensorwise" => Ok(None),
+        "delayed" | "mxfp8" | "blockwise" => Ok(Some(format!(
+            "scales of numbers in 8 bits are found otherwise there (--fp8-recipe {recipe}); in a plan they are \
+             those of the tensor that is cast"
+        ))),
+        other => {
+            let rule = "there are tensorwise, delayed, mxfp8 and blockwise";
+            arguments.error("fp8-recipe", other, rule)
+        }
+    }
 }
 
 fn optimizer(arguments: &Arguments) -> Result<Optimizer, ExchangeError> {

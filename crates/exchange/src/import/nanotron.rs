@@ -50,6 +50,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         model,
         pp,
         dp,
+        groups: 1,
         cp: 1,
         tp,
         sequence_parallel: sequence_parallel && tp > 1,

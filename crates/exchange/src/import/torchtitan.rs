@@ -1,10 +1,11 @@
-//! torchtitan: the TOML file of versions up to 0.2, or the JSON that later versions write of their own
-//! configuration (`--debug.save_config_file`).
+//! torchtitan: the TOML file of versions up to 0.2, and of later versions the Python that makes their configuration, or
+//! the JSON that they write of it (`--debug.save_config_file`).
 
 use serde_json::Value;
 use shardloom_graph::ModelSpec;
 use shardloom_plan::{AttentionKind, Number, Optimizer, Precision, Recompute, ScheduleKind, Sync};
 
+use super::python::{CALLEE, FIRST};
 use super::table::Table;
 use super::words::Words;
 use super::{Given, Imported, replicas, unread_note};
@@ -21,10 +22,6 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         &["false"],
         "operators are not cut to overlap",
     )?;
-    let converters = words.get("model.converters").map(Value::to_string).unwrap_or_default();
-    if ["float8", "mx"].iter().any(|format| converters.contains(format)) {
-        return words.error("model.converters", converters, "plans compute in fp32, bf16 or fp16");
-    }
     let width = |name: &str| {
         Ok::<usize, ExchangeError>(words.size(&format!("parallelism.{name}_degree"))?.unwrap_or(1))
     };
@@ -54,10 +51,14 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         (_, None) => schedule(words)?,
     };
     let norm = words.real("training.max_norm")?;
+    let (zero, groups) = zero(words, dp, cp, pp)?;
+    let mut notes = vec![];
+    let fp8_products = eight_bits(words, &mut notes)?;
     let mut recipe = Recipe {
         model,
         pp,
         dp,
+        groups,
         cp,
         tp,
         sequence_parallel: sequence_parallel(words)? && tp > 1,
@@ -69,9 +70,9 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         schedule,
         recompute: Recompute::None,
         attention: AttentionKind::Fused,
-        zero: zero(words, dp, cp, pp)?,
+        zero,
         bucket_bytes: Sync::default().bucket_bytes,
-        precision: precision(words)?,
+        precision: Precision { fp8_products, ..precision(words)? },
         optimizer: optimizer(words)?,
         clip_norm: match words.get("training.max_norm") {
             // JSON has no infinity.
@@ -115,7 +116,6 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
             }
         },
     };
-    let mut notes = vec![];
     recipe.recompute = recompute(words, &mut notes)?;
     for read in ["module_fqns_per_model_part", "context_parallel_load_balancer", "spmd_backend"] {
         words.get(&format!("parallelism.{read}"));
@@ -128,7 +128,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
     Ok(imported)
 }
 
-/// The model that the JSON describes in full.
+/// The model that the JSON or the Python describes in full.
 fn described(words: &Words) -> Result<Option<Transformer>, ExchangeError> {
     if words.get("model_spec.model").is_none() {
         return Ok(None);
@@ -141,6 +141,8 @@ fn described(words: &Words) -> Result<Option<Transformer>, ExchangeError> {
     let hidden = words.needed(&at("dim"))?;
     let layers = match words.get(&at("layers")) {
         Some(Value::Array(layers)) if !layers.is_empty() => layers,
+        // What makes them all in Python.
+        Some(made @ Value::Object(_)) => return built(words, made, hidden),
         _ => return words.error(&at("layers"), "nothing", "a list of layers is needed"),
     };
     let within = |path: &str| path.split('.').try_fold(&layers[0], |value, word| value.get(word));
@@ -184,10 +186,66 @@ fn described(words: &Words) -> Result<Option<Transformer>, ExchangeError> {
     }))
 }
 
-/// The model that the TOML names.
+/// The model whose layers Python makes by a call of `_build_llama3_layers`.
+fn built(words: &Words, made: &Value, hidden: usize) -> Result<Option<Transformer>, ExchangeError> {
+    let at = |name: &str| format!("model_spec.model.layers.{name}");
+    let maker = made.get(CALLEE).and_then(Value::as_str).unwrap_or("a table");
+    if !maker.ends_with("_build_llama3_layers") {
+        let rule = "_build_llama3_layers is known here; or name a --model";
+        return words.error("model_spec.model.layers", maker, rule);
+    }
+    let real = |name: &str, usual: f64| {
+        let found = words.real(&at(&format!("rope.{name}")))?;
+        Ok::<f32, ExchangeError>(found.unwrap_or(usual) as f32)
+    };
+    let scaling = match words.text(&at("rope.scaling"))?.unwrap_or("none") {
+        "none" => None,
+        "llama" => Some(RotaryScaling {
+            factor: real("scaling_factor", 8.0)?,
+            low: real("low_freq_factor", 1.0)?,
+            high: real("high_freq_factor", 4.0)?,
+            original: {
+                let path = at("rope.original_max_position_embeddings");
+                let original = words.size(&path)?.unwrap_or(8192);
+                match original.try_into() {
+                    Ok(original) => original,
+                    Err(_) => return words.error(&path, original, "a number of 32 bits is needed"),
+                }
+            },
+        }),
+        other => return words.error(&at("rope.scaling"), other, "none and llama are known here"),
+    };
+    let heads = words.needed(&at("n_heads"))?;
+    let epsilon = words.real("model_spec.model.norm.eps")?;
+    Ok(Some(Transformer {
+        kind: Kind::Llama { theta: real("theta", 10_000.0)?, scaling },
+        layers: words.needed(&at("n_layers"))?,
+        hidden,
+        heads,
+        kv_heads: words.size(&at("n_kv_heads"))?.unwrap_or(heads),
+        head_dim: hidden / heads,
+        ffn: words.needed(&at("hidden_dim"))?,
+        seq: words.needed("training.seq_len")?,
+        vocab: words.needed("model_spec.model.vocab_size")?,
+        tied: words.flag("model_spec.model.enable_weight_tying")?,
+        norm_epsilon: epsilon.map_or(1e-5, |epsilon| epsilon as f32),
+        init_std: 0.02,
+    }))
+}
+
+/// The model that the TOML names, or Python asks a registry for.
 fn named(words: &Words) -> Result<ModelSpec, ExchangeError> {
-    let name = words.text("model.name")?.unwrap_or("none");
-    let flavor = words.text("model.flavor")?.unwrap_or("none");
+    let of_registry = |word: &str| words.text(&format!("model_spec.{word}"));
+    let (name, flavor) = match of_registry(CALLEE)? {
+        Some("torchtitan.models.llama3.model_registry") => ("llama3", of_registry(FIRST)?),
+        Some(other) => {
+            let rule =
+                "torchtitan.models.llama3's model_registry is known here; name others with --model";
+            return words.error("model_spec", other, rule);
+        }
+        None => (words.text("model.name")?.unwrap_or("none"), words.text("model.flavor")?),
+    };
+    let flavor = flavor.unwrap_or("none");
     let preset = match (name, flavor) {
         ("llama3", "8B") => "llama-3-8b",
         ("llama3", "70B") => "llama-3-70b",
@@ -326,7 +384,8 @@ fn cuts(words: &Words, recipe: &Recipe) -> Result<Vec<usize>, ExchangeError> {
     Ok(cuts)
 }
 
-fn zero(words: &Words, dp: usize, cp: usize, pp: usize) -> Result<u8, ExchangeError> {
+/// ZeRO stage, and groups of replicas that shard among themselves.
+fn zero(words: &Words, dp: usize, cp: usize, pp: usize) -> Result<(u8, usize), ExchangeError> {
     let at = |name: &str| format!("parallelism.data_parallel_{name}_degree");
     let replicate = words.size(&at("replicate"))?.unwrap_or(1);
     let shard = match words.real(&at("shard"))? {
@@ -345,15 +404,53 @@ fn zero(words: &Words, dp: usize, cp: usize, pp: usize) -> Result<u8, ExchangeEr
         "default" => pp == 1,
         other => return words.error(path, other, "default, always or never"),
     };
-    match (replicate, shard) {
-        (1, 1) if cp == 1 && dp == 1 => Ok(if reshards { 3 } else { 0 }),
-        (_, 1) if cp == 1 => Ok(0),
-        (1, _) => Ok(if reshards { 3 } else { 2 }),
-        _ => {
-            let rule = "parameters are sharded over all replicas here, or over none";
-            words.error(&at("replicate"), replicate, rule)
-        }
+    let sharded = if reshards { 3 } else { 2 };
+    Ok(match (replicate, shard) {
+        // Without replicas nothing is sharded; what is gathered is freed or not.
+        (1, 1) if cp == 1 => (if reshards { 3 } else { 0 }, 1),
+        (_, 1) if cp == 1 => (0, 1),
+        (groups, _) => (sharded, groups),
+    })
+}
+
+/// Whether products are in 8 bits: by the converters of the TOML, or of a model's linear layers in the JSON.
+fn eight_bits(words: &Words, notes: &mut Vec<String>) -> Result<bool, ExchangeError> {
+    let head = "the last product is in 8 bits there as well, in a plan it is not";
+    let names = ["model.converters", "model_spec.converters", "model_spec.model.converters"];
+    let names = names.iter().find_map(|path| words.get(path));
+    let names: Vec<String> = match names {
+        Some(Value::Array(names)) => names.iter().map(Value::to_string).collect(),
+        _ => vec![],
+    };
+    let known =
+        |name: &String| name.contains("quantize.linear.float8") || name.contains("Float8Linear");
+    if let Some(other) = names.iter().find(|name| !known(name)) {
+        let rule = "products in 8 bits are those of quantize.linear.float8";
+        return words.error("model.converters", other, rule);
     }
+    let layer = words.get("model_spec.model.layers").and_then(|layers| layers.get(0));
+    let is_converted = |it: &Value| it.get("_torchao_config").is_some();
+    let converted =
+        layer.and_then(|layer| layer.get("feed_forward")?.get("w1")).is_some_and(is_converted);
+    if names.is_empty() {
+        if converted && words.get("model_spec.model.lm_head").is_some_and(is_converted) {
+            notes.push(head.into());
+        }
+        return Ok(converted);
+    }
+    let at = |name: &str| format!("quantize.linear.float8.{name}");
+    let gathered = at("enable_fsdp_float8_all_gather");
+    let rule = "plans gather weights in the format of computation";
+    words.only(&gathered, &["false"], rule)?;
+    words.get(&at("recipe_name"));
+    let filtered = words.get(&at("filter_fqns")).map(Value::to_string).unwrap_or_default();
+    if !["output", "lm_head"]
+        .iter()
+        .any(|name| format!("{filtered}{}", names.concat()).contains(name))
+    {
+        notes.push(head.into());
+    }
+    Ok(true)
 }
 
 fn precision(words: &Words) -> Result<Precision, ExchangeError> {
@@ -420,6 +517,17 @@ fn recompute(words: &Words, notes: &mut Vec<String>) -> Result<Recompute, Exchan
     let operators =
         "activation_checkpoint: cheap operators are computed twice there, none here (\"none\")";
     let Some(found) = words.get(path) else { return Ok(Recompute::None) };
+    match found.get(CALLEE).and_then(Value::as_str) {
+        None => {}
+        Some("FullAC.Config") => return Ok(Recompute::Block),
+        Some("SelectiveAC.Config") => {
+            notes.push(operators.into());
+            return Ok(Recompute::None);
+        }
+        Some(other) => {
+            return words.error(path, other, "FullAC.Config and SelectiveAC.Config are known here");
+        }
+    }
     if let Some(mode) = found.get("mode") {
         return match mode.as_str() {
             Some("none") => Ok(Recompute::None),

@@ -7,7 +7,7 @@ use std::fmt::Display;
 use serde_json::Value;
 use shardloom_document::{Fault, json_fault, json_line_of, nearest, toml_fault, toml_line_of};
 
-use super::yaml;
+use super::{python, yaml};
 use crate::ExchangeError;
 
 /// Words of a configuration by their paths, `training.seq_len`; those that were read are remembered.
@@ -23,6 +23,7 @@ enum Lines {
     Json(String),
     Toml(String),
     Yaml(BTreeMap<String, usize>),
+    Python(BTreeMap<String, usize>),
 }
 
 impl Words {
@@ -41,6 +42,12 @@ impl Words {
         Words::of(root, Lines::Yaml(lines), place)
     }
 
+    /// What a function of a Python file returns, a call of `returns`.
+    pub fn of_python(text: &str, place: &str, returns: &str) -> Result<Words, ExchangeError> {
+        let (root, lines) = python::read(text, returns).map_err(|fault| wrong(place, fault))?;
+        Words::of(root, Lines::Python(lines), place)
+    }
+
     fn of(root: Value, lines: Lines, place: &str) -> Result<Words, ExchangeError> {
         if !root.is_object() {
             let message = "is not a table of words and values".into();
@@ -54,7 +61,7 @@ impl Words {
         let line = match &self.lines {
             Lines::Json(text) => json_line_of(text, path),
             Lines::Toml(text) => toml_line_of(text, path),
-            Lines::Yaml(lines) => lines.get(path).copied(),
+            Lines::Yaml(lines) | Lines::Python(lines) => lines.get(path).copied(),
         };
         match line {
             Some(line) => format!("{}:{line}", self.place),
@@ -96,7 +103,7 @@ impl Words {
         let size = value.as_u64().or(float.map(|real| real as u64));
         match size.and_then(|size| usize::try_from(size).ok()).filter(|&size| size > 0) {
             Some(size) => Ok(Some(size)),
-            None => self.error(path, value, "a whole number from 1 up is needed"),
+            None => self.error(path, shown(value), "a whole number from 1 up is needed"),
         }
     }
 
@@ -114,7 +121,7 @@ impl Words {
         let text = value.as_str().and_then(|text| text.parse().ok());
         match value.as_f64().or(text) {
             Some(real) => Ok(Some(real)),
-            None => self.error(path, value, "a number is needed"),
+            None => self.error(path, shown(value), "a number is needed"),
         }
     }
 
@@ -124,7 +131,7 @@ impl Words {
             Some(Value::Bool(flag)) => Ok(*flag),
             Some(Value::String(text)) if text.eq_ignore_ascii_case("true") => Ok(true),
             Some(Value::String(text)) if text.eq_ignore_ascii_case("false") => Ok(false),
-            Some(other) => self.error(path, other, "true or false is needed"),
+            Some(other) => self.error(path, shown(other), "true or false is needed"),
         }
     }
 
@@ -132,7 +139,7 @@ impl Words {
         match self.get(path) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
-            Some(other) => self.error(path, other, "a string is needed"),
+            Some(other) => self.error(path, shown(other), "a string is needed"),
         }
     }
 
@@ -142,7 +149,7 @@ impl Words {
             None | Some(Value::Bool(false)) => Ok(()),
             Some(Value::String(text)) if values.contains(&text.as_str()) => Ok(()),
             Some(other) if values.contains(&other.to_string().as_str()) => Ok(()),
-            Some(other) => self.error(path, other, rule),
+            Some(other) => self.error(path, shown(other), rule),
         }
     }
 
@@ -194,7 +201,12 @@ impl Words {
             Value::Null => return Ok(()),
             other => return self.error(prefix, other, "a table of further words is needed"),
         };
+        let is_python = matches!(self.lines, Lines::Python(_));
         for (word, value) in map {
+            // What is called is not said by a word.
+            if is_python && [python::CALLEE, python::FIRST].contains(&word.as_str()) {
+                continue;
+            }
             let path = if prefix.is_empty() { word.clone() } else { format!("{prefix}.{word}") };
             let read = self.read.borrow();
             let within = format!("{path}.");
@@ -209,6 +221,14 @@ impl Words {
             }
         }
         Ok(())
+    }
+}
+
+/// A value as it stands in the file.
+fn shown(value: &Value) -> String {
+    match value.get(python::TEXT) {
+        Some(Value::String(text)) => text.clone(),
+        _ => value.to_string(),
     }
 }
 

@@ -93,14 +93,6 @@ impl Recipe {
             let value = format!("cycles of {} s", negotiation.cycle_seconds);
             return refuse("sync.negotiation", value, reason);
         }
-        if let Some(axes) = &sync.shard_over {
-            let reason = "leave it out, and turn sharding among some of the replicas on there";
-            return unwritten("sync.shard_over", format!("{axes:?}"), reason);
-        }
-        if precision.fp8_products {
-            let reason = "set it to false, and turn products in 8 bits on there";
-            return unwritten("precision.fp8_products", "true".into(), reason);
-        }
         if precision.rounding != Rounding::Nearest {
             let reason =
                 "no project that plans go to rounds weights so: master = true, and leave it out";
@@ -155,6 +147,7 @@ impl Recipe {
             model,
             pp: groups,
             dp: widths.dp,
+            groups: widths.groups,
             cp: widths.cp,
             tp: widths.tp,
             sequence_parallel: widths.sequence_parallel,
@@ -166,7 +159,7 @@ impl Recipe {
             schedule: *schedule,
             recompute,
             attention: *attention,
-            zero: if widths.dp * widths.cp > 1 { sync.zero } else { 0 },
+            zero: if widths.sharing_ranks > 1 { sync.zero } else { 0 },
             bucket_bytes: sync.bucket_bytes,
             precision: *precision,
             optimizer: *optimizer,
@@ -187,7 +180,7 @@ impl Recipe {
             leave_out("pipeline.stage.devices", String::from(DeviceList(used)), reason);
         }
         if sync.zero > recipe.zero {
-            let reason = "there is one replica, so nothing is sharded";
+            let reason = "there is one replica to share it, so nothing is sharded";
             leave_out("sync.zero", sync.zero.to_string(), reason);
         }
         if plan.spares_last() {
@@ -223,6 +216,10 @@ impl Recipe {
 
 struct Widths {
     dp: usize,
+    /// Groups of replicas that shard among themselves.
+    groups: usize,
+    /// Ranks that share what ZeRO shards, those of one sequence counted.
+    sharing_ranks: usize,
     cp: usize,
     tp: usize,
     sequence_parallel: bool,
@@ -237,10 +234,10 @@ impl Widths {
         mesh: Mesh,
         graph: &Graph,
     ) -> Result<Widths, ExchangeError> {
-        let known = [Axis::DP, Axis::CP, Axis::TP];
+        let known = [Axis::REPLICA, Axis::DP, Axis::CP, Axis::TP];
         if let Some(other) = mesh.axes().find(|axis| !known.contains(axis)) {
-            let reason = "devices are told apart by data, context and tensor parallelism, called dp, cp \
-                          and tp";
+            let reason = "devices are told apart by data, context and tensor parallelism, called dp (and \
+                          replica), cp and tp";
             return Err(ExchangeError::refused(
                 project,
                 format!("pipeline.stage.mesh.{other}"),
@@ -248,6 +245,12 @@ impl Widths {
                 reason,
             ));
         }
+        if mesh != mesh.arranged(&Axis::USUAL) {
+            let reason = "tensor-parallel neighbours are adjacent ranks, then context-parallel ones, then \
+                          replicas: leave `axes` out";
+            return Err(ExchangeError::refused(project, "axes", mesh, reason));
+        }
+        let (groups, sharing_ranks) = sharing(project, plan, mesh)?;
         let counts = |layout: &LayoutRules| -> Vec<_> {
             layout.0.iter().filter(|rule| mesh.width(rule.axis) > 1).cloned().collect()
         };
@@ -277,9 +280,31 @@ impl Widths {
             let value = format!("{:?}", String::from(layout.clone()));
             return Err(ExchangeError::refused(project, "layout", value, reason));
         }
-        let [dp, cp, tp] = known.map(|axis| mesh.width(axis));
-        Ok(Widths { dp, cp, tp, sequence_parallel })
+        let [cp, tp] = [Axis::CP, Axis::TP].map(|axis| mesh.width(axis));
+        Ok(Widths { dp: mesh.dp() as usize, groups, sharing_ranks, cp, tp, sequence_parallel })
     }
+}
+
+/// How many groups of replicas shard among themselves, and how many ranks there are in each.
+fn sharing(project: Project, plan: &Plan, mesh: Mesh) -> Result<(usize, usize), ExchangeError> {
+    let all = [Axis::REPLICA, Axis::DP, Axis::CP];
+    let over = plan.sync.shard_over.filter(|_| plan.sync.zero > 0);
+    let shares = |axis: &Axis| over.is_none_or(|over| over.iter().any(|it| it == *axis));
+    let wide = all.into_iter().filter(|&axis| mesh.width(axis) > 1);
+    let (apart, sharers): (Vec<Axis>, Vec<Axis>) = wide.partition(|axis| !shares(axis));
+    // Those who share are neighbours, and a sequence's ranks are together.
+    let slowest_first: Vec<Axis> = apart.iter().chain(&sharers).copied().collect();
+    if slowest_first != all.into_iter().filter(|&axis| mesh.width(axis) > 1).collect::<Vec<_>>()
+        || apart.contains(&Axis::CP)
+    {
+        let reason = "neighbouring replicas share, with all ranks of their sequences: mesh = { replica = 2, dp = \
+                      8 } and shard_over = [\"dp\"], and \"cp\" too where there is context parallelism";
+        let value = format!("{:?}", plan.sync.shard_over);
+        return Err(ExchangeError::refused(project, "sync.shard_over", value, reason));
+    }
+    let (groups, sharers) = (mesh.span(&apart), mesh.span(&sharers));
+    // Whoever has all of it shares with nobody.
+    Ok(if sharers == 1 { (1, 1) } else { (groups, sharers) })
 }
 
 /// On which group of devices each stage is, and how ranks are numbered so that the `used` devices are in their
@@ -331,7 +356,7 @@ impl RankOrder {
     pub(crate) fn devices(self, group: usize, groups: usize, mesh: Mesh) -> Vec<u32> {
         let size = mesh.size();
         // What lies between two data-parallel neighbours.
-        let inner = size / mesh.width(Axis::DP);
+        let inner = size / mesh.dp() as usize;
         let device = |position: usize| match self {
             RankOrder::PipelineSlowest => group * size + position,
             RankOrder::DataSlowest => {

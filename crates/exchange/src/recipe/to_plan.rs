@@ -35,6 +35,7 @@ impl Recipe {
         let graph = spec.graph().map_err(in_model)?;
         let [dp, cp, tp] = [self.dp, self.cp, self.tp].map(|width| width as u32);
         let mesh = Mesh::of(dp, cp, tp);
+        let mesh = mesh.sharing_within(self.sharers() as u32).unwrap_or(mesh);
         let numbers = Uniform {
             pp: self.pp,
             mesh,

@@ -30,6 +30,21 @@ fn check(case: &str) {
 }
 
 #[test]
+fn sharded_among_some_of_the_replicas() {
+    check("hybrid-sharded");
+}
+
+#[test]
+fn states_sharded_among_some_of_the_replicas() {
+    check("hybrid-states");
+}
+
+#[test]
+fn products_in_eight_bits() {
+    check("eight-bits");
+}
+
+#[test]
 fn interleaved_3d() {
     check("interleaved-3d");
 }

@@ -3,8 +3,8 @@
 use shardloom_exchange::Machines;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    AttentionKind, Axis, DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind,
-    Sync, Uniform,
+    AttentionKind, DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync,
+    Uniform,
 };
 
 /// A plan with its model.
@@ -113,6 +113,21 @@ pub fn case(name: &str) -> Case {
             let (sync, recompute) = (Sync { zero: 1, ..Sync::default() }, Recompute::Block);
             plan(SMALL_LLAMA, &Uniform { mesh: Mesh::of(4, 1, 2), sync, recompute, ..usual }, 1)
         }
+        "hybrid-sharded" => {
+            let sync = Sync { zero: 3, ..Sync::default() };
+            let mesh = Mesh::of(8, 1, 1).sharing_within(4).expect("it divides");
+            plan(LLAMA, &Uniform { mesh, sync, recompute: Recompute::Block, ..usual }, 1)
+        }
+        "hybrid-states" => {
+            let sync = Sync { zero: 1, ..Sync::default() };
+            let mesh = Mesh::of(4, 1, 2).sharing_within(2).expect("it divides");
+            plan(LLAMA, &Uniform { pp: 2, mesh, sync, ..usual }, 1)
+        }
+        "eight-bits" => {
+            let sync = Sync { zero: 2, ..Sync::default() };
+            let precision = Precision { fp8_products: true, ..Precision::MIXED };
+            plan(LLAMA, &Uniform { mesh: Mesh::of(4, 1, 2), sync, precision, ..usual }, 1)
+        }
         "replicated-gpt" => {
             let precision = Precision::FP32;
             let optimizer = Optimizer::sgd(0.9);
@@ -122,14 +137,17 @@ pub fn case(name: &str) -> Case {
         }
         other => panic!("no plan is called {other}"),
     };
-    if ["interleaved-sharded", "fully-sharded", "context-parallel"].contains(&name) {
+    if ["interleaved-sharded", "fully-sharded", "context-parallel", "eight-bits"].contains(&name) {
         made.attention = AttentionKind::Fused;
     }
     Case::of(name, made)
 }
 
 /// All names of plans.
-pub const NAMES: [&str; 11] = [
+pub const NAMES: [&str; 14] = [
+    "hybrid-sharded",
+    "hybrid-states",
+    "eight-bits",
     "zero-bubble-h1",
     "interleaved-sharded",
     "interleaved-3d",
@@ -147,7 +165,7 @@ pub const NAMES: [&str; 11] = [
 pub fn data_slowest(mut plan: Plan) -> Plan {
     let groups = plan.pipeline[0].stage.len() as u32;
     for (group, stage) in (0u32..).zip(&mut plan.pipeline[0].stage) {
-        let inner = (stage.mesh.size() / stage.mesh.width(Axis::DP)) as u32;
+        let inner = stage.mesh.size() as u32 / stage.mesh.dp();
         let position = |it: u32| (it / inner) * inner * groups + group * inner + it % inner;
         stage.devices = DeviceList((0..stage.mesh.size() as u32).map(position).collect());
     }

@@ -4,7 +4,7 @@ use shardloom_exchange::Given;
 use shardloom_graph::ModelSpec;
 use shardloom_plan::{Axis, LossScale, Number, Precision, Recompute};
 
-use super::{Base, Word, given, width};
+use super::{Base, Word, given, is_hybrid, width};
 use crate::plans::LLAMA;
 
 const ACCELERATE: &str = "
@@ -23,7 +23,23 @@ fn accelerates_words() {
     let plan = base.read("", "").expect("a plan").plan;
     assert_eq!((plan.sync.zero, plan.microbatches, plan.recompute), (3, 1, Recompute::None));
     let in_config = |words: &str| format!("mixed_precision: bf16\nparallelism_config:\n{words}");
-    let words: [Word; 9] = [
+    let words: [Word; 13] = [
+        ("fsdp_version: 2", "fsdp_sharding_strategy: HYBRID_SHARD\nnum_machines: 2", |it| {
+            is_hybrid(it, 3, 2, 8)
+        }),
+        ("fsdp_version: 2", "fsdp_sharding_strategy: HYBRID_SHARD_ZERO2\nnum_machines: 4", |it| {
+            is_hybrid(it, 2, 4, 4)
+        }),
+        (
+            "fsdp_version: 2",
+            "fsdp_version: 2\nparallelism_config:\n  parallelism_config_dp_replicate_size: 4\n  parallelism_config_dp_shard_size: 4",
+            |it| is_hybrid(it, 3, 4, 4),
+        ),
+        (
+            "mixed_precision: bf16",
+            "mixed_precision: fp8\nfp8_config:\n  backend: AO\n  enable_fsdp_float8_all_gather: false",
+            |it| it.precision == Precision { fp8_products: true, ..Precision::MIXED },
+        ),
         ("mixed_precision: bf16", "mixed_precision: 'no'", |it| it.precision == Precision::FP32),
         ("mixed_precision: bf16", "mixed_precision: fp16", |it| {
             it.precision == Precision { compute: Number::Fp16, ..Precision::MIXED }
@@ -55,8 +71,8 @@ fn accelerates_words() {
     ];
     base.check(&words, &[]);
     for (words, message) in [
-        ("  parallelism_config_dp_replicate_size: 4", "over all 16 replicas here, or over none"),
-        ("  parallelism_config_dp_shard_size: 8", "over all 16 replicas here, or over none"),
+        ("  parallelism_config_dp_replicate_size: 4", "the product is the 16 replicas"),
+        ("  parallelism_config_dp_shard_size: 8", "the product is the 16 replicas"),
         ("  parallelism_config_sp_size: 2", "split attention by heads"),
         (
             "  parallelism_config_cp_size: 2\n  parallelism_config_cp_comm_strategy: alltoall",

@@ -4,7 +4,7 @@ use shardloom_exchange::Given;
 use shardloom_graph::ModelSpec;
 use shardloom_plan::{Axis, LossScale, Number, Optimizer, Precision};
 
-use super::{Base, Word, Wrong, given, is_adamw, is_sgd, width};
+use super::{Base, Word, Wrong, given, is_adamw, is_hybrid, is_sgd, width};
 use crate::plans::LLAMA;
 
 const DEEPSPEED: &str = r#"{
@@ -24,7 +24,8 @@ fn deepspeeds_words() {
     assert!(is_adamw(&plan, [0.8, 0.99, 1e-6, 0.3]));
     // 500 million elements where nothing is said.
     assert_eq!(plan.sync.bucket_bytes, 1_000_000_000);
-    let words: [Word; 20] = [
+    let words: [Word; 21] = [
+        ("\"stage\": 3", "\"stage\": 3, \"mics_shard_size\": 4", |it| is_hybrid(it, 3, 4, 4)),
         ("\"stage\": 3", "\"stage\": 0", |it| it.sync.zero == 0),
         ("\"stage\": 3", "\"stage\": 1", |it| it.sync.zero == 1),
         ("\"stage\": 3", "\"stage\": 2", |it| it.sync.zero == 2),
@@ -91,9 +92,10 @@ fn deepspeeds_words() {
         ),
         ("\"gradient_accumulation_steps\": 8,", "", |it| it.microbatches == 1),
     ];
-    let wrong: [Wrong; 12] = [
+    let wrong: [Wrong; 13] = [
         ("256,", "256, \"sequence_parallel_size\": 2,", "sequence_parallel_size = 2"),
-        ("\"stage\": 3", "\"stage\": 3, \"mics_shard_size\": 4", "mics_shard_size = 4"),
+        ("\"stage\": 3", "\"stage\": 3, \"mics_shard_size\": 3", "it divides the 16 replicas"),
+        ("\"stage\": 3", "\"stage\": 2, \"mics_shard_size\": 4", "it goes with stage 3"),
         ("\"stage\": 3", "\"stage\": 3, \"zero_hpz_partition_size\": 8", "hpz_partition_size = 8"),
         ("\"stage\": 3", "\"stage\": 3, \"cpu_offload\": true", "cpu_offload = true"),
         ("\"stage\": 3", "\"stage\": 3, \"cpu_offload_params\": true", "cpu_offload_params = true"),

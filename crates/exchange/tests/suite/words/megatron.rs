@@ -19,7 +19,14 @@ const MEGATRON_LLAMA: &str = "torchrun --nproc_per_node 8 --nnodes 2 pretrain_gp
 fn megatrons_words() {
     let base = Base { place: "run.sh", text: MEGATRON, given: given(16) };
     // Words at the begin are those of another command; options are added at the end.
-    let words: [Word; 40] = [
+    let words: [Word; 43] = [
+        ("--bf16", "--bf16 --num-distributed-optimizer-instances 2", |it| {
+            it.sync.zero == 1 && (width(it, Axis::REPLICA), width(it, Axis::DP)) == (2, 1)
+        }),
+        ("--bf16", "--bf16 --fp8-format hybrid --fp8-recipe tensorwise", |it| {
+            it.precision == Precision { fp8_products: true, ..Precision::MIXED }
+        }),
+        ("--bf16", "--bf16 --fp8-format e4m3", |it| it.precision.fp8_products),
         ("--tensor-model-parallel-size 2", "--context-parallel-size 2", |it| {
             (width(it, Axis::CP), it.sync.bucket_bytes) == (2, 1 << 40)
         }),
@@ -147,8 +154,8 @@ fn megatrons_words() {
         ),
         (
             "--bf16",
-            "--bf16 --num-distributed-optimizer-instances 2",
-            "--num-distributed-optimizer-instances = several",
+            "--bf16 --num-distributed-optimizer-instances 3",
+            "--num-distributed-optimizer-instances = 3: it divides the 2 replicas",
         ),
         (
             "--bf16",
@@ -204,7 +211,11 @@ fn megatrons_words_that_plans_have_nothing_for_are_refused_one_by_one() {
         "optimizer-cpu-offload",
         "cpu-offloading",
         "use-cpu-offload",
-        "fp8-format",
+        "fp8-param-gather",
+        "fp8-output-proj",
+        "fp8-dot-product-attention",
+        "fp8-multi-head-attention",
+        "first-last-layers-bf16",
         "fp4-format",
         "qk-layernorm",
         "squared-relu",
@@ -278,5 +289,20 @@ fn megatrons_attention_is_fused_unless_it_is_said_otherwise() {
     ] {
         let plan = base.read("--bf16", &format!("--bf16 {words}")).expect("a plan").plan;
         assert_eq!(plan.attention, AttentionKind::Fused, "{words}");
+    }
+}
+
+#[test]
+fn megatrons_scales_of_eight_bits_that_are_found_otherwise_are_noted() {
+    let base = Base { place: "run.sh", text: MEGATRON, given: given(16) };
+    for (words, is_noted) in [
+        ("--fp8-format hybrid", true),
+        ("--fp8-format hybrid --fp8-recipe mxfp8", true),
+        ("--fp8-format hybrid --fp8-recipe tensorwise", false),
+        ("", false),
+    ] {
+        let notes = base.read("--bf16", &format!("--bf16 {words}")).expect("a plan").notes;
+        let found = notes.iter().any(|note| note.contains("scales of numbers in 8 bits"));
+        assert_eq!(found, is_noted, "{words}: {notes:?}");
     }
 }

@@ -73,3 +73,11 @@ fn is_sgd(plan: &Plan, of: [f64; 2]) -> bool {
     let [momentum, weight_decay] = of;
     plan.optimizer == Optimizer::Sgd { momentum, weight_decay, reference_batch: None }
 }
+
+/// Whether so many groups of replicas shard among themselves, and how many there are in each.
+fn is_hybrid(plan: &Plan, zero: u8, groups: usize, sharers: usize) -> bool {
+    let over = plan.sync.shard_over.is_some_and(|over| over.iter().any(|axis| axis == Axis::DP));
+    plan.sync.zero == zero
+        && over
+        && (width(plan, Axis::REPLICA), width(plan, Axis::DP)) == (groups, sharers)
+}

@@ -4,7 +4,7 @@ use shardloom_exchange::Given;
 use shardloom_graph::ModelSpec;
 use shardloom_plan::{AttentionKind, Axis, Number, Precision, Recompute, ScheduleKind};
 
-use super::{Base, Word, Wrong, blocks, given, is_adamw, width};
+use super::{Base, Word, Wrong, blocks, given, is_adamw, is_hybrid, width};
 use crate::plans::LLAMA;
 
 /// 12 layers in 4 stages, 2 replicas of 2 devices.
@@ -30,7 +30,15 @@ fn torchtitans_words() {
     assert_eq!((plan.global_batch, plan.microbatches, plan.sync.zero), (32, 16, 2));
     assert_eq!(plan.attention, AttentionKind::Fused);
     assert!(is_adamw(&plan, [0.9, 0.95, 1e-8, 0.1]));
-    let words: [Word; 23] = [
+    let words: [Word; 25] = [
+        ("pipeline_parallel_degree = 4\n", "data_parallel_replicate_degree = 2\n", |it| {
+            is_hybrid(it, 3, 2, 4)
+        }),
+        (
+            "[training]",
+            "[model]\nconverters = ['quantize.linear.float8']\n[quantize.linear.float8]\nfilter_fqns = ['output']\n[training]",
+            |it| it.precision.fp8_products,
+        ),
         ("'full'", "'none'", |it| it.recompute == Recompute::None),
         ("'full'", "'selective'", |it| it.recompute == Recompute::None),
         ("tensor_parallel_degree = 2\n", "", |it| {
@@ -112,8 +120,16 @@ fn torchtitans_words() {
     let wrong: [Wrong; 14] = [
         ("[parallelism]", "[parallelism]\nexpert_parallel_degree = 2", "the model has no experts"),
         ("[training]", "[training]\nenable_cpu_offload = true", "enable_cpu_offload = true"),
-        ("[training]", "[model]\nconverters = ['float8']\n[training]", "model.converters"),
-        ("[training]", "[model]\nconverters = ['mx']\n[training]", "model.converters"),
+        (
+            "[training]",
+            "[model]\nconverters = ['quantize.linear.float8']\n[quantize.linear.float8]\nenable_fsdp_float8_all_gather = true\n[training]",
+            "enable_fsdp_float8_all_gather = true",
+        ),
+        (
+            "[training]",
+            "[model]\nconverters = ['quantize.linear.mx']\n[training]",
+            "model.converters",
+        ),
         ("[training]", "[training]\nglobal_batch_size = 64", "several rounds of a pipeline"),
         (
             "[parallelism]",
@@ -134,8 +150,8 @@ fn torchtitans_words() {
         ("[parallelism]", "[parallelism]\nfsdp_reshard_after_forward = 'no'", "default, always or"),
         (
             "pipeline_parallel_degree = 4\n",
-            "data_parallel_replicate_degree = 2\n",
-            "over all replicas here, or over none",
+            "data_parallel_replicate_degree = 3\n",
+            "with the other widths there are 8 replicas",
         ),
         (
             "[parallelism]",
@@ -187,4 +203,75 @@ fn torchtitans_names_of_models() {
     base.check(&words, &wrong);
     let model = base.read("", "").expect("a plan").plan.model;
     assert!(model.contains("layers=32") && model.contains("seq=2048"), "{model}");
+}
+
+/// A configuration as people write it for torchtitan today.
+const PYTHON: &str = r#"
+from torchtitan.config import ParallelismConfig, TrainingConfig
+from torchtitan.models.llama3 import model_registry
+
+
+def ours() -> Trainer.Config:
+    spec = model_registry("8B", converters=[Float8LinearConverter.Config(filter_fqns=["lm_head"])])
+    config = Trainer.Config(
+        model_spec=spec,
+        optimizer=default_adamw(lr=3e-4),
+        training=TrainingConfig(local_batch_size=2, seq_len=8192, steps=1000),
+        parallelism=ParallelismConfig(
+            data_parallel_shard_degree=-1,
+            tensor_parallel_degree=8,
+        ),
+        activation_checkpoint=SelectiveAC.Config(),
+    )
+    config.parallelism.data_parallel_replicate_degree = 1
+    return config
+"#;
+
+#[test]
+fn torchtitans_python_is_read_as_it_is_written_today() {
+    let base = Base { place: "config_registry.py", text: PYTHON, given: given(256) };
+    let imported = base.read("", "").expect("a plan");
+    let plan = &imported.plan;
+    assert!(plan.model.contains("layers=32") && plan.model.contains("seq=8192"), "{}", plan.model);
+    assert_eq!((width(plan, Axis::TP), width(plan, Axis::DP), plan.global_batch), (8, 32, 64));
+    assert!(is_adamw(plan, [0.9, 0.95, 1e-8, 0.1]));
+    let notes = imported.notes;
+    assert!(notes[0].starts_with("activation_checkpoint: cheap operators"), "{notes:?}");
+    assert_eq!(notes[1..], ["not part of a plan: optimizer.lr, training.steps"]);
+    let words: [Word; 5] = [
+        ("replicate_degree = 1", "replicate_degree = 4", |it| is_hybrid(it, 3, 4, 8)),
+        ("SelectiveAC", "FullAC", |it| it.recompute == Recompute::Block),
+        ("SelectiveAC.Config()", "None, compile=X()", |it| {
+            // Nothing is computed twice in either case.
+            it.recompute == Recompute::None && it.sync.zero == 3
+        }),
+        ("parallel_degree=8", "parallel_degree=4, enable_sequence_parallel=False", |it| {
+            width(it, Axis::TP) == 4 && !it.layout.splits("seq", Axis::TP)
+        }),
+        ("\"8B\"", "\"70B\"", |it| it.model.contains("layers=80")),
+    ];
+    base.check(&words[..2], &[]);
+    base.check(&words[3..], &[]);
+    let found = base.read(words[2].0, words[2].1).expect("a plan");
+    assert!((words[2].2)(&found.plan) && found.notes.len() == 1, "{:?}", found.notes);
+    let plain =
+        base.read(", converters=[Float8LinearConverter.Config(filter_fqns=[\"lm_head\"])]", "");
+    assert!(plan.precision.fp8_products && !plain.expect("a plan").plan.precision.fp8_products);
+    let whole = base.read("filter_fqns=[\"lm_head\"]", "").expect("a plan").notes;
+    assert!(whole.iter().any(|note| note.contains("the last product is in 8 bits")), "{whole:?}");
+    base.check(
+        &[],
+        &[
+            (
+                "degree=8",
+                "degree=2 * 4",
+                "config_registry.py:14: parallelism.tensor_parallel_degree = 2 * 4: a whole number",
+            ),
+            ("\"8B\"", "NAME", "model_spec.(0)"),
+            ("torchtitan.models.llama3", "torchtitan.models.qwen3", "name others with --model"),
+            ("SelectiveAC", "MemoryBudgetAC", "FullAC.Config and SelectiveAC.Config are known"),
+            ("Float8Linear", "MXFP8Linear", "model.converters"),
+            ("return config", "return config.parallelism", "no function without arguments"),
+        ],
+    );
 }
