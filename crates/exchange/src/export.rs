@@ -6,12 +6,11 @@ mod megatron;
 mod nanotron;
 mod torchtitan;
 
-pub(crate) use nanotron::own_cut as nanotron_cut;
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::Plan;
+use shardloom_plan::{Plan, Uniform};
 
 use crate::recipe::{Leaving, Recipe};
-use crate::{ExchangeError, Project, Unsaid};
+use crate::{ExchangeError, Project, Transformer, Unsaid};
 
 /// What a plan is elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +52,7 @@ pub fn export(
     machines: Machines,
 ) -> Result<Exported, ExchangeError> {
     let (recipe, unsaid) = Recipe::of(project, plan, spec, graph)?;
-    let leaving = Leaving { project, recipe, plan, machines, unsaid };
+    let leaving = Leaving { project, recipe, plan: Some(plan), machines, unsaid };
     let devices = leaving.recipe.devices();
     if machines.nodes * machines.devices != devices {
         let reason = format!(
@@ -62,7 +61,46 @@ pub fn export(
         );
         return leaving.refuse("pipeline.stage.devices", format!("{devices} devices"), reason);
     }
-    match project {
+    written(leaving)
+}
+
+/// Whether [`export`] would write a plan of these numbers for `spec`, with `chunks` stages on each of its meshes: it
+/// is asked itself, but for a table of actions, which every schedule has. Stages are cut evenly, or as the project
+/// [cuts them](own_cut).
+///
+/// # Errors
+/// What [`export`] would say.
+pub fn takes(
+    project: Project,
+    spec: &ModelSpec,
+    numbers: &Uniform,
+    chunks: usize,
+) -> Result<(), ExchangeError> {
+    let recipe = Recipe::of_numbers(project, spec, numbers, chunks)?;
+    let machines = Machines { nodes: 1, devices: recipe.devices() };
+    written(Leaving { project, recipe, plan: None, machines, unsaid: vec![] })?;
+    Ok(())
+}
+
+/// Whether a project cuts models into stages itself, and takes no other cut.
+pub fn cuts_itself(project: Project) -> bool {
+    project == Project::Nanotron
+}
+
+/// Where a project that [cuts models itself](cuts_itself) cuts one: the first block of each stage, then the number of
+/// blocks. None if it would leave a stage without a block, if it leaves cuts to plans, or if the model is none that is
+/// written for other projects.
+pub fn own_cuts(project: Project, spec: &ModelSpec, stages: usize) -> Option<Vec<usize>> {
+    own_cut(project, &Transformer::of(spec)?, stages)
+}
+
+pub(crate) fn own_cut(project: Project, model: &Transformer, stages: usize) -> Option<Vec<usize>> {
+    cuts_itself(project).then(|| nanotron::own_cut(model, stages))?
+}
+
+fn written(leaving: Leaving<'_>) -> Result<Exported, ExchangeError> {
+    leaving.require_divided_vocabulary()?;
+    match leaving.project {
         Project::Megatron => megatron::export(leaving),
         Project::DeepSpeed => deepspeed::export(leaving),
         Project::Torchtitan => torchtitan::export(leaving),

@@ -16,7 +16,7 @@ mod recipe;
 mod transformer;
 
 pub use error::ExchangeError;
-pub use export::{Exported, File, Machines, export};
+pub use export::{Exported, File, Machines, cuts_itself, export, own_cuts, takes};
 pub use import::{Given, Imported, import, project_of};
 pub use project::Project;
 pub(crate) use recipe::{RankOrder, Recipe, StagePlace};

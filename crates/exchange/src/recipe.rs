@@ -3,6 +3,7 @@
 //! A [`Recipe`] lies between plans and every project's words, so that each project is one file that knows
 //! its own words, and nothing about plans.
 
+mod of_numbers;
 mod of_plan;
 mod to_plan;
 
@@ -14,7 +15,7 @@ use shardloom_plan::{
 
 use crate::{ExchangeError, Machines, Project, Transformer, Unsaid};
 
-pub(crate) use of_plan::usual_groups;
+pub(crate) use of_plan::{transformer_of, usual_groups};
 pub(crate) use to_plan::model_of;
 
 /// Bytes of gradients that are more than any stage has: all are reduced together, after the last backward
@@ -93,8 +94,8 @@ pub(crate) struct Leaving<'a> {
     pub project: Project,
     /// What goes there.
     pub recipe: Recipe,
-    /// The plan that it is of.
-    pub plan: &'a Plan,
+    /// The plan that it is of; none where it is only asked whether a plan of these numbers can go there.
+    pub plan: Option<&'a Plan>,
     /// The machines that the plan is for.
     pub machines: Machines,
     /// What cannot be said there.
@@ -220,6 +221,19 @@ impl Leaving<'_> {
         if self.recipe.attention == AttentionKind::Unfused {
             self.leave_out("attention", "unfused", "attention is fused there");
         }
+    }
+
+    /// Refuses vocabularies that tensor parallelism would not divide.
+    pub fn require_divided_vocabulary(&self) -> Result<(), ExchangeError> {
+        let (vocab, tp) = (self.recipe.model.vocab, self.recipe.tp);
+        if vocab.is_multiple_of(tp) {
+            return Ok(());
+        }
+        let padded = vocab.next_multiple_of(128 * tp);
+        let reason = format!(
+            "tensor parallelism of width {tp} splits the vocabulary: pad it (vocab={padded})"
+        );
+        self.refuse("model", format!("vocab={vocab}"), reason)
     }
 
     /// Refuses sharding among some of the replicas where a project shards among all.

@@ -13,9 +13,7 @@ use shardloom_sim::matmul_precision;
 use crate::baseline::Baseline;
 use crate::search::{MOST_BLOCKS, Search, is_deep};
 use crate::subset::Subset;
-use crate::{
-    Judgement, Only, Request, SearchError, closest, judge, nearby, with_fastest_algorithms,
-};
+use crate::{Judgement, Request, SearchError, closest, judge, nearby, with_fastest_algorithms};
 
 /// The answer of a search.
 #[derive(Clone, Debug)]
@@ -121,7 +119,7 @@ pub fn auto(
     // What people use without a search has no constraints.
     let baselines = |machines: &Cluster, request: &Request| match is_deep {
         true => Ok(vec![]),
-        false => baselines(machines, &Request { only: Only::default(), ..request.clone() }),
+        false => baselines(machines, &request.free()),
     };
     let (whole, of_whole) = std::thread::scope(|scope| {
         let of_whole = scope.spawn(|| baselines(cluster, request));
@@ -140,7 +138,7 @@ pub fn auto(
     };
     let finalists = whole.finalists(&of_whole)?;
     search.add(&whole, finalists.len());
-    let of_all = fastest(&finalists, request, &of_whole);
+    let of_all = fastest(&finalists, cluster, request, &of_whole);
     let seconds_of_all = of_all.as_ref().map(Finalist::step_seconds);
     let of_some =
         of_some(graph, cluster, request, &whole, seconds_of_all, &baselines, &mut search)?;
@@ -193,12 +191,14 @@ pub fn auto(
 /// The fastest of `finalists` and `baselines` that fits.
 pub(crate) fn fastest(
     finalists: &[Finalist],
+    cluster: &Cluster,
     request: &Request,
     baselines: &[Baseline],
 ) -> Option<Finalist> {
     let fitting = finalists.iter().filter(|it| it.judgement.fits(request.memory_share)).cloned();
     let baselines = if request.takes_baselines() { baselines } else { &[] };
     let rivals = baselines.iter().filter_map(|it| it.rival(request.memory_share));
+    let rivals = rivals.filter(|(plan, _)| request.runs(cluster, plan));
     let rivals = rivals.map(|(plan, judgement)| Finalist {
         plan: plan.clone(),
         estimated_seconds: None,
@@ -230,7 +230,7 @@ fn of_some(
             let finalists = search.finalists(&baselines)?;
             counts.add(&search, finalists.len());
             let sample_seconds = search.least_sample_seconds();
-            let found = fastest(&finalists, request, &baselines);
+            let found = fastest(&finalists, &subset.cluster, request, &baselines);
             let Some(found) = found.filter(|it| it.step_seconds() < best_seconds) else {
                 return Ok((None, sample_seconds));
             };
@@ -275,7 +275,7 @@ pub fn single_device_seconds(
 ) -> Result<Option<f64>, SearchError> {
     let graph = &*request.graph_of(graph, cluster);
     let mut least: Option<f64> = None;
-    let free = Request { only: Only::default(), ..request.clone() };
+    let free = request.free();
     let format = matmul_precision(request.precision.compute);
     let computes = |group: &&NodeGroup| group.profile.device.peak_flops(format).is_ok();
     for group in cluster.groups().iter().filter(computes) {
@@ -293,6 +293,9 @@ fn not_searched(request: &Request, search: &Search<'_>, several_nodes: bool) -> 
     let mut found = vec![];
     if !request.only.is_free() {
         found.push("other widths and policies than those asked for".into());
+    }
+    if let Some(runner) = &request.runner {
+        found.push(format!("plans that {} does not run", runner.name()));
     }
     let names = |kinds: &mut dyn Iterator<Item = ScheduleKind>| {
         kinds.map(ScheduleKind::name).collect::<Vec<_>>().join(", ")

@@ -26,6 +26,18 @@ pub(crate) fn error(
         found = least(space, &mut estimator, found)?;
     }
     let Some((candidate, needed)) = found else {
+        if let Some(runner) = &request.runner {
+            let only = match request.only.is_free() {
+                true => String::new(),
+                false => format!(" with {}", request.only),
+            };
+            return Ok(SearchError::NoneRuns {
+                model: graph.name().to_owned(),
+                cluster: request.cluster.clone(),
+                runner: runner.name().to_owned(),
+                only,
+            });
+        }
         return Ok(match request.only.is_free() {
             true => SearchError::NoLayout { model: graph.name().to_owned() },
             false => SearchError::NoneWith {

@@ -38,6 +38,21 @@ pub enum SearchError {
         /// What was asked for.
         only: String,
     },
+    /// Whoever is to run a plan runs none.
+    #[error(
+        "{runner} runs no plan of {model} on {cluster}{only}: widths divide the devices, the batch and what they split, and \
+         as many devices of each machine take part"
+    )]
+    NoneRuns {
+        /// The model's name.
+        model: String,
+        /// The cluster.
+        cluster: String,
+        /// Who was to run it.
+        runner: String,
+        /// What else was asked for.
+        only: String,
+    },
     /// No plan fits in memory.
     #[error(
         "{model} fits on {cluster} in none of {space} plans; closest comes {closest}, which needs \

@@ -34,7 +34,7 @@ pub(crate) fn note(
     counts.add(&search, finalists.len());
     let rate = |found: &Finalist| global_batch as f64 / found.step_seconds();
     let asked_rate = request.global_batch as f64 / step_seconds;
-    let found = fastest(&finalists, request, &[]);
+    let found = fastest(&finalists, cluster, request, &[]);
     let found = found.filter(|it| rate(it) > WORTH * asked_rate);
     Ok(found.map(|found| {
         format!(

@@ -1,6 +1,7 @@
 //! What a plan is wanted for.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use shardloom_cluster::{Cluster, PlanDefaults, Precision as Format};
 use shardloom_collectives::{Algorithm, Kind};
@@ -11,7 +12,7 @@ use shardloom_plan::{
 };
 use shardloom_sim::estimate::{Candidate, Estimator, Settings};
 
-use crate::{Only, SearchError, Trials};
+use crate::{Only, Runner, SearchError, Trials};
 
 /// What all plans of a search have in common, and how far it goes.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,6 +52,8 @@ pub struct Request {
     pub schedules: Vec<ScheduleKind>,
     /// What plans must have.
     pub only: Only,
+    /// Who is to run the plan, where that is not this program, which runs all.
+    pub runner: Option<Arc<dyn Runner>>,
     /// The most candidates that are lowered and simulated.
     pub finalists: usize,
     /// How a method that tries strategies one after another does so.
@@ -98,6 +101,7 @@ impl Request {
             attention: None,
             schedules: ScheduleKind::SEARCHED.to_vec(),
             only: Only::default(),
+            runner: None,
             plan_defaults: PlanDefaults::default(),
             finalists: 16,
             trials: Trials::default(),
@@ -176,6 +180,16 @@ impl Request {
         self.only.is_free() && self.schedules == ScheduleKind::SEARCHED
     }
 
+    /// Whether whoever is to run it runs a plan on devices of `cluster`.
+    pub(crate) fn runs(&self, cluster: &Cluster, plan: &Plan) -> bool {
+        self.runner.as_ref().is_none_or(|it| it.runs(cluster, plan))
+    }
+
+    /// The same without anything that plans must have.
+    pub(crate) fn free(&self) -> Request {
+        Request { only: Only::default(), runner: None, ..self.clone() }
+    }
+
     /// Whether shards can be scattered and gathered.
     pub fn shards(&self) -> bool {
         [Kind::ReduceScatter, Kind::AllGather].iter().all(|kind| kind.has(self.algorithm))
@@ -190,6 +204,12 @@ impl Request {
             algorithm: self.algorithm,
             bucket_bytes: self.bucket_bytes,
             frozen: self.frozen.clone(),
+            own_cuts: self
+                .runner
+                .as_ref()
+                .and_then(|it| it.own_cuts())
+                .cloned()
+                .unwrap_or_default(),
         }
     }
 
@@ -222,7 +242,23 @@ impl Request {
         cuts: &[usize],
         times: PassTimes,
     ) -> Plan {
-        let uniform = Uniform {
+        let uniform = self.numbers(candidate);
+        let places = uniform.places(candidate.chunks as usize);
+        let places = places.expect("a candidate has places for its stages");
+        let pipelines = uniform.pipelines(&places, cuts);
+        let mut plan = uniform.plan_of(graph, &self.model, &self.cluster, pipelines);
+        plan.layout = candidate.layout(graph);
+        plan.parameters = self.frozen.clone();
+        plan.pass_times = times;
+        plan.post_validation = self.post_validation;
+        plan.keeps_gathered = self.plan_defaults.keeps_gathered;
+        plan.loss_scale = LossScale::usual(&plan);
+        plan
+    }
+
+    /// The numbers of `candidate`.
+    pub(crate) fn numbers(&self, candidate: &Candidate) -> Uniform {
+        Uniform {
             pp: candidate.pp as usize,
             mesh: candidate.mesh(),
             sequence_parallel: candidate.sequence_parallel,
@@ -245,18 +281,7 @@ impl Request {
             precision: self.precision,
             optimizer: self.optimizer,
             clip_norm: self.clip_norm,
-        };
-        let places = uniform.places(candidate.chunks as usize);
-        let places = places.expect("a candidate has places for its stages");
-        let pipelines = uniform.pipelines(&places, cuts);
-        let mut plan = uniform.plan_of(graph, &self.model, &self.cluster, pipelines);
-        plan.layout = candidate.layout(graph);
-        plan.parameters = self.frozen.clone();
-        plan.pass_times = times;
-        plan.post_validation = self.post_validation;
-        plan.keeps_gathered = self.plan_defaults.keeps_gathered;
-        plan.loss_scale = LossScale::usual(&plan);
-        plan
+        }
     }
 }
 

@@ -58,11 +58,14 @@ fn is_paired(candidate: &Candidate) -> bool {
     candidate.microbatches >= candidate.pp
 }
 
-/// The schedule of `space` to look at where this one does not fit.
-fn smaller(space: &Space, schedule: ScheduleKind) -> Option<ScheduleKind> {
-    let found = SMALLER.iter().find(|(_, larger)| *larger == schedule);
-    let smaller = found.map(|&(smaller, _)| smaller)?;
-    if space.has(smaller) { Some(smaller) } else { self::smaller(space, smaller) }
+/// The candidate of `space` to look at where this one does not fit.
+fn smaller(space: &Space, candidate: &Candidate) -> Option<Candidate> {
+    let found = SMALLER.iter().find(|(_, larger)| *larger == candidate.schedule);
+    let other = Candidate { schedule: found.map(|&(smaller, _)| smaller)?, ..*candidate };
+    match space.has(other.schedule) && space.takes(&other) {
+        true => Some(other),
+        false => smaller(space, &other),
+    }
 }
 
 /// The schedule that holds more than this one, and is looked at before it.
@@ -70,9 +73,12 @@ fn larger(schedule: ScheduleKind) -> Option<ScheduleKind> {
     SMALLER.iter().find(|(smaller, _)| *smaller == schedule).map(|&(_, larger)| larger)
 }
 
-/// Whether `space` has a schedule after which this one is looked at.
-fn has_larger(space: &Space, schedule: ScheduleKind) -> bool {
-    larger(schedule).is_some_and(|it| space.has(it) || has_larger(space, it))
+/// Whether `space` has the candidate with a schedule after which its own is looked at.
+fn has_larger(space: &Space, candidate: &Candidate) -> bool {
+    larger(candidate.schedule).is_some_and(|schedule| {
+        let other = Candidate { schedule, ..*candidate };
+        (space.has(schedule) && space.takes(&other)) || has_larger(space, &other)
+    })
 }
 
 impl Scan {
@@ -89,7 +95,7 @@ impl Scan {
         for candidate in space.candidates() {
             let index = all.len();
             all.push(candidate);
-            if is_paired(&candidate) && has_larger(space, candidate.schedule) {
+            if is_paired(&candidate) && has_larger(space, &candidate) {
                 continue;
             }
             let bytes = estimator.least_bytes(&candidate)?;
@@ -141,10 +147,10 @@ impl Scan {
                     fits.is_some()
                 }
             };
-            let smaller = smaller(space, candidate.schedule);
-            if let Some(schedule) = smaller.filter(|_| !fits && is_paired(&candidate)) {
+            let smaller = || smaller(space, &candidate);
+            if let Some(smaller) = (!fits && is_paired(&candidate)).then(smaller).flatten() {
                 let index = all.len();
-                all.push(Candidate { schedule, ..candidate });
+                all.push(smaller);
                 waiting.push(Reverse(Waiting { close: false, index, ..next }));
             }
         }

@@ -115,7 +115,9 @@ impl<'a> Search<'a> {
     pub fn finalists(&mut self, baselines: &[Baseline]) -> Result<Vec<Finalist>, SearchError> {
         let mut finalists = self.simulate_best(baselines)?;
         // A scale of the loss that may change has every step wait for the norm of the one before.
-        if self.request.clip_norm.is_some() && self.request.precision.compute != Number::Fp16 {
+        // Nor is it known of others that they validate updates.
+        let waits = self.request.precision.compute == Number::Fp16 || self.request.runner.is_some();
+        if self.request.clip_norm.is_some() && !waits {
             self.validate_afterwards(&mut finalists)?;
         }
         Ok(finalists)
@@ -143,7 +145,8 @@ impl<'a> Search<'a> {
                 break;
             }
             let Some(plan) = self.planned(&candidate)? else { continue };
-            if finalists.iter().any(|it| it.plan == plan) {
+            let is_known = finalists.iter().any(|it| it.plan == plan);
+            if is_known || !self.request.runs(self.cluster, &plan) {
                 continue;
             }
             let known = baselines.iter().find(|it| it.plan.as_ref() == Some(&plan));

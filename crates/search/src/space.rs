@@ -1,12 +1,14 @@
 //! The plans that a search chooses from.
 
+use std::sync::Arc;
+
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_plan::{Arrangement, Recompute, ScheduleKind};
 use shardloom_sim::estimate::{Candidate, Cut};
 
 use crate::only::{Only, allows};
-use crate::{Request, SearchError};
+use crate::{Request, Runner, SearchError};
 
 /// All uniform plans whose sizes divide: tensor-parallel groups that divide what they split; numbers of
 /// pipeline stages that divide how many such groups there are; context parallelism where sequences are
@@ -32,6 +34,8 @@ pub struct Space {
     /// What the cluster's software stack can compute again.
     recompute: Vec<Recompute>,
     only: Only,
+    /// Who is to run the plan, and what it is wanted for, if not everybody does.
+    runner: Option<(Arc<dyn Runner>, Request)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -93,17 +97,27 @@ impl Space {
                     None => contexts(seq, room, global_batch),
                 };
                 for cp in contexts.into_iter().filter(|&cp| divides(graph, cp, tp)) {
-                    let dealt = divisors(global_batch).filter(|&dp| dp <= room / cp);
+                    let runs = |dp: u32| {
+                        let devices = pp * dp * cp * tp;
+                        request.runner.as_ref().is_none_or(|it| it.runs_on(cluster, devices))
+                    };
+                    let dealt = divisors(global_batch).filter(|&dp| dp <= room / cp && runs(dp));
                     let dp = dealt.filter(|&dp| allows(only.dp, dp)).last();
                     shapes.extend(dp.map(|dp| Shape { pp, dp, cp, tp }));
                 }
             }
         }
         let schedules = request.schedules.clone();
-        let recompute = match only.recompute {
+        let mut recompute = match only.recompute {
             Some(recompute) => vec![recompute.under(cluster.stack())],
             None => Recompute::by_block_under(cluster.stack(), graph.attention()),
         };
+        if request.runner.is_some() {
+            // All others run whole blocks again.
+            for it in recompute.iter_mut().filter(|it| **it == Recompute::Full) {
+                *it = Recompute::Block;
+            }
+        }
         Ok(Space {
             node: node_devices(cluster),
             shapes,
@@ -114,11 +128,15 @@ impl Space {
             shards: request.shards(),
             seq,
             only: only.clone(),
+            runner: request.runner.clone().map(|runner| (runner, request.clone())),
         })
     }
 
     /// How many candidates there are.
     pub fn count(&self) -> usize {
+        if self.runner.is_some() {
+            return self.candidates().count();
+        }
         let of_shape = |shape: &Shape| {
             let microbatches = self.microbatches_of(shape).count();
             let orders = self.orders_of(shape).len() * self.cuts_of(shape).len();
@@ -145,22 +163,24 @@ impl Space {
             for microbatch in self.microbatches_of(shape) {
                 for &recompute in &self.recompute {
                     for &(schedule, chunks) in &orders {
+                        let of = zeros.iter().map(|&(zero, sharing)| Candidate {
+                            pp,
+                            dp,
+                            cp,
+                            tp,
+                            sequence_parallel,
+                            zero,
+                            sharing,
+                            microbatch,
+                            microbatches: share / microbatch,
+                            recompute,
+                            schedule,
+                            chunks,
+                            cut: cuts[0],
+                        });
+                        let taken: Vec<Candidate> = of.filter(|it| self.takes(it)).collect();
                         for &cut in cuts {
-                            candidates.extend(zeros.iter().map(|&(zero, sharing)| Candidate {
-                                pp,
-                                dp,
-                                cp,
-                                tp,
-                                sequence_parallel,
-                                zero,
-                                sharing,
-                                microbatch,
-                                microbatches: share / microbatch,
-                                recompute,
-                                schedule,
-                                chunks,
-                                cut,
-                            }));
+                            candidates.extend(taken.iter().map(|it| Candidate { cut, ..*it }));
                         }
                     }
                 }
@@ -200,7 +220,17 @@ impl Space {
         if shape.tp > 1 && splits { &[false, true] } else { &[false] }
     }
 
+    /// Whether whoever is to run the plan runs a candidate, wherever it is cut.
+    pub(crate) fn takes(&self, candidate: &Candidate) -> bool {
+        self.runner.as_ref().is_none_or(|(runner, request)| {
+            runner.runs_numbers(&request.numbers(candidate), candidate.chunks as usize)
+        })
+    }
+
     fn cuts_of(&self, shape: &Shape) -> &'static [Cut] {
+        if shape.pp > 1 && self.runner.as_ref().is_some_and(|(it, _)| it.own_cuts().is_some()) {
+            return &[Cut::Own];
+        }
         if shape.pp > 1 { &[Cut::Even, Cut::Balanced] } else { &[Cut::Even] }
     }
 

@@ -2,14 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use shardloom_cluster::{Cluster, ClusterError, DeviceId, NodeId};
 use shardloom_exchange::{
-    ExchangeError, Exported, Given, Imported, Machines, Project, export, import,
+    ExchangeError, Exported, Given, Imported, Machines, Project, cuts_itself, export, import,
+    own_cuts, takes,
 };
-use shardloom_plan::Plan;
+use shardloom_graph::{Graph, ModelSpec};
+use shardloom_plan::{Number, Plan, Precision, Uniform};
+use shardloom_search::{Request, Runner};
 
-use crate::{Result, read_plan_and_model};
+use crate::{Model, Planned, Result, find_plan, read_plan_and_model};
 
 /// A plan file as the configuration of another project.
 ///
@@ -17,19 +21,163 @@ use crate::{Result, read_plan_and_model};
 /// If the file holds no plan that fits its model, or says what the project has no word for.
 pub fn export_plan(path: &Path, project: Project) -> Result<Exported> {
     let (plan, model) = read_plan_and_model(path)?;
-    let machines = machines(&plan, project)?;
-    Ok(export(project, &plan, model.spec(), model.graph(), machines)?)
+    let exported = machines(&plan, project)
+        .and_then(|machines| Ok(export(project, &plan, model.spec(), model.graph(), machines)?));
+    exported.map_err(|error| match error {
+        // Another plan of the same model would do.
+        crate::Error::Exchange(source) if of_one_device(&model, &plan_request(&plan), project).is_ok() => {
+            let Plan { model, cluster, global_batch, .. } = &plan;
+            let command = format!(
+                "shardloom plan '{model}' --cluster {cluster} --global-batch {global_batch} --for {}",
+                project.name()
+            );
+            crate::Error::Unexportable { source, project, command }
+        }
+        other => other,
+    })
+}
+
+/// What a plan was made for, as far as one of a single device could not be exported without.
+fn plan_request(plan: &Plan) -> Request {
+    Request { frozen: vec![], ..Request::like(plan) }
+}
+
+/// Whether a project takes plans of a model, by one for a single device.
+fn of_one_device(
+    model: &Model,
+    request: &Request,
+    project: Project,
+) -> std::result::Result<(), ExchangeError> {
+    let numbers = Uniform {
+        precision: request.precision,
+        optimizer: request.optimizer,
+        clip_norm: request.clip_norm,
+        ..Uniform::default()
+    };
+    takes(project, model.spec(), &numbers, 1)
+}
+
+/// Finds the fastest plan of those that a project runs: of all that [`export_plan`] writes for it. Where it does not
+/// compute in the format that is usual for the machines, the plan is in 32 bits, and its notes say so.
+///
+/// ```
+/// use shardloom::exchange::Project;
+/// use shardloom::{LocalProfile, Model, find_plan_for, load_cluster, usual_request};
+///
+/// let model = Model::load("llama:layers=4,hidden=256,heads=4,ffn=512,seq=128,vocab=512")?;
+/// let local = LocalProfile::at("none".as_ref());
+/// let cluster = load_cluster("a100-80g:4", &local, &mut |_, _| {})?;
+/// let request = usual_request(&model, &cluster, "a100-80g:4", 64);
+/// let planned = find_plan_for(&model, &cluster, &request, Project::Nanotron)?;
+/// assert!(planned.outcome.plan.sync.zero <= 1);
+/// # Ok::<(), shardloom::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`find_plan`]; if the project takes no plan of this model, or with what the request asks for.
+pub fn find_plan_for(
+    model: &Model,
+    cluster: &Cluster,
+    request: &Request,
+    project: Project,
+) -> Result<Planned> {
+    if let Some(group) = request.frozen.first() {
+        let reason = "it trains all parameters";
+        return Err(ExchangeError::Refused {
+            project,
+            key: "parameters".into(),
+            value: format!("{:?}, frozen", group.names),
+            reason: reason.into(),
+        }
+        .into());
+    }
+    let mut request = request.clone();
+    let mut note = None;
+    if let Err(error) = of_one_device(model, &request, project) {
+        let wide =
+            Request { precision: Precision::FP32, formats_by_machines: false, ..request.clone() };
+        let is_usual = request.formats_by_machines && request.precision.compute == Number::Fp16;
+        if !is_usual || of_one_device(model, &wide, project).is_err() {
+            return Err(error.into());
+        }
+        note = Some(format!("in 32 bits, as {error}"));
+        request = wide;
+    }
+    request.runner = Some(Arc::new(Elsewhere::of(project, model, cluster)));
+    let mut planned = find_plan(model, cluster, &request)?;
+    planned.outcome.notes.extend(note);
+    Ok(planned)
+}
+
+/// A project as who runs the plans of a model.
+#[derive(Debug)]
+struct Elsewhere {
+    project: Project,
+    name: String,
+    spec: ModelSpec,
+    graph: Graph,
+    own_cuts: Option<BTreeMap<usize, Vec<usize>>>,
+}
+
+impl Elsewhere {
+    fn of(project: Project, model: &Model, cluster: &Cluster) -> Elsewhere {
+        let (spec, graph) = (model.spec().clone(), model.graph().clone());
+        let most = graph.blocks().len().min(cluster.device_count() as usize);
+        let own_cuts = cuts_itself(project).then(|| {
+            let cut = |stages| Some((stages, own_cuts(project, &spec, stages)?));
+            (1..=most).filter_map(cut).collect()
+        });
+        Elsewhere { project, name: project.to_string(), spec, graph, own_cuts }
+    }
+}
+
+impl Runner for Elsewhere {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn runs_on(&self, cluster: &Cluster, devices: u32) -> bool {
+        let mut left = devices;
+        let mut shares = vec![];
+        for group in cluster.groups() {
+            let here = left.min(group.devices());
+            left -= here;
+            let (whole, rest) = (here / group.devices_per_node, here % group.devices_per_node);
+            shares.extend([(whole, group.devices_per_node), (rest.min(1), rest)]);
+        }
+        shares.retain(|&(machines, _)| machines > 0);
+        left == 0 && shares.iter().all(|&(_, each)| each == shares[0].1)
+    }
+
+    fn runs_numbers(&self, numbers: &Uniform, chunks: usize) -> bool {
+        takes(self.project, &self.spec, numbers, chunks).is_ok()
+    }
+
+    fn runs(&self, cluster: &Cluster, plan: &Plan) -> bool {
+        let Ok(machines) = machines_of(plan, cluster, self.project) else { return false };
+        export(self.project, plan, &self.spec, &self.graph, machines).is_ok()
+    }
+
+    fn own_cuts(&self) -> Option<&BTreeMap<usize, Vec<usize>>> {
+        self.own_cuts.as_ref()
+    }
 }
 
 /// The machines that the plan's devices are on: as many of each.
 fn machines(plan: &Plan, project: Project) -> Result<Machines> {
-    let devices = plan.device_count();
-    let cluster = match Cluster::parse(&plan.cluster) {
-        Ok(cluster) => cluster,
+    match Cluster::parse(&plan.cluster) {
+        Ok(cluster) => machines_of(plan, &cluster, project),
         // This machine, and nothing else.
-        Err(ClusterError::NoLocalProfile) => return Ok(Machines { nodes: 1, devices }),
-        Err(error) => return Err(error.into()),
-    };
+        Err(ClusterError::NoLocalProfile) => {
+            Ok(Machines { nodes: 1, devices: plan.device_count() })
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The same for a plan of devices of this cluster.
+fn machines_of(plan: &Plan, cluster: &Cluster, project: Project) -> Result<Machines> {
+    let devices = plan.device_count();
     let mut sizes: BTreeMap<NodeId, usize> = BTreeMap::new();
     for device in plan.devices() {
         *sizes.entry(cluster.node_of(DeviceId(device))?).or_default() += 1;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use shardloom_checkpoint::CheckpointError;
 use shardloom_cluster::ClusterError;
 use shardloom_data::DataError;
-use shardloom_exchange::ExchangeError;
+use shardloom_exchange::{ExchangeError, Project};
 use shardloom_graph::GraphError;
 use shardloom_interop::InteropError;
 use shardloom_methods::MethodError;
@@ -32,6 +32,16 @@ pub enum Error {
     /// A plan cannot go to another project, or its configuration cannot become a plan.
     #[error(transparent)]
     Exchange(#[from] ExchangeError),
+    /// A plan cannot go to another project, to which others of the same model can.
+    #[error("{source}; the fastest plan that {project} runs is found by {command}")]
+    Unexportable {
+        /// Why it cannot.
+        source: ExchangeError,
+        /// Where it was to go.
+        project: Project,
+        /// What finds one that can.
+        command: String,
+    },
     /// A description of machines is wrong.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
@@ -373,7 +383,7 @@ impl Error {
             | Error::Onnx { .. }
             | Error::NoSampling { .. }
             | Error::NoClasses { .. } => "model",
-            Error::Exchange(_) => "exchange",
+            Error::Exchange(_) | Error::Unexportable { .. } => "exchange",
             Error::Cluster(_) => "cluster",
             Error::Plan(_) | Error::Program(_) | Error::PlanSize { .. } | Error::Ranks { .. } => {
                 "plan"
@@ -449,6 +459,8 @@ impl Error {
                 | InteropError::Unexpected { model, .. } => Some(model.clone()),
             },
             Error::Exchange(error) => error.place().map(str::to_owned),
+            // The plan, and no line of it.
+            Error::Unexportable { .. } => None,
             Error::Cluster(error) => cluster_place(error),
             Error::Profile { source } => cluster_place(source),
             Error::Plan(error) | Error::Program(ProgramError::Plan(error)) => plan_place(error),

@@ -8,11 +8,13 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 use shardloom::cluster::Cluster;
+use shardloom::exchange::Project;
 use shardloom::plan::{Plan as Found, Precision};
 use shardloom::program::quantity::{digits, percent, seconds};
 use shardloom::search::Trials;
 use shardloom::{
-    Defaults, Model, Planned, find_plan, methods, parse_optimizer, plan_by_method, usual_request,
+    Defaults, Model, Planned, find_plan, find_plan_for, methods, parse_optimizer, plan_by_method,
+    usual_request,
 };
 
 use super::cost::Cost;
@@ -22,7 +24,7 @@ use super::memory::{self, Memory};
 use super::plan_line::plan_line;
 use super::targets::counted;
 use super::uplink::Network;
-use super::{DeviceAnswer, ProfileFile, StackAnswer, StackName, devices_described};
+use super::{DeviceAnswer, ProfileFile, StackAnswer, StackName, devices_described, project};
 use crate::failure::Failure;
 use crate::number::{decimal, whole};
 use crate::output_file::OutputFile;
@@ -38,6 +40,7 @@ use constraints::Constraints;
 #[command(after_help = "Examples:
   shardloom plan llama-3-8b --cluster h100-80g:2x8 --global-batch 256 -o plan.toml
   shardloom plan gpt-2-xl --cluster a100-80g:8 --global-batch 64 --method chimera
+  shardloom plan llama-3-8b --cluster h100-80g:2x8 --global-batch 256 --for torchtitan -o plan.toml
   shardloom plan config.json --cluster a100-80g:8 --global-batch 64 --seq 4096 --json
   shardloom plan llama-3-8b --cluster h100-80g:2x8 --cluster a100-80g:4x8 --global-batch 256
   shardloom plan gpt:layers=4,hidden=128,heads=4,vocab=256 --seq 128 --cluster local \\
@@ -73,6 +76,11 @@ pub struct Plan {
     /// Plan as this published system does (`shardloom methods` lists them) instead of searching
     #[arg(long, value_name = "METHOD")]
     method: Option<String>,
+
+    /// Find the fastest plan of those that this project runs, which `shardloom export` writes for it: megatron,
+    /// deepspeed, torchtitan, nanotron or accelerate
+    #[arg(long = "for", value_name = "PROJECT", value_parser = project, conflicts_with = "method")]
+    runner: Option<Project>,
 
     /// adamw, sgd, lamb or adafactor, with settings as in sgd:momentum=0.9,weight_decay=0.01;
     /// sgd's reference_batch=128 scales momentum and learning rate from batches of 128 samples to those
@@ -264,9 +272,10 @@ impl Plan {
         }
         self.constraints.restrict(&mut request);
         let spinner = terminal.spinner("searching");
-        let planned = match method {
-            Some(method) => plan_by_method(model, &cluster, &request, method),
-            None => find_plan(model, &cluster, &request),
+        let planned = match (method, self.runner) {
+            (Some(method), _) => plan_by_method(model, &cluster, &request, method),
+            (None, Some(project)) => find_plan_for(model, &cluster, &request, project),
+            (None, None) => find_plan(model, &cluster, &request),
         };
         spinner.finish_and_clear();
         let planned = planned?;

@@ -5,7 +5,7 @@ use shardloom_plan::{LossScale, Number, Optimizer, Recompute};
 
 use super::{Exported, File};
 use crate::ExchangeError;
-use crate::recipe::{Leaving, SCORES};
+use crate::recipe::{Leaving, Recipe, SCORES};
 
 pub(super) fn export(mut leaving: Leaving<'_>) -> Result<Exported, ExchangeError> {
     leaving.require_no_pipeline(
@@ -67,8 +67,11 @@ fn batch(leaving: &Leaving<'_>, settings: &mut Map<String, Value>) {
 
 fn zero(leaving: &Leaving<'_>, settings: &mut Map<String, Value>) {
     let recipe = &leaving.recipe;
+    let Recipe { zero: stage, precision, .. } = *recipe;
+    // With one replica nothing is sharded by stage 1, which accumulates in another format than that of the weights.
+    let stage = if precision.gradients == precision.compute { stage } else { stage.max(1) };
     let mut zero = json!({
-        "stage": recipe.zero,
+        "stage": stage,
         "overlap_comm": true,
         "contiguous_gradients": true,
         // In elements.
@@ -95,7 +98,8 @@ fn precision(
         let reason = "the optimizer has an fp32 copy of 16-bit weights, and none of fp32 ones";
         return leaving.refuse("precision.master", precision.master, reason);
     }
-    if leaving.recipe.zero == 0 && precision.gradients != precision.compute {
+    if leaving.recipe.zero == 0 && leaving.recipe.dp > 1 && precision.gradients != precision.compute
+    {
         let reason = "without ZeRO gradients are accumulated in the format of the weights in use; ZeRO \
                       stage 1 accumulates them in fp32";
         return leaving.refuse("precision.gradients", name(precision.gradients), reason);

@@ -252,10 +252,10 @@ fn parallelism(leaving: &mut Leaving<'_>) -> Result<(String, Option<String>), Ex
             return leaving.refuse("model", "tied=true", reason);
         }
         words.push(format!("pipeline_parallel_schedule=\"{name}\""));
-        if needs_table {
+        if needs_table && let Some(plan) = leaving.plan {
             let groups = recipe.stages.iter().map(|stage| stage.group).collect();
             let map = StageMap::new(vec![groups], recipe.microbatches)?;
-            table = Some(actions::table(&Schedule::of(leaving.plan, map)?));
+            table = Some(actions::table(&Schedule::of(plan, map)?));
             let place = "str(Path(__file__).with_name(\"schedule.csv\"))";
             words.push(format!("pipeline_parallel_schedule_csv={place}"));
         }

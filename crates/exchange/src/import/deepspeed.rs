@@ -38,6 +38,8 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
     let (global_batch, microbatches) = batch(words, dp, given)?;
     let zero = zero(words)?;
     let groups = groups(words, dp, zero)?;
+    // A single replica shares nothing.
+    let zero = if dp > 1 { zero } else { 0 };
     let precision = precision(words)?;
     let mut notes = vec![];
     if words.get("optimizer").is_none() {

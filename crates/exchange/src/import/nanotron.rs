@@ -4,10 +4,10 @@ use shardloom_plan::{AttentionKind, Number, Optimizer, Precision, Recompute, Sch
 
 use super::words::Words;
 use super::{Given, Imported, replicas, unread_note};
-use crate::export::nanotron_cut;
+use crate::export::own_cut;
 use crate::recipe::model_of;
 use crate::transformer::{Kind, Transformer};
-use crate::{ExchangeError, RankOrder, Recipe};
+use crate::{ExchangeError, Project, RankOrder, Recipe};
 
 pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, ExchangeError> {
     let width = |name: &str| words.needed(&format!("parallelism.{name}"));
@@ -29,7 +29,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         words.needed("tokens.micro_batch_size")?,
         words.needed("tokens.batch_accumulation_per_replica")?,
     );
-    let Some(cuts) = nanotron_cut(&model, pp) else {
+    let Some(cuts) = own_cut(Project::Nanotron, &model, pp) else {
         return words.error("parallelism.pp", pp, "nanotron would leave a stage without a block");
     };
     let sequence_parallel = words.text("parallelism.tp_mode")?.map(str::to_ascii_lowercase);

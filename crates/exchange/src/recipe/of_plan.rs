@@ -8,6 +8,35 @@ use shardloom_plan::{
     ScheduleKind, Stage, Uniform, Updates, Weights,
 };
 
+/// A plan has another number of pipelines than one.
+pub(super) fn several_pipelines(project: Project, count: usize) -> ExchangeError {
+    let reason = "a rank has the stages of one pipeline, forward through the ranks or to and fro, and data \
+                  parallelism is inside of stages (mesh = { dp = 2 })";
+    ExchangeError::refused(project, "pipeline", format!("{count} pipelines"), reason)
+}
+
+/// The sizes of a model that is written for other projects.
+pub(crate) fn transformer_of(
+    project: Project,
+    spec: &ModelSpec,
+) -> Result<Transformer, ExchangeError> {
+    if let Some(model) = Transformer::of(spec) {
+        return Ok(model);
+    }
+    let changes = match spec.network() {
+        Network::Gpt(gpt) => gpt.changes(),
+        Network::Llama(llama) => llama.changes(),
+        _ => vec![],
+    };
+    let reason = match changes.is_empty() {
+        true => {
+            "only a GPT or a Llama, its loss in one block with its head, is written for other projects".to_owned()
+        }
+        false => format!("a model with {} is not written yet", changes.join(", ")),
+    };
+    Err(ExchangeError::refused(project, "model", spec.name(), reason))
+}
+
 impl Recipe {
     /// A plan for `spec`, whose graph is `graph`, in numbers, and what of it no project says.
     ///
@@ -54,20 +83,7 @@ impl Recipe {
         let unwritten = |key: &'static str, value: String, reason: &'static str| {
             Err(ExchangeError::Unwritten { project, key, value, reason })
         };
-        let Some(model) = Transformer::of(spec) else {
-            let changes = match spec.network() {
-                Network::Gpt(gpt) => gpt.changes(),
-                Network::Llama(llama) => llama.changes(),
-                _ => vec![],
-            };
-            let reason = match changes.is_empty() {
-                true => "only a GPT or a Llama, its loss in one block with its head, is written for other \
-                         projects"
-                    .to_owned(),
-                false => format!("a model with {} is not written yet", changes.join(", ")),
-            };
-            return refuse("model", spec.name().into(), &reason);
-        };
+        let model = transformer_of(project, spec)?;
         if let Some(servers) = &sync.servers {
             let reason = "there are no parameter servers";
             return refuse("sync.servers", servers.count.to_string(), reason);
@@ -112,9 +128,7 @@ impl Recipe {
             return refuse("parameters", format!("{:?}", group.names), reason);
         }
         let [pipeline] = &pipeline[..] else {
-            let reason = "a rank has the stages of one pipeline, forward through the ranks or to and fro, \
-                          and data parallelism is inside of stages (mesh = { dp = 2 })";
-            return refuse("pipeline", format!("{} pipelines", pipeline.len()), reason);
+            return Err(several_pipelines(project, pipeline.len()));
         };
         let (first, rest) = pipeline.stage.split_first().ok_or_else(|| {
             ExchangeError::refused(project, "pipeline.stage", 0, "at least one is needed")

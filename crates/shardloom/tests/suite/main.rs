@@ -1,6 +1,7 @@
 //! Tests of the whole crate, as one program.
 
 mod clusters;
+mod elsewhere;
 mod generating;
 mod guards;
 mod huggingface;

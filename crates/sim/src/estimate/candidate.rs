@@ -10,6 +10,8 @@ pub enum Cut {
     Even,
     /// The least time of the slowest stage, embedding and head weighed as what they cost.
     Balanced,
+    /// Where whoever is to run the plan cuts it: as the settings say for so many stages.
+    Own,
 }
 
 /// A uniform 3D plan.

@@ -41,6 +41,8 @@ pub struct Settings {
     pub bucket_bytes: usize,
     /// Parameters that are frozen: groups that say no more.
     pub frozen: Vec<ParameterGroup>,
+    /// The cuts of [`Cut::Own`] by the number of stages: the first block of each, then the number of blocks.
+    pub own_cuts: BTreeMap<usize, Vec<usize>>,
 }
 
 /// What a candidate is estimated to need.
@@ -84,6 +86,7 @@ const AVERAGE_WEIGHT: f64 = 32.0;
 ///     algorithm: Algorithm::Ring,
 ///     bucket_bytes: 25_000_000,
 ///     frozen: vec![],
+///     own_cuts: Default::default(),
 /// };
 /// let mut estimator = Estimator::new(&graph, &cluster, settings)?;
 /// let candidate = Candidate {
@@ -502,9 +505,12 @@ impl<'a> Estimator<'a> {
         let (all, stages) = (self.representative.stand_ins().len(), candidate.stages());
         let made = match candidate.cut {
             Cut::Even => None,
-            Cut::Balanced => self.cut_ids.get(&cut_id(candidate, blocks)),
+            Cut::Balanced => {
+                let id = self.cut_ids.get(&cut_id(candidate, blocks));
+                id.map(|&made| &self.made_cuts[made])
+            }
+            Cut::Own => self.settings.own_cuts.get(&stages),
         };
-        let made = made.map(|&made| &self.made_cuts[made]);
         let start =
             move |stage| made.map_or_else(|| even_cut(all, stages, stage), |cut| cut[stage]);
         (0..stages).map(move |stage| start(stage)..start(stage + 1))
@@ -546,7 +552,9 @@ impl<'a> Estimator<'a> {
 
     /// The table of blocks of `candidate`, by number; none if its layout is impossible.
     fn table(&mut self, candidate: &Candidate) -> Result<Option<usize>, SimError> {
-        if candidate.stages() > self.graph.blocks().len() {
+        let stages = candidate.stages();
+        let is_cut = candidate.cut != Cut::Own || self.settings.own_cuts.contains_key(&stages);
+        if stages > self.graph.blocks().len() || !is_cut {
             return Ok(None);
         }
         if candidate.recompute == Recompute::Stage {

@@ -580,6 +580,7 @@ mod tests {
             algorithm: Algorithm::Ring,
             bucket_bytes: 1,
             frozen: vec![],
+            own_cuts: BTreeMap::new(),
         };
         let sums = Parameters { factored_elements: 100.0, ..Parameters::default() };
         let held = |zero| persistent_bytes(&settings, &Stack::default(), zero, [4, 1], &sums);

@@ -196,6 +196,8 @@ mod tests {
     use shardloom_graph::{Extents, ModelSpec};
     use shardloom_plan::{Optimizer, Precision, Recompute, ScheduleKind};
 
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::estimate::{Cut, reduced};
 
@@ -219,6 +221,7 @@ mod tests {
             algorithm: Algorithm::Ring,
             bucket_bytes: 1 << 20,
             frozen: vec![],
+            own_cuts: BTreeMap::new(),
         };
         let candidate = Candidate {
             pp: 1,

@@ -1,5 +1,7 @@
 //! What a software stack adds to the machines' own times.
 
+use std::collections::BTreeMap;
+
 use std::collections::BTreeSet;
 
 use crate::scenario::{gpt, h100, lowered, uniform};
@@ -452,6 +454,7 @@ fn the_estimate_knows_the_host() {
         algorithm: plan.sync.algorithm,
         bucket_bytes: plan.sync.bucket_bytes,
         frozen: vec![],
+        own_cuts: BTreeMap::new(),
     };
     let mut estimator = Estimator::new(&graph, &cluster, settings).expect("a cluster");
     let candidate = Candidate {

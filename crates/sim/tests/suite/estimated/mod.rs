@@ -1,5 +1,7 @@
 //! Candidates as plans, and estimates of them beside simulations.
 
+use std::collections::BTreeMap;
+
 use shardloom_cluster::Cluster;
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
@@ -15,6 +17,7 @@ pub const MIXED: Settings = Settings {
     algorithm: Algorithm::Ring,
     bucket_bytes: 25_000_000,
     frozen: vec![],
+    own_cuts: BTreeMap::new(),
 };
 
 fn plan(
