@@ -29,8 +29,11 @@ PROJECTS = ["megatron", "torchtitan", "deepspeed", "nanotron", "accelerate"]
 
 def golden():
     """Yields (case, project, files) of each golden file that is no refusal."""
-    for path in sorted(GOLDEN.glob("golden__*.snap")):
-        case, project = path.stem.removeprefix("golden__").rsplit("_", 1)
+    paths = sorted(GOLDEN.glob("suite__golden__*.snap"))
+    if not paths:
+        sys.exit(f"there are no golden files in {GOLDEN}")
+    for path in paths:
+        case, project = path.stem.removeprefix("suite__golden__").rsplit("_", 1)
         text = path.read_text().split("---\n", 2)[2]
         if text.startswith("refused"):
             continue

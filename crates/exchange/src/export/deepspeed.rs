@@ -26,9 +26,9 @@ pub(super) fn export(mut leaving: Leaving<'_>) -> Result<Exported, ExchangeError
         let reason = "automatic tensor parallelism goes with ZeRO stages 0 to 2";
         return leaving.refuse("sync.zero", 3, reason);
     }
-    if leaving.recipe.zero != 3 {
-        leaving.require_one_group("replicas shard among some of them (MiCS) with ZeRO stage 3")?;
-    }
+    leaving.require_one_group(
+        "ZeRO shards over all replicas, since MiCS was removed; Megatron-LM, torchtitan and Accelerate shard over some",
+    )?;
     leaving.require_no_fp8(
         "products are in 16 or 32 bits; Megatron-LM and torchtitan have some in 8 bits",
     )?;
@@ -80,10 +80,6 @@ fn zero(leaving: &Leaving<'_>, settings: &mut Map<String, Value>) {
     if recipe.zero == 3 {
         // Small parameters are sharded as well.
         zero["stage3_param_persistence_threshold"] = json!(0);
-    }
-    if recipe.groups > 1 {
-        // The training script makes the model within deepspeed.zero.MiCS_Init.
-        zero["mics_shard_size"] = json!(recipe.sharers());
     }
     settings.insert("zero_optimization".into(), zero);
 }

@@ -48,6 +48,11 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
     notes.push(
         "whether activations are computed twice is the training script's: none is assumed".into(),
     );
+    if groups > 1 {
+        notes.push(
+            "DeepSpeed 0.19.8 has no mics_shard_size any more: a version before it is meant".into(),
+        );
+    }
     let loss_scale = loss_scale(words, precision)?;
     if matches!(loss_scale, Some(LossScale::Dynamic { .. })) {
         let overflows = words.size("fp16.hysteresis")?.unwrap_or(2);
@@ -113,7 +118,7 @@ fn zero(words: &Words) -> Result<u8, ExchangeError> {
     }
 }
 
-/// Groups of replicas that shard among themselves (MiCS); of a number below 0 it is one.
+/// Groups of replicas that shard among themselves (MiCS, which 0.19.8 no longer has); of a number below 0 it is one.
 fn groups(words: &Words, dp: usize, zero: u8) -> Result<usize, ExchangeError> {
     let path = "zero_optimization.mics_shard_size";
     if words.real(path)?.is_none_or(|size| size < 0.0) {

@@ -156,10 +156,6 @@ fn deepspeeds_come_back_the_same() {
                 {
                     continue;
                 }
-                let mesh = match (zero, mesh.dp()) {
-                    (3, 8) => hybrid(mesh, turn(&[2, 4, 8], index)),
-                    _ => mesh,
-                };
                 let numbers = Uniform {
                     mesh,
                     recompute: Recompute::None,

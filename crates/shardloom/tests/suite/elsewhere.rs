@@ -38,8 +38,16 @@ fn exported(found: &Planned, project: Project) -> Result<(), Error> {
 const CASES: [(&str, &str, usize); 8] = [
     // One device, one machine, several, some left out.
     ("llama:layers=8,hidden=512,heads=8,kv_heads=4,ffn=1408,seq=512,vocab=32000", "h100-80g:1", 8),
-    ("llama:layers=8,hidden=512,heads=8,kv_heads=4,ffn=1408,seq=512,vocab=32000", "h100-80g:1x8", 64),
-    ("llama:layers=8,hidden=512,heads=8,kv_heads=4,ffn=1408,seq=512,vocab=32000", "a100-80g:2x8", 12),
+    (
+        "llama:layers=8,hidden=512,heads=8,kv_heads=4,ffn=1408,seq=512,vocab=32000",
+        "h100-80g:1x8",
+        64,
+    ),
+    (
+        "llama:layers=8,hidden=512,heads=8,kv_heads=4,ffn=1408,seq=512,vocab=32000",
+        "a100-80g:2x8",
+        12,
+    ),
     // Which has to be split or sharded, over machines too.
     ("llama-3-8b", "h100-80g:1x8", 64),
     ("llama-3-8b", "h100-80g:4x8", 128),
@@ -47,7 +55,11 @@ const CASES: [(&str, &str, usize); 8] = [
     // A vocabulary that no even width divides.
     ("llama:layers=24,hidden=2048,heads=16,ffn=5504,seq=1024,vocab=32001", "h100-80g:2x8", 64),
     // fp16 is the usual format of these.
-    ("llama:layers=8,hidden=512,heads=8,kv_heads=4,ffn=1408,seq=512,vocab=32000", "v100-32g:1x8", 32),
+    (
+        "llama:layers=8,hidden=512,heads=8,kv_heads=4,ffn=1408,seq=512,vocab=32000",
+        "v100-32g:1x8",
+        32,
+    ),
 ];
 
 fn every_plan_can_be_taken_to(project: Project) {
@@ -56,18 +68,23 @@ fn every_plan_can_be_taken_to(project: Project) {
         // Of what these projects do not write, Megatron-LM's scaling of rotary frequencies is another.
         let found = planned(&model, cluster, batch, Some(project))
             .unwrap_or_else(|error| panic!("{text} on {cluster} for {project}: {error}"));
-        exported(&found, project)
-            .unwrap_or_else(|error| panic!("{text} on {cluster}: {error}\n{}", found.outcome.plan.to_toml()));
+        exported(&found, project).unwrap_or_else(|error| {
+            panic!("{text} on {cluster}: {error}\n{}", found.outcome.plan.to_toml())
+        });
         let outcome = &found.outcome;
         assert!(!outcome.plan.post_validation && outcome.plan.recompute != Recompute::Full);
         assert!(
-            outcome.not_searched.iter().any(|it| *it == format!("plans that {project} does not run")),
+            outcome
+                .not_searched
+                .iter()
+                .any(|it| *it == format!("plans that {project} does not run")),
             "{:?}",
             outcome.not_searched
         );
         // None of the plans that people use is faster, if it can be taken there.
         for baseline in outcome.baselines.iter().filter(|it| it.fits) {
-            let (plan, seconds) = (baseline.plan.clone().expect("it fits"), baseline.step_seconds());
+            let (plan, seconds) =
+                (baseline.plan.clone().expect("it fits"), baseline.step_seconds());
             let mut other = found.clone();
             other.outcome.plan = plan;
             let is_slower = seconds.expect("it was simulated") >= outcome.judgement.step_seconds;
