@@ -100,6 +100,7 @@ pub(crate) fn own_cut(project: Project, model: &Transformer, stages: usize) -> O
 
 fn written(leaving: Leaving<'_>) -> Result<Exported, ExchangeError> {
     leaving.require_divided_vocabulary()?;
+    leaving.require_experts_alone()?;
     match leaving.project {
         Project::Megatron => megatron::export(leaving),
         Project::DeepSpeed => deepspeed::export(leaving),
@@ -112,11 +113,12 @@ fn written(leaving: Leaving<'_>) -> Result<Exported, ExchangeError> {
 impl Leaving<'_> {
     /// Lines that say what a file is, for which version, and what is not said in it.
     fn heading(&self) -> Vec<String> {
-        let Recipe { model, pp, dp, cp, tp, .. } = &self.recipe;
+        let Recipe { model, pp, dp, ep, cp, tp, .. } = &self.recipe;
+        let experts = if *ep > 1 { format!(", ep {ep}") } else { String::new() };
         let mut lines = vec![
             format!("For {}; written by shardloom export.", self.project.version()),
             format!(
-                "{} layers of width {} on {} devices: pp {pp}, dp {dp}, cp {cp}, tp {tp}; {} in {} \
+                "{} layers of width {} on {} devices: pp {pp}, dp {dp}{experts}, cp {cp}, tp {tp}; {} in {} \
                  micro-batches.",
                 model.layers,
                 model.hidden,

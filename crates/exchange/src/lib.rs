@@ -9,6 +9,7 @@
 
 mod actions;
 mod error;
+mod experts;
 mod export;
 mod import;
 mod project;

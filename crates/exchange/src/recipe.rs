@@ -34,6 +34,8 @@ pub struct Recipe {
     /// Groups of neighbouring data-parallel replicas, of which each shares what ZeRO shards among itself: hybrid
     /// sharding. 1 if all replicas share, or nothing is shared.
     pub groups: usize,
+    /// Ranks among which experts are dealt, neighbouring data-parallel replicas: expert parallelism.
+    pub ep: usize,
     /// Context-parallel width.
     pub cp: usize,
     /// Tensor-parallel width.
@@ -111,6 +113,7 @@ impl Recipe {
             pp: 1,
             dp: 1,
             groups: 1,
+            ep: 1,
             cp: 1,
             tp: 1,
             sequence_parallel: false,
@@ -245,6 +248,26 @@ impl Leaving<'_> {
         let value =
             format!("{} of {} replicas with zero = {zero}", self.recipe.sharers(), self.recipe.dp);
         self.refuse("sync.shard_over", value, reason)
+    }
+
+    /// Refuses experts that are dealt to ranks where a project deals none.
+    pub fn require_no_ep(&self, reason: &str) -> Result<(), ExchangeError> {
+        match self.recipe.ep {
+            1 => Ok(()),
+            ep => self.refuse("pipeline.stage.mesh.ep", ep, reason),
+        }
+    }
+
+    /// Refuses tensor or context parallelism, which leave experts whole here.
+    pub fn require_experts_alone(&self) -> Result<(), ExchangeError> {
+        let Recipe { tp, cp, .. } = self.recipe;
+        if self.recipe.model.experts() == 0 || tp * cp == 1 {
+            return Ok(());
+        }
+        let reason = "experts are split by tensor parallelism there, and computed by all of its ranks here; nor are \
+                      sequences split with them";
+        let (key, width) = if tp > 1 { ("tp", tp) } else { ("cp", cp) };
+        self.refuse(&format!("pipeline.stage.mesh.{key}"), width, reason)
     }
 
     /// Refuses products in 8 bits where a project has none.

@@ -1,5 +1,6 @@
 //! The sizes of a transformer, as configurations have them.
 
+use crate::experts;
 use shardloom_graph::families::{GptConfig, LlamaConfig, RopeScaling};
 use shardloom_graph::{GraphError, ModelSpec, Network};
 
@@ -30,6 +31,14 @@ pub enum Kind {
         theta: f32,
         /// Their scaling.
         scaling: Option<RotaryScaling>,
+    },
+    /// Rotary positions, RMSNorm, no biases, and of several feed-forward layers with GELU the one that a router
+    /// chooses, each with room for all rows: `examples/models/transformer-with-experts.toml`.
+    Experts {
+        /// Base of the rotary frequencies.
+        theta: f32,
+        /// How many there are.
+        experts: usize,
     },
 }
 
@@ -63,7 +72,7 @@ pub struct Transformer {
 }
 
 impl Transformer {
-    /// The sizes of a model, if it is a GPT or a Llama.
+    /// The sizes of a model, if it is a GPT, a Llama, or the one with experts.
     pub fn of(spec: &ModelSpec) -> Option<Transformer> {
         match spec.network() {
             Network::Gpt(gpt) if gpt.changes().is_empty() && !gpt.separate_loss => {
@@ -112,17 +121,29 @@ impl Transformer {
             | Network::Mlp(_)
             | Network::UTransformer(_)
             | Network::Lstm(_)
-            | Network::Dlrm(_)
-            | Network::Custom(_) => None,
+            | Network::Dlrm(_) => None,
+            Network::Custom(network) => experts::transformer_of(network),
         }
     }
 
-    /// The model of these sizes.
+    /// How many experts there are, of which a row has one; 0 without any.
+    pub fn experts(&self) -> usize {
+        match self.kind {
+            Kind::Experts { experts, .. } => experts,
+            Kind::Gpt { .. } | Kind::Llama { .. } => 0,
+        }
+    }
+
+    /// The model of these sizes, if it is no network written as data.
     ///
     /// # Errors
     /// If it cannot be built.
     pub fn spec(&self) -> Result<ModelSpec, GraphError> {
         match self.kind {
+            Kind::Experts { .. } => Err(GraphError::Text {
+                place: "a model with experts".into(),
+                message: "is described in TOML: name it with --model".into(),
+            }),
             Kind::Gpt { dropout } => {
                 let config = GptConfig {
                     layers: self.layers,

@@ -9,6 +9,7 @@ use crate::recipe::{Leaving, SCORES};
 pub(super) fn export(mut leaving: Leaving<'_>) -> Result<Exported, ExchangeError> {
     leaving.require_no_pipeline("there are no stages; Megatron-LM and torchtitan take them")?;
     leaving.require_accumulation()?;
+    leaving.require_no_ep("experts are on all ranks; Megatron-LM and DeepSpeed deal them")?;
     if leaving.recipe.sequence_parallel {
         let reason = "tensor parallelism leaves norms and residuals whole: leave out \"seq:tp\"";
         return leaving.refuse("layout", "\"seq:tp\"", reason);

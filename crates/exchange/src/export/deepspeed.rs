@@ -60,6 +60,11 @@ fn batch(leaving: &Leaving<'_>, settings: &mut Map<String, Value>) {
     settings.extend(numbers.map(|(key, value)| (key.into(), json!(value))));
     // 0 is no clipping.
     settings.insert("gradient_clipping".into(), json!(recipe.clip_norm.unwrap_or(0.0)));
+    if recipe.ep > 1 {
+        // AutoEP replaces the experts of the training script's model.
+        let dealt = json!({ "enabled": true, "autoep_size": recipe.ep });
+        settings.insert("expert_parallel".into(), dealt);
+    }
     if recipe.tp > 1 {
         settings.insert("tensor_parallel".into(), json!({ "autotp_size": recipe.tp }));
     }

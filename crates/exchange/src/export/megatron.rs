@@ -86,7 +86,7 @@ fn model(leaving: &Leaving<'_>) -> Result<Vec<Argument>, ExchangeError> {
             arguments.push(("--attention-dropout", single(dropout)));
             arguments.push(("--hidden-dropout", single(dropout)));
         }
-        Kind::Llama { theta, scaling } => {
+        Kind::Llama { theta, .. } | Kind::Experts { theta, .. } => {
             if theta.fract() != 0.0 {
                 return leaving.refuse(
                     "model",
@@ -98,12 +98,14 @@ fn model(leaving: &Leaving<'_>) -> Result<Vec<Argument>, ExchangeError> {
                 ("--position-embedding-type", "rope".into()),
                 ("--rotary-base", format!("{theta:.0}")),
                 ("--normalization", "RMSNorm".into()),
-                flag("--swiglu"),
                 flag("--disable-bias-linear"),
                 ("--attention-dropout", single(0.0)),
                 ("--hidden-dropout", single(0.0)),
             ]);
-            if let Some(it) = scaling {
+            if matches!(model.kind, Kind::Llama { .. }) {
+                arguments.push(flag("--swiglu"));
+            }
+            if let Kind::Llama { scaling: Some(it), .. } = model.kind {
                 let usual =
                     RotaryScaling { factor: it.factor, low: 1.0, high: 4.0, original: 8192 };
                 if it != usual {
@@ -115,6 +117,18 @@ fn model(leaving: &Leaving<'_>) -> Result<Vec<Argument>, ExchangeError> {
                 arguments.push(("--rope-scaling-factor", single(it.factor)));
             }
         }
+    }
+    if let Kind::Experts { experts, .. } = model.kind {
+        arguments.extend([
+            number("--num-experts", experts),
+            number("--moe-ffn-hidden-size", model.ffn),
+            // A row has one expert, times the share of it in the softmax of all; none is left out.
+            number("--moe-router-topk", 1),
+            flag("--moe-router-pre-softmax"),
+            ("--moe-router-load-balancing-type", "none".into()),
+            ("--moe-token-dispatcher-type", "alltoall".into()),
+            flag("--moe-grouped-gemm"),
+        ]);
     }
     if model.kv_heads != model.heads {
         arguments.push(flag("--group-query-attention"));
@@ -133,6 +147,13 @@ fn parallelism(leaving: &mut Leaving<'_>) -> Result<Vec<Argument>, ExchangeError
         number("--pipeline-model-parallel-size", recipe.pp),
         number("--context-parallel-size", recipe.cp),
     ];
+    if recipe.ep > 1 {
+        arguments.push(number("--expert-model-parallel-size", recipe.ep));
+    }
+    if recipe.model.experts() > 0 && recipe.zero > 1 {
+        let reason = "experts' gradients and parameters are not sharded as others' are (0, 1)";
+        return leaving.refuse("sync.zero", recipe.zero, reason);
+    }
     if recipe.sequence_parallel {
         arguments.push(flag("--sequence-parallel"));
     }

@@ -82,7 +82,8 @@ fn script(leaving: &Leaving<'_>) -> String {
 fn model(leaving: &Leaving<'_>) -> Result<String, ExchangeError> {
     let model = &leaving.recipe.model;
     let Kind::Llama { theta, scaling } = model.kind else {
-        return leaving.refuse("model", "gpt", "of this program's models there is Llama");
+        let name = if model.experts() > 0 { "with experts" } else { "gpt" };
+        return leaving.refuse("model", name, "of this program's models there is Llama");
     };
     if model.head_dim * model.heads != model.hidden {
         let reason = "a Llama's heads have the width / heads there";

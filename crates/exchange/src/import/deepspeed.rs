@@ -5,7 +5,7 @@ use shardloom_plan::{LossScale, Number, Optimizer, Precision};
 use super::words::Words;
 use super::{Given, Imported, halving_note, replicas, unread_note};
 use crate::recipe::{ONE_BUCKET, model_of};
-use crate::{ExchangeError, Recipe};
+use crate::{ExchangeError, Recipe, Transformer};
 
 pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, ExchangeError> {
     for path in [
@@ -35,6 +35,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         tp,
         given,
     )?;
+    let ep = ep(words, &model, dp)?;
     let (global_batch, microbatches) = batch(words, dp, given)?;
     let zero = zero(words)?;
     let groups = groups(words, dp, zero)?;
@@ -63,6 +64,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         loss_scale,
         dp,
         groups,
+        ep,
         tp,
         global_batch,
         microbatches,
@@ -75,6 +77,23 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
     };
     notes.extend(unread_note(&words.unread()?));
     recipe.plan(spec, given.cluster, given.devices, &words.place, notes)
+}
+
+/// Ranks among which the experts of a model are dealt (AutoEP).
+fn ep(words: &Words, model: &Transformer, dp: usize) -> Result<usize, ExchangeError> {
+    let path = "expert_parallel.autoep_size";
+    let ep = words.size(path)?.unwrap_or(1);
+    if !words.flag("expert_parallel.enabled")? || ep == 1 {
+        return Ok(1);
+    }
+    let experts = model.experts();
+    match dp.is_multiple_of(ep) && experts > 0 && experts.is_multiple_of(ep) {
+        true => Ok(ep),
+        false => {
+            let rule = format!("it divides the {dp} replicas and the {experts} experts of --model");
+            words.error(path, ep, rule)
+        }
+    }
 }
 
 /// Samples and micro-batches of a step: of the three numbers two give the third.

@@ -34,6 +34,10 @@ pub(super) fn import(
     let described = match given.model {
         // Only what can be compared with the given one.
         Some(_) => None,
+        None if arguments.has("num-experts") => {
+            let rule = "a model with experts is described in TOML, not by a command line: name it with --model";
+            return arguments.error("num-experts", "given", rule);
+        }
         None => Some(described(&arguments, tp)?),
     };
     let (spec, model) = model_of(given.model, described, place)?;
@@ -49,11 +53,13 @@ pub(super) fn import(
     let precision = precision(&arguments)?;
     let (zero, bucket_bytes) = replication(&arguments, dp * cp, precision)?;
     let groups = groups(&arguments, dp, zero)?;
+    let ep = ep(&arguments, &model, dp)?;
     let mut recipe = Recipe {
         model,
         pp,
         dp,
         groups,
+        ep,
         cp,
         tp,
         sequence_parallel: arguments.has("sequence-parallel") && tp > 1,
@@ -143,7 +149,10 @@ fn context(arguments: &Arguments, cp: usize) -> Result<Option<String>, ExchangeE
 
 fn refuse_what_plans_have_not(arguments: &Arguments) -> Result<(), ExchangeError> {
     let refused = [
-        ("num-experts", "a model with experts is described in TOML, not by a command line"),
+        ("moe-expert-capacity-factor", "no row is left out of an expert"),
+        ("moe-shared-expert-intermediate-size", "all experts are chosen from"),
+        ("moe-layer-freq", "all layers have experts"),
+        ("moe-z-loss-coeff", "the loss is that of predictions alone"),
         ("optimizer-cpu-offload", "plans keep optimizer states on devices"),
         ("cpu-offloading", "plans keep activations on devices"),
         ("use-cpu-offload", "plans keep optimizer states on devices"),
@@ -173,11 +182,54 @@ fn refuse_what_plans_have_not(arguments: &Arguments) -> Result<(), ExchangeError
             return arguments.error(name, "given", rule);
         }
     }
-    match arguments.size("expert-model-parallel-size")? {
-        Some(experts) if experts > 1 => {
-            arguments.error("expert-model-parallel-size", experts, "the model has no experts")
+    Ok(())
+}
+
+/// Ranks among which the experts of a model are dealt.
+fn ep(arguments: &Arguments, model: &Transformer, dp: usize) -> Result<usize, ExchangeError> {
+    let name = "expert-model-parallel-size";
+    let ep = arguments.size(name)?.unwrap_or(1);
+    let experts = arguments.size("num-experts")?.unwrap_or(0);
+    if experts != model.experts() {
+        let rule = format!("the model of --model has {}", model.experts());
+        return arguments.error("num-experts", experts, rule);
+    }
+    if experts == 0 {
+        return match ep {
+            1 => Ok(1),
+            ep => arguments.error(name, ep, "the model has no experts"),
+        };
+    }
+    let chosen = arguments.size("moe-router-topk")?.unwrap_or(2);
+    if chosen != 1 {
+        return arguments.error("moe-router-topk", chosen, "a row has one expert: 1");
+    }
+    if !arguments.has("moe-router-pre-softmax") {
+        let rule = "what an expert gives is taken times its share of all: it is needed";
+        return arguments.error("moe-router-pre-softmax", "nothing", rule);
+    }
+    if arguments.number::<f64>("moe-aux-loss-coeff")?.is_some_and(|share| share != 0.0) {
+        let rule = "the loss is that of predictions alone: 0";
+        return arguments.error("moe-aux-loss-coeff", "more", rule);
+    }
+    let split = "expert-tensor-parallel-size";
+    if arguments.size(split)?.is_some_and(|width| width > 1) {
+        return arguments.error(split, "several", "experts are not split");
+    }
+    for read in [
+        "moe-ffn-hidden-size",
+        "moe-grouped-gemm",
+        "moe-token-dispatcher-type",
+        "moe-router-load-balancing-type",
+    ] {
+        arguments.has(read);
+    }
+    match dp.is_multiple_of(ep) && experts.is_multiple_of(ep) {
+        true => Ok(ep),
+        false => {
+            let rule = format!("it divides the {dp} replicas and the {experts} experts");
+            arguments.error(name, ep, rule)
         }
-        _ => Ok(()),
     }
 }
 

@@ -51,6 +51,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         pp,
         dp,
         groups: 1,
+        ep: 1,
         cp: 1,
         tp,
         sequence_parallel: sequence_parallel && tp > 1,

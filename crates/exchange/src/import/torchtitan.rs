@@ -59,6 +59,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         pp,
         dp,
         groups,
+        ep: 1,
         cp,
         tp,
         sequence_parallel: sequence_parallel(words)? && tp > 1,

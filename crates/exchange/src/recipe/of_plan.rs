@@ -4,8 +4,8 @@ use super::{RankOrder, Recipe, StagePlace};
 use crate::{ExchangeError, Project, Transformer, Unsaid};
 use shardloom_graph::{Graph, ModelSpec, Network};
 use shardloom_plan::{
-    Arrangement, Axis, Communication, DeviceList, LayoutRules, Mesh, Number, Plan, Rounding,
-    ScheduleKind, Stage, Uniform, Updates, Weights,
+    Arrangement, Axis, Communication, DeviceList, LayoutRule, LayoutRules, Mesh, Number, Plan,
+    Rounding, ScheduleKind, Stage, Uniform, Updates, Weights,
 };
 
 /// A plan has another number of pipelines than one.
@@ -30,7 +30,8 @@ pub(crate) fn transformer_of(
     };
     let reason = match changes.is_empty() {
         true => {
-            "only a GPT or a Llama, its loss in one block with its head, is written for other projects".to_owned()
+            "only a GPT, a Llama, and the network of examples/models/transformer-with-experts.toml, their loss in one block \
+             with the head, are written for other projects".to_owned()
         }
         false => format!("a model with {} is not written yet", changes.join(", ")),
     };
@@ -162,6 +163,7 @@ impl Recipe {
             pp: groups,
             dp: widths.dp,
             groups: widths.groups,
+            ep: widths.ep,
             cp: widths.cp,
             tp: widths.tp,
             sequence_parallel: widths.sequence_parallel,
@@ -234,6 +236,8 @@ struct Widths {
     groups: usize,
     /// Ranks that share what ZeRO shards, those of one sequence counted.
     sharing_ranks: usize,
+    /// Ranks among which experts are dealt.
+    ep: usize,
     cp: usize,
     tp: usize,
     sequence_parallel: bool,
@@ -248,10 +252,10 @@ impl Widths {
         mesh: Mesh,
         graph: &Graph,
     ) -> Result<Widths, ExchangeError> {
-        let known = [Axis::REPLICA, Axis::DP, Axis::CP, Axis::TP];
+        let known = [Axis::REPLICA, Axis::DP, Axis::EP, Axis::CP, Axis::TP];
         if let Some(other) = mesh.axes().find(|axis| !known.contains(axis)) {
-            let reason = "devices are told apart by data, context and tensor parallelism, called dp (and \
-                          replica), cp and tp";
+            let reason = "devices are told apart by data, expert, context and tensor parallelism, called \
+                          dp (and replica), ep, cp and tp";
             return Err(ExchangeError::refused(
                 project,
                 format!("pipeline.stage.mesh.{other}"),
@@ -265,6 +269,8 @@ impl Widths {
             return Err(ExchangeError::refused(project, "axes", mesh, reason));
         }
         let (groups, sharing_ranks) = sharing(project, plan, mesh)?;
+        let (layout, ep) = without_experts(project, layout, mesh)?;
+        let layout = &layout;
         let counts = |layout: &LayoutRules| -> Vec<_> {
             layout.0.iter().filter(|rule| mesh.width(rule.axis) > 1).cloned().collect()
         };
@@ -295,13 +301,51 @@ impl Widths {
             return Err(ExchangeError::refused(project, "layout", value, reason));
         }
         let [cp, tp] = [Axis::CP, Axis::TP].map(|axis| mesh.width(axis));
-        Ok(Widths { dp: mesh.dp() as usize, groups, sharing_ranks, cp, tp, sequence_parallel })
+        if ep > 1 && groups > 1 {
+            let reason = "with expert parallelism all replicas share: leave it out";
+            let value = format!("{:?}", plan.sync.shard_over);
+            return Err(ExchangeError::refused(project, "sync.shard_over", value, reason));
+        }
+        let dp = mesh.span(&[Axis::REPLICA, Axis::DP, Axis::EP]);
+        Ok(Widths { dp, groups, sharing_ranks, ep, cp, tp, sequence_parallel })
     }
+}
+
+/// A layout without what deals experts to ranks, `expert:ep, batch:ep` or `expert:dp`, and to how many that does.
+fn without_experts(
+    project: Project,
+    layout: &LayoutRules,
+    mesh: Mesh,
+) -> Result<(LayoutRules, usize), ExchangeError> {
+    let is_of_experts = |rule: &LayoutRule| rule.dim == "expert" && mesh.width(rule.axis) > 1;
+    let dealt: Vec<Axis> =
+        layout.0.iter().filter(|rule| is_of_experts(rule)).map(|rule| rule.axis).collect();
+    let refuse = || {
+        let reason = "experts are dealt to neighbouring replicas: \"expert:ep, batch:dp, batch:ep\" with an axis ep, \
+                      or \"expert:dp\"";
+        let value = format!("{:?}", String::from(layout.clone()));
+        Err(ExchangeError::refused(project, "layout", value, reason))
+    };
+    let has_axis = mesh.width(Axis::EP) > 1;
+    let axis = match dealt[..] {
+        [] if !has_axis => return Ok((layout.clone(), 1)),
+        [axis @ Axis::EP] => axis,
+        [axis @ Axis::DP] if !has_axis && mesh.width(Axis::REPLICA) == 1 => axis,
+        _ => return refuse(),
+    };
+    // Samples are split over the axis too, after all slower ones.
+    let batch = layout.0.iter().filter(|rule| rule.dim == "batch" && mesh.width(rule.axis) > 1);
+    if batch.map(|rule| rule.axis).last() != Some(axis) {
+        return refuse();
+    }
+    let mut rest = layout.clone();
+    rest.0.retain(|rule| rule.dim != "expert" && rule.axis != Axis::EP);
+    Ok((rest, mesh.width(axis)))
 }
 
 /// How many groups of replicas shard among themselves, and how many ranks there are in each.
 fn sharing(project: Project, plan: &Plan, mesh: Mesh) -> Result<(usize, usize), ExchangeError> {
-    let all = [Axis::REPLICA, Axis::DP, Axis::CP];
+    let all = [Axis::REPLICA, Axis::DP, Axis::EP, Axis::CP];
     let over = plan.sync.shard_over.filter(|_| plan.sync.zero > 0);
     let shares = |axis: &Axis| over.is_none_or(|over| over.iter().any(|it| it == *axis));
     let wide = all.into_iter().filter(|&axis| mesh.width(axis) > 1);

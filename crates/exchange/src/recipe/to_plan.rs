@@ -1,7 +1,7 @@
 //! The plan that a recipe is.
 
 use shardloom_graph::ModelSpec;
-use shardloom_plan::{DeviceList, Mesh, Pipeline, Stage, Sync, Uniform};
+use shardloom_plan::{Axis, DeviceList, LayoutRule, Mesh, Pipeline, Stage, Sync, Uniform};
 
 use super::Recipe;
 use super::usual_groups;
@@ -33,9 +33,11 @@ impl Recipe {
         let in_model =
             |source| ExchangeError::Model { place: place.into(), source: Box::new(source) };
         let graph = spec.graph().map_err(in_model)?;
-        let [dp, cp, tp] = [self.dp, self.cp, self.tp].map(|width| width as u32);
+        let [dp, ep, cp, tp] =
+            [self.dp / self.ep, self.ep, self.cp, self.tp].map(|width| width as u32);
         let mesh = Mesh::of(dp, cp, tp);
-        let mesh = mesh.sharing_within(self.sharers() as u32).unwrap_or(mesh);
+        let sharers = self.sharers() / self.ep;
+        let mesh = mesh.sharing_within(sharers as u32).unwrap_or(mesh).with(Axis::EP, ep);
         let numbers = Uniform {
             pp: self.pp,
             mesh,
@@ -55,6 +57,13 @@ impl Recipe {
         };
         let pipeline = Pipeline::of(self.stages.iter().map(stage).collect());
         let mut plan = numbers.plan_of(&graph, &spec.to_string(), cluster, vec![pipeline]);
+        if self.ep > 1 {
+            let rule = |dim: &str| LayoutRule { dim: dim.into(), axis: Axis::EP };
+            let rules = &mut plan.layout.0;
+            let batch = rules.iter().rposition(|it| it.dim == "batch");
+            rules.insert(batch.map_or(0, |at| at + 1), rule("batch"));
+            rules.insert(0, rule("expert"));
+        }
         plan.keeps_gathered = self.keeps_gathered;
         plan.attention = self.attention;
         plan.loss_scale = self.loss_scale;
@@ -81,8 +90,11 @@ pub(crate) fn model_of(
         }
         (Some(spec), described) => {
             let Some(model) = Transformer::of(spec) else {
-                let message =
-                    format!("trains transformers; {} is no GPT or plain Llama", spec.name());
+                let message = format!(
+                    "trains transformers; {} is no GPT, plain Llama or network of \
+                     examples/models/transformer-with-experts.toml",
+                    spec.name()
+                );
                 return Err(text(message));
             };
             let sizes = |it: &Transformer| [it.layers, it.hidden, it.heads, it.seq, it.ffn];

@@ -1,6 +1,6 @@
 //! Fifty plans for every project, which have all words that it takes between them: each comes back the same.
 
-use crate::plans::{Case, GPT, LLAMA, SMALL_LLAMA, data_slowest, numbers, plan};
+use crate::plans::{Case, GPT, LLAMA, SMALL_LLAMA, data_slowest, numbers, plan, plan_with_experts};
 use crate::there_and_back::assert_back;
 use shardloom_exchange::{Project, own_cuts};
 use shardloom_graph::ModelSpec;
@@ -127,6 +127,16 @@ fn megatrons_come_back_the_same() {
             }
         }
     }
+    for (index, (pp, dp, ep)) in
+        [(1, 1, 2), (1, 2, 4), (2, 2, 2), (3, 1, 8), (1, 4, 1), (2, 4, 2)].into_iter().enumerate()
+    {
+        let zero = if dp * ep > 1 { turn(&[0, 1], index) } else { 0 };
+        let sync = Sync { zero, ..Sync::default() };
+        let numbers = Uniform { pp, mesh: Mesh::of(dp, 1, 1), sync, ..numbers() };
+        let mut plan = plan_with_experts(&numbers, ep);
+        plan.attention = AttentionKind::Fused;
+        plans.push(plan);
+    }
     check(Project::Megatron, &plans);
 }
 
@@ -176,6 +186,15 @@ fn deepspeeds_come_back_the_same() {
                 plans.push(plan);
             }
         }
+    }
+    for (zero, (dp, ep)) in (0..4).zip([(1, 2), (2, 4), (4, 2), (1, 8)]) {
+        let sync = Sync { zero, ..Sync::default() };
+        let (recompute, precision) = (Recompute::None, BF16_GRADIENTS);
+        let mesh = Mesh::of(dp, 1, 1);
+        let numbers = Uniform { mesh, sync, recompute, precision, ..numbers() };
+        let mut plan = plan_with_experts(&numbers, ep);
+        plan.attention = AttentionKind::Unfused;
+        plans.push(plan);
     }
     check(Project::DeepSpeed, &plans);
 }

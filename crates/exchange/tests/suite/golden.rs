@@ -40,6 +40,11 @@ fn states_sharded_among_some_of_the_replicas() {
 }
 
 #[test]
+fn experts_dealt_to_ranks() {
+    check("experts");
+}
+
+#[test]
 fn products_in_eight_bits() {
     check("eight-bits");
 }

@@ -1,6 +1,6 @@
 //! A plan that was exported and imported again is the same plan.
 
-use crate::plans::{Case, LLAMA, NAMES, numbers, plan};
+use crate::plans::{Case, EXPERTS, LLAMA, NAMES, numbers, plan};
 use shardloom_exchange::{ExchangeError, Given, Imported, Project, export, import};
 use shardloom_plan::{
     AttentionKind, LossScale, Mesh, Number, Plan, Precision, Recompute, Sync, Uniform,
@@ -16,7 +16,7 @@ fn there_and_back(case: &Case, project: Project) -> Result<Imported, ExchangeErr
     let table = exported.files.iter().find(|it| it.name == "schedule.csv");
     let described = matches!(project, Project::Megatron | Project::Nanotron | Project::Torchtitan);
     let given = Given {
-        model: (!described).then_some(&case.spec),
+        model: (!described || case.plan.model == EXPERTS).then_some(&case.spec),
         cluster: &case.plan.cluster,
         devices: case.plan.device_count(),
         global_batch: Some(case.plan.global_batch),

@@ -3,8 +3,8 @@
 use shardloom_exchange::Machines;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    AttentionKind, DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync,
-    Uniform,
+    AttentionKind, Axis, DeviceList, LayoutRules, Mesh, Optimizer, Plan, Precision, Recompute,
+    ScheduleKind, Sync, Uniform,
 };
 
 /// A plan with its model.
@@ -17,7 +17,10 @@ pub struct Case {
 
 impl Case {
     pub fn of(name: &str, plan: Plan) -> Case {
-        let spec = ModelSpec::parse(&plan.model).expect("a model");
+        let spec = match &plan.model[..] {
+            EXPERTS => with_experts(),
+            model => ModelSpec::parse(model).expect("a model"),
+        };
         let graph = spec.graph().expect("a graph");
         plan.validate(&graph, plan.least_devices())
             .unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -38,6 +41,30 @@ pub const LLAMA: &str =
     "llama:layers=12,hidden=512,heads=8,kv_heads=4,ffn=1408,seq=1024,vocab=32000,rope_theta=500000";
 pub const SMALL_LLAMA: &str = "llama:layers=8,hidden=64,heads=4,ffn=256,seq=64,vocab=128";
 pub const GPT: &str = "gpt:layers=6,hidden=128,heads=8,seq=256,vocab=50304,dropout=0.1,tied=true";
+
+/// The model with experts, by its file.
+pub const EXPERTS: &str = "transformer-with-experts.toml";
+pub const EXPERTS_TEXT: &str =
+    include_str!("../../../../../examples/models/transformer-with-experts.toml");
+
+fn with_experts() -> ModelSpec {
+    ModelSpec::from_toml(EXPERTS_TEXT, EXPERTS).expect("a model")
+}
+
+/// A plan of the model with experts, dealt to `ep` ranks of each of as many groups as `numbers` have replicas.
+pub fn plan_with_experts(numbers: &Uniform, ep: u32) -> Plan {
+    let spec = with_experts();
+    let graph = spec.graph().expect("a graph");
+    let mesh = numbers.mesh.with(Axis::EP, ep);
+    let cluster = format!("h100-80g:{}", numbers.pp * mesh.size());
+    let mut plan = Uniform { mesh, ..numbers.clone() }.plan(&graph, EXPERTS, &cluster);
+    if ep > 1 {
+        let dealt =
+            format!("expert:ep, batch:dp, batch:ep, {}", "seq:cp, heads:tp, ffn:tp, vocab:tp");
+        plan.layout = LayoutRules::try_from(dealt).expect("rules");
+    }
+    plan
+}
 
 /// The ordinary numbers, for tests to change.
 pub fn numbers() -> Uniform {
@@ -123,6 +150,11 @@ pub fn case(name: &str) -> Case {
             let mesh = Mesh::of(4, 1, 2).sharing_within(2).expect("it divides");
             plan(LLAMA, &Uniform { pp: 2, mesh, sync, ..usual }, 1)
         }
+        "experts" => {
+            let sync = Sync { zero: 1, ..Sync::default() };
+            let numbers = Uniform { mesh: Mesh::of(4, 1, 1), sync, ..usual };
+            plan_with_experts(&numbers, 2)
+        }
         "eight-bits" => {
             let sync = Sync { zero: 2, ..Sync::default() };
             let precision = Precision { fp8_products: true, ..Precision::MIXED };
@@ -144,7 +176,8 @@ pub fn case(name: &str) -> Case {
 }
 
 /// All names of plans.
-pub const NAMES: [&str; 14] = [
+pub const NAMES: [&str; 15] = [
+    "experts",
     "hybrid-sharded",
     "hybrid-states",
     "eight-bits",
