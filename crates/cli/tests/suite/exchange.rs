@@ -29,6 +29,38 @@ fn a_plan_goes_to_megatron_and_comes_back_and_is_simulated() {
 }
 
 #[test]
+fn a_plan_is_found_for_torchtitan_and_its_python_comes_back_and_is_simulated() {
+    let place = Place::new();
+    place
+        .run("plan llama-3-8b --cluster h100-80g:2x8 --global-batch 64 --for torchtitan -o plan.toml")
+        .succeeds();
+    let outcome = place.run("export plan.toml --to torchtitan -o there --json").succeeds();
+    let files = outcome.object()["files"].clone();
+    let table = files.as_array().expect("files").iter().filter_map(|it| it.as_str());
+    let table = table.filter(|it| it.ends_with("schedule.csv")).collect::<String>();
+    let back =
+        format!("import there/shardloom_plan.py {table} --cluster h100-80g:2x8 -o back.toml");
+    place.run(back.replace("  ", " ").as_str()).succeeds();
+    let [mut plan, back] =
+        ["plan.toml", "back.toml"].map(|name| read_plan(&place.path(name)).expect("a plan"));
+    // What it does by its own lights: it names the model by its sizes, buckets are layers, and the communication library
+    // chooses how collectives are carried out.
+    plan.model.clone_from(&back.model);
+    (plan.sync.algorithm, plan.sync.bucket_bytes) = (back.sync.algorithm, back.sync.bucket_bytes);
+    plan.keeps_gathered = back.keeps_gathered;
+    plan.pass_times = back.pass_times;
+    assert_eq!(plan.to_toml(), back.to_toml());
+    place.run("simulate back.toml --json").succeeds();
+
+    place
+        .run("plan gpt-2 --cluster h100-80g:8 --global-batch 64 --for torchtitan --json")
+        .refuses("exchange", "torchtitan has no word for model = gpt");
+    place
+        .run("plan gpt-2 --cluster h100-80g:8 --global-batch 64 --for megatron --method gpipe --json")
+        .refuses("usage", "--method");
+}
+
+#[test]
 fn arguments_after_a_dash_are_a_configuration_too() {
     let place = Place::new();
     let arguments = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --vocab-size 128 \
@@ -48,6 +80,10 @@ fn what_cannot_be_exchanged_is_refused_before_anything_is_written() {
     place
         .run("export plan.toml --to torchtitan -o there --json")
         .refuses("exchange", "torchtitan has no word for sync.zero = 1");
+    place.run("export plan.toml --to torchtitan -o there --json").refuses(
+        "exchange",
+        "shardloom plan 'llama-3-8b' --cluster h100-80g:2x8 --global-batch 64 --for torchtitan",
+    );
     assert!(!place.path("there").exists());
     place.run("export plan.toml --json").refuses("usage", "--to");
     place.run("export plan.toml --to megatron --json").refuses("usage", "--output");
