@@ -281,7 +281,7 @@ pub fn deepspeed(data: &[u8]) {
     imported(Project::DeepSpeed, data);
 }
 
-/// TOML and JSON of torchtitan.
+/// TOML, JSON and Python of torchtitan.
 pub fn torchtitan(data: &[u8]) {
     imported(Project::Torchtitan, data);
 }

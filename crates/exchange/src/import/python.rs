@@ -27,7 +27,7 @@ pub(super) const TEXT: &str = "?";
 /// The most tables, lists and values that a configuration may have.
 const MOST: usize = 1 << 16;
 /// How deep calls of functions may be.
-const DEEPEST: usize = 16;
+const DEEPEST: usize = 8;
 
 /// What stands somewhere, and on which line.
 #[derive(Clone, Debug)]
@@ -393,7 +393,7 @@ def plan():
         let nested =
             format!("def f():\n    return {}{}\n", "[".repeat(100_000), "]".repeat(100_000));
         assert!(error(&nested).contains("line 2: nested deeper"), "{}", error(&nested));
-        assert!(error("def f():\n    return g()\ndef g():\n    return f()\n").contains("16 deep"));
+        assert!(error("def f():\n    return g()\ndef g():\n    return f()\n").contains("8 deep"));
         let doubled: String = (1..64).map(|it| format!("    a = [a, a, {it}]\n")).collect();
         let doubled = format!("def f():\n    a = 1\n{doubled}    return X(a=a)\n");
         assert!(error(&doubled).contains("more than 65536 values"), "{}", error(&doubled));

@@ -7,7 +7,7 @@ use super::token::Token;
 use super::{CALLEE, FIRST, Kind, Node, Scope, TEXT};
 
 /// Brackets within each other that no configuration has.
-const DEEPEST: usize = 64;
+const DEEPEST: usize = 32;
 
 /// Tokens that are read from the first on.
 pub(super) struct Expression<'t> {

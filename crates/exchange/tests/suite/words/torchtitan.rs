@@ -1,6 +1,6 @@
 //! torchtitan's words.
 
-use shardloom_exchange::Given;
+use shardloom_exchange::{Given, Project, import};
 use shardloom_graph::ModelSpec;
 use shardloom_plan::{AttentionKind, Axis, Number, Precision, Recompute, ScheduleKind};
 
@@ -274,4 +274,23 @@ fn torchtitans_python_is_read_as_it_is_written_today() {
             ("return config", "return config.parallelism", "no function without arguments"),
         ],
     );
+}
+
+/// What is left of a file, or has a character too many, is read or refused, and nothing else.
+#[test]
+fn no_piece_of_python_makes_it_end() {
+    let base = Base { place: "config_registry.py", text: PYTHON, given: given(256) };
+    let mut refused = 0;
+    let letters: Vec<usize> = PYTHON.char_indices().map(|(at, _)| at).collect();
+    for &at in &letters {
+        let (before, after) = PYTHON.split_at(at);
+        let texts = [before.to_owned(), after.to_owned()];
+        let marks = ["(", "]", "}", "\"", "\\", ",", "=", "-", ".", ":", "#", "\n", " return "];
+        let texts = texts.into_iter().chain(marks.map(|mark| format!("{before}{mark}{after}")));
+        for text in texts {
+            let read = import(Project::Torchtitan, &text, base.place, &base.given);
+            refused += usize::from(read.is_err_and(|error| !error.to_string().is_empty()));
+        }
+    }
+    assert!(refused > letters.len(), "{refused} of {} texts are refused", 15 * letters.len());
 }
