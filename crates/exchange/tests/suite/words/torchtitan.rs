@@ -282,15 +282,15 @@ fn no_piece_of_python_makes_it_end() {
     let base = Base { place: "config_registry.py", text: PYTHON, given: given(256) };
     let mut refused = 0;
     let letters: Vec<usize> = PYTHON.char_indices().map(|(at, _)| at).collect();
-    for &at in &letters {
+    for (index, &at) in letters.iter().enumerate() {
         let (before, after) = PYTHON.split_at(at);
         let texts = [before.to_owned(), after.to_owned()];
         let marks = ["(", "]", "}", "\"", "\\", ",", "=", "-", ".", ":", "#", "\n", " return "];
-        let texts = texts.into_iter().chain(marks.map(|mark| format!("{before}{mark}{after}")));
-        for text in texts {
+        let mark = marks[index % marks.len()];
+        for text in texts.into_iter().chain([format!("{before}{mark}{after}")]) {
             let read = import(Project::Torchtitan, &text, base.place, &base.given);
             refused += usize::from(read.is_err_and(|error| !error.to_string().is_empty()));
         }
     }
-    assert!(refused > letters.len(), "{refused} of {} texts are refused", 15 * letters.len());
+    assert!(refused > letters.len(), "{refused} of {} texts are refused", 3 * letters.len());
 }
