@@ -23,23 +23,35 @@ pub fn export_plan(path: &Path, project: Project) -> Result<Exported> {
     let (plan, model) = read_plan_and_model(path)?;
     let exported = machines(&plan, project)
         .and_then(|machines| Ok(export(project, &plan, model.spec(), model.graph(), machines)?));
+    // Whether another plan of the same model would do.
+    let has_others =
+        plan.parameters.is_empty() && of_one_device(&model, &Request::like(&plan), project).is_ok();
     exported.map_err(|error| match error {
-        // Another plan of the same model would do.
-        crate::Error::Exchange(source) if of_one_device(&model, &plan_request(&plan), project).is_ok() => {
-            let Plan { model, cluster, global_batch, .. } = &plan;
-            let command = format!(
-                "shardloom plan '{model}' --cluster {cluster} --global-batch {global_batch} --for {}",
-                project.name()
-            );
+        crate::Error::Exchange(source) if has_others => {
+            let command = command(&plan, project);
             crate::Error::Unexportable { source, project, command }
         }
         other => other,
     })
 }
 
-/// What a plan was made for, as far as one of a single device could not be exported without.
-fn plan_request(plan: &Plan) -> Request {
-    Request { frozen: vec![], ..Request::like(plan) }
+/// What finds the fastest plan of those that a project runs, for what a plan was made for.
+fn command(plan: &Plan, project: Project) -> String {
+    let Plan { model, cluster, global_batch, precision, optimizer, .. } = plan;
+    let format = match precision {
+        Precision { fp8_products: true, .. } => " --fp8",
+        Precision { compute: Number::Fp32, .. } => " --fp32",
+        _ => "",
+    };
+    let optimizer = match optimizer.name() {
+        "adamw" => String::new(),
+        other => format!(" --optimizer {other}"),
+    };
+    format!(
+        "shardloom plan '{model}' --cluster {cluster} --global-batch {global_batch}{format}{optimizer} \
+         --for {}",
+        project.name()
+    )
 }
 
 /// Whether a project takes plans of a model, by one for a single device.

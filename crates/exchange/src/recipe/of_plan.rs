@@ -303,7 +303,7 @@ impl Widths {
         let [cp, tp] = [Axis::CP, Axis::TP].map(|axis| mesh.width(axis));
         if ep > 1 && groups > 1 {
             let reason = "with expert parallelism all replicas share: leave it out";
-            let value = format!("{:?}", plan.sync.shard_over);
+            let value = plan.sync.shard_over.map_or_else(|| "all".into(), |over| over.to_string());
             return Err(ExchangeError::refused(project, "sync.shard_over", value, reason));
         }
         let dp = mesh.span(&[Axis::REPLICA, Axis::DP, Axis::EP]);
@@ -357,7 +357,7 @@ fn sharing(project: Project, plan: &Plan, mesh: Mesh) -> Result<(usize, usize), 
     {
         let reason = "neighbouring replicas share, with all ranks of their sequences: mesh = { replica = 2, dp = \
                       8 } and shard_over = [\"dp\"], and \"cp\" too where there is context parallelism";
-        let value = format!("{:?}", plan.sync.shard_over);
+        let value = plan.sync.shard_over.map_or_else(|| "all".into(), |over| over.to_string());
         return Err(ExchangeError::refused(project, "sync.shard_over", value, reason));
     }
     let (groups, sharers) = (mesh.span(&apart), mesh.span(&sharers));

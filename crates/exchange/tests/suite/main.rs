@@ -1,5 +1,6 @@
 //! Tests of the whole crate, as one program.
 
+mod experts;
 mod fifty;
 mod from_elsewhere;
 mod golden;
