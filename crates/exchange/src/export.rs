@@ -66,7 +66,7 @@ pub fn export(
 
 /// Whether [`export`] would write a plan of these numbers for `spec`, with `chunks` stages on each of its meshes: it
 /// is asked itself, but for a table of actions, which every schedule has. Stages are cut evenly, or as the project
-/// [cuts them](own_cut).
+/// [cuts them](own_cuts).
 ///
 /// # Errors
 /// What [`export`] would say.
