@@ -80,10 +80,9 @@ fn what_cannot_be_exchanged_is_refused_before_anything_is_written() {
     place
         .run("export plan.toml --to torchtitan -o there --json")
         .refuses("exchange", "torchtitan has no word for sync.zero = 1");
-    place.run("export plan.toml --to torchtitan -o there --json").refuses(
-        "exchange",
-        "' --cluster h100-80g:2x8 --global-batch 64 --for torchtitan",
-    );
+    place
+        .run("export plan.toml --to torchtitan -o there --json")
+        .refuses("exchange", "' --cluster h100-80g:2x8 --global-batch 64 --for torchtitan");
     assert!(!place.path("there").exists());
     place.run("export plan.toml --json").refuses("usage", "--to");
     place.run("export plan.toml --to megatron --json").refuses("usage", "--output");

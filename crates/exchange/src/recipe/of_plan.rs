@@ -335,7 +335,7 @@ fn without_experts(
     };
     // Samples are split over the axis too, after all slower ones.
     let batch = layout.0.iter().filter(|rule| rule.dim == "batch" && mesh.width(rule.axis) > 1);
-    if batch.map(|rule| rule.axis).last() != Some(axis) {
+    if batch.map(|rule| rule.axis).next_back() != Some(axis) {
         return refuse();
     }
     let mut rest = layout.clone();

@@ -16,6 +16,13 @@ pub(super) struct Expression<'t> {
     depth: usize,
 }
 
+/// The arguments of a call.
+struct Arguments {
+    named: Vec<(String, Node)>,
+    /// The first that has no name.
+    first: Option<Node>,
+}
+
 /// What is before a call or an attribute.
 enum Operand {
     /// Something whose value is known.
@@ -232,10 +239,7 @@ impl Expression<'_> {
     }
 
     /// The arguments of a call after its bracket: those with names, and the first without one.
-    fn arguments(
-        &mut self,
-        scope: &mut Scope<'_>,
-    ) -> Result<(Vec<(String, Node)>, Option<Node>), Fault> {
+    fn arguments(&mut self, scope: &mut Scope<'_>) -> Result<Arguments, Fault> {
         let (mut named, mut first) = (vec![], None);
         while !self.takes(')') {
             match (self.peek().cloned(), self.tokens.get(self.at + 1)) {
@@ -254,24 +258,23 @@ impl Expression<'_> {
                 return Err(self.unexpected());
             }
         }
-        Ok((named, first))
+        Ok(Arguments { named, first })
     }
 
     /// A call of something by name.
     fn call(&mut self, callee: &str, line: usize, scope: &mut Scope<'_>) -> Result<Node, Fault> {
-        let (named, first) = self.arguments(scope)?;
+        let Arguments { named, first } = self.arguments(scope)?;
         if named.is_empty()
             && first.is_none()
             && let Some(node) = scope.called(callee, line)?
         {
             return Ok(node);
         }
-        match (callee, &first) {
-            // Numbers that are no literals, and paths.
-            ("float" | "str", Some(Node { kind: Kind::Leaf(Value::String(text)), .. })) => {
-                return Ok(Node::text(line, text.clone()));
-            }
-            _ => {}
+        // Numbers that are no literals, and paths.
+        if matches!(callee, "float" | "str")
+            && let Some(Node { kind: Kind::Leaf(Value::String(text)), .. }) = &first
+        {
+            return Ok(Node::text(line, text.clone()));
         }
         let (module, rest) = match callee.split_once('.') {
             Some((before, rest)) => (scope.module.imported.get(before), rest),
@@ -298,7 +301,7 @@ impl Expression<'_> {
         begin: usize,
         scope: &mut Scope<'_>,
     ) -> Result<Node, Fault> {
-        let (named, first) = self.arguments(scope)?;
+        let Arguments { named, first } = self.arguments(scope)?;
         Ok(match (name, first) {
             // A converter stays what makes it, and is named in what it converts.
             ("build", None) if named.is_empty() => node,
