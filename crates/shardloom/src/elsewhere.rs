@@ -28,7 +28,7 @@ pub fn export_plan(path: &Path, project: Project) -> Result<Exported> {
         plan.parameters.is_empty() && of_one_device(&model, &Request::like(&plan), project).is_ok();
     exported.map_err(|error| match error {
         crate::Error::Exchange(source) if has_others => {
-            let command = command(&plan, project);
+            let (source, command) = (Box::new(source), command(&plan, project));
             crate::Error::Unexportable { source, project, command }
         }
         other => other,

@@ -36,7 +36,7 @@ pub enum Error {
     #[error("{source}; the fastest plan that {project} runs is found by {command}")]
     Unexportable {
         /// Why it cannot.
-        source: ExchangeError,
+        source: Box<ExchangeError>,
         /// Where it was to go.
         project: Project,
         /// What finds one that can.

@@ -16,22 +16,22 @@ fn planned(
     cluster: &str,
     batch: usize,
     project: Option<Project>,
-) -> Result<Planned, Error> {
+) -> Result<Planned, Box<Error>> {
     let local = LocalProfile::at("none".as_ref());
     let machines = load_cluster(cluster, &local, &mut |_, _| {}).expect("a cluster");
     let request = usual_request(model, &machines, cluster, batch);
     match project {
-        Some(project) => find_plan_for(model, &machines, &request, project),
-        None => find_plan(model, &machines, &request),
+        Some(project) => find_plan_for(model, &machines, &request, project).map_err(Box::new),
+        None => find_plan(model, &machines, &request).map_err(Box::new),
     }
 }
 
 /// Exports the plan as anybody would, from its file.
-fn exported(plan: &Plan, project: Project) -> Result<(), Error> {
+fn exported(plan: &Plan, project: Project) -> Result<(), Box<Error>> {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("plan.toml");
     std::fs::write(&file, plan.to_toml()).expect("it can be written");
-    export_plan(&file, project).map(|_| ())
+    export_plan(&file, project).map(|_| ()).map_err(Box::new)
 }
 
 /// The models, machines and batches that every project gets a plan for.
@@ -67,7 +67,7 @@ fn every_plan_can_be_taken_to(project: Project) {
         let model = model(text);
         let found = planned(&model, cluster, batch, Some(project))
             .unwrap_or_else(|error| panic!("{text} on {cluster} for {project}: {error}"));
-        exported(&found, project).unwrap_or_else(|error| {
+        exported(&found.outcome.plan, project).unwrap_or_else(|error| {
             panic!("{text} on {cluster}: {error}\n{}", found.outcome.plan.to_toml())
         });
         let outcome = &found.outcome;
@@ -156,7 +156,7 @@ fn a_refusal_names_what_finds_another_plan_if_there_is_one() {
     let dualpipe = of(ScheduleKind::DualPipe, 2);
     for project in Project::ALL {
         let error = refused(&dualpipe, project);
-        assert!(matches!(error, Error::Unexportable { .. }), "{error}");
+        assert!(matches!(*error, Error::Unexportable { .. }), "{error}");
         let command =
             format!("--cluster h100-80g:1x8 --global-batch 16 --fp32 --for {}", project.name());
         assert!(error.to_string().ends_with(&command), "{error}");
@@ -172,7 +172,7 @@ fn a_refusal_names_what_finds_another_plan_if_there_is_one() {
     // No other plan of this model would do.
     let gpt = Model::load("gpt:layers=4,hidden=64,heads=4,seq=32,vocab=128").expect("a model");
     let plan = uniform_plan(&gpt, &Uniform::default(), "h100-80g:1").expect("a plan");
-    assert!(matches!(refused(&plan, Project::Torchtitan), Error::Exchange(_)));
+    assert!(matches!(*refused(&plan, Project::Torchtitan), Error::Exchange(_)));
     let none = planned(&gpt, "h100-80g:1x8", 8, Some(Project::Torchtitan)).expect_err("none");
     assert!(none.to_string().contains("has no word for model"), "{none}");
 }
