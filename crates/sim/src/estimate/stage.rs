@@ -560,6 +560,8 @@ impl Addition {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use shardloom_collectives::Algorithm;
     use shardloom_plan::{Optimizer, Precision};
 
