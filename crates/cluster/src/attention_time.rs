@@ -13,7 +13,10 @@ use crate::checked;
 /// Written as one number it is the fraction of the peak rate that both passes reach, whatever the length of
 /// sequences and the size of heads. Few kernels are like that: a score takes its exponential besides its
 /// arithmetic, which small heads have less of, and short sequences have fewer keys than a tile of queries
-/// needs to fill its pipeline.
+/// needs to fill its pipeline. So it is also written as two tables, `forward` and `backward`, of `reachable`, the
+/// fraction of the peak rate that the arithmetic of scores reaches; `score_seconds`, which a score takes besides
+/// on the whole device; and `half_keys`, keys at which half of the rate is reached. The last two are 0 where they
+/// are left out.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FusedAttention {
     /// The forward pass.

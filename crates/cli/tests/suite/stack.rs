@@ -136,7 +136,7 @@ fn a_stack_of_ones_own_is_a_file_and_an_unknown_one_is_refused() {
 #[test]
 fn products_in_8_bits_are_planned_where_devices_have_them_and_are_not_trained() {
     let place = Place::new();
-    let model = "gpt:layers=2,hidden=2048,heads=16,seq=1024,vocab=8192";
+    let model = "gpt:layers=2,hidden=4096,heads=32,seq=1024,vocab=8192";
     let seconds = |options: &str| {
         let command =
             format!("plan {model} --cluster h100-80g:1 --global-batch 4 {options} --json");
