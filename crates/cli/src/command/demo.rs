@@ -38,10 +38,9 @@ pub struct Demo {
     #[arg(long, value_name = "N", value_parser = whole::<NonZeroU64>)]
     steps: Option<NonZeroU64>,
 
-    /// Folder for the report and the checkpoint [default: target/shardloom-demo, or shardloom-demo here of
-    /// an installed program]
-    #[arg(long, value_name = "FOLDER")]
-    output: Option<PathBuf>,
+    /// Folder for the report and the checkpoint
+    #[arg(long, value_name = "FOLDER", default_value = "shardloom-demo")]
+    output: PathBuf,
 
     #[command(flatten)]
     profile: ProfileFile,
@@ -66,6 +65,11 @@ const SAMPLED_TOKENS: usize = 160;
 impl Demo {
     /// Runs the demo.
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
+        let folder = &self.output;
+        fs::create_dir_all(folder).map_err(|error| {
+            let what = format!("cannot create {}: {error}", folder.display());
+            Failure::file(folder, format!("{what}; --output names another folder"))
+        })?;
         let local = self.profile.local()?;
         if let Err(stale @ shardloom::Error::OtherMachine { .. }) = local.load() {
             terminal.note(format_args!("{stale}; it is measured again now"));
@@ -87,14 +91,6 @@ impl Demo {
         let steps = self.steps.map_or(usual as u64, NonZeroU64::get);
 
         let repository = repository();
-        let usual = match repository {
-            Some(root) => root.join("target").join("shardloom-demo"),
-            None => PathBuf::from("shardloom-demo"),
-        };
-        let folder = self.output.clone().unwrap_or(usual);
-        fs::create_dir_all(&folder).map_err(|error| {
-            Failure::file(&folder, format!("cannot create {}: {error}", folder.display()))
-        })?;
         let (source, prompt) = match repository {
             Some(root) => (root.join("crates"), "//! "),
             None => {

@@ -60,9 +60,12 @@ pub fn attack(place: &Place, arguments: &[String]) -> Attacked {
         _ if stderr.contains("panicked") || stderr.contains("overflowed its stack") => {
             Some(stderr.clone())
         }
-        // Training takes as long, and as much memory, as it has said before it began.
-        _ if stdout.contains("Predicted step: ") => None,
-        (_, Some(24)) => Some(format!("more than {SECONDS} s of processor time")),
+        // Training takes as long, and as much memory, as it has said before it began; so do measurements.
+        _ if stdout.contains("Predicted step: ") || stderr.contains("measuring this machine") => {
+            None
+        }
+        // Where the limit is hard, too, the process is killed at once.
+        (_, Some(9 | 24)) => Some(format!("more than {SECONDS} s of processor time")),
         (_, Some(signal)) => Some(format!("signal {signal}\n{stderr}")),
         (Some(0..=2), None) => None,
         (code, None) => Some(format!("exit status {code:?}\n{stderr}")),

@@ -54,7 +54,8 @@ const SHORT: &str = "gpt:layers=1,hidden=16,heads=2 --seq 8 --global-batch 4 --s
 /// Writes all of them into the place.
 pub fn make(place: &Place) -> Vec<Kind> {
     let run = |arguments: &str| drop(place.run(arguments).succeeds());
-    let own = ["text.txt", "run", "classes", "exported", "weights.safetensors"];
+    // Nothing measures the machine later.
+    run("profile");
     for (from, to) in [
         ("examples/data/clicks.csv", "clicks.csv"),
         ("examples/data/flowers.csv", "flowers.csv"),
@@ -68,7 +69,6 @@ pub fn make(place: &Place) -> Vec<Kind> {
         ("crates/validate/data/sailor_gh200_mixed.csv", "mixed.csv"),
         ("fuzz/corpus/trials/two-devices", "trials.json"),
     ] {
-        assert!(!own.contains(&to), "{to} is made by the program");
         copy(place, from, to);
     }
     let families = ["gpt2", "llama", "gemma2", "gemma3_text", "phi", "phi3", "qwen3", "mistral"];

@@ -36,6 +36,13 @@ fn llama_3_has_the_parameters_of_the_released_checkpoints() {
     check("llama-3-405b", 405_853_388_800);
 }
 
+/// 1.3 and 2.7 billion, by their names.
+#[test]
+fn phi_1_5_and_2_have_the_parameters_of_the_released_checkpoints() {
+    check("phi-1.5", 1_418_270_720);
+    check("phi-2", 2_779_683_840);
+}
+
 #[test]
 fn phi_3_has_the_parameters_of_the_released_checkpoint() {
     check("phi-3-mini", 3_821_079_552);
@@ -46,6 +53,24 @@ fn phi_3_has_the_parameters_of_the_released_checkpoint() {
 fn gemma_has_the_parameters_of_the_released_checkpoints() {
     check("gemma-2b", 2_506_172_416);
     check("gemma-7b", 8_537_680_896);
+}
+
+#[test]
+fn gemma_2_has_the_parameters_of_the_released_checkpoints() {
+    check("gemma-2-2b", 2_614_341_888);
+    check("gemma-2-9b", 9_241_705_984);
+    check("gemma-2-27b", 27_227_128_320);
+}
+
+/// The released checkpoints of all but the smallest have an encoder of images of 416,866,032 parameters besides,
+/// and a norm of its width 1,152 and a projection of that to the model's.
+#[test]
+fn gemma_3_has_the_parameters_of_the_released_checkpoints_without_images() {
+    check("gemma-3-1b", 999_885_952);
+    let images = |hidden: u64| 416_866_032 + 1_152 + 1_152 * hidden;
+    check("gemma-3-4b", 4_300_079_472 - images(2560));
+    check("gemma-3-12b", 12_187_325_040 - images(3840));
+    check("gemma-3-27b", 27_432_406_640 - images(5376));
 }
 
 /// 2 V h + V of embedding and softmax, 4 h (2 h + 1) of each layer: 20 and 66 million in Zaremba et al. 2014.

@@ -85,6 +85,7 @@ pub(super) const GEMMA_2_WORDS: &str =
 #[test]
 fn gemma_2_and_3_are_llamas_with_these_words() {
     let spec = read(GEMMA_2);
+    assert_eq!(spec.network(), ModelSpec::preset("gemma-2-27b").unwrap().network());
     let line = format!(
         "llama:layers=46,hidden=4608,heads=32,kv_heads=16,head_dim=128,ffn=36864,seq=8192,vocab=256000,\
          norm_epsilon=1e-6,tied=true,windows=4096-0,attention_scalar=144,attention_cap=50,logit_cap=30,\
@@ -93,6 +94,7 @@ fn gemma_2_and_3_are_llamas_with_these_words() {
     assert_eq!(spec.network(), ModelSpec::parse(&line).unwrap().network());
     assert_eq!(spec.graph().unwrap().parameter_count(), 27_227_128_320);
     let spec = read(GEMMA_3);
+    assert_eq!(spec.network(), ModelSpec::preset("gemma-3-12b").unwrap().network());
     let line = format!(
         "llama:layers=48,hidden=3840,heads=16,kv_heads=8,head_dim=256,ffn=15360,seq=131072,vocab=262208,\
          rope_theta=1e6,rope_scaling=[8],norm_epsilon=1e-6,tied=true,windows=5x1024-0,window_rope_theta=1e4,\

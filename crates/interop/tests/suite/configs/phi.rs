@@ -34,6 +34,7 @@ pub(super) const GPT_WORDS: &str =
 #[test]
 fn phi_2_is_a_gpt_with_these_words() {
     let spec = read(PHI_2);
+    assert_eq!(spec.network(), ModelSpec::preset("phi-2").unwrap().network());
     let line = "gpt:layers=32,hidden=2560,heads=32,seq=2048,vocab=51200,dropout=0.1,attention_dropout=0,\
                 embedding_dropout=0,rotary=32,parallel=true,head_bias=true";
     assert_eq!(spec.network(), ModelSpec::parse(line).unwrap().network());
