@@ -37,6 +37,10 @@ impl Lock {
                 let mut owner = String::new();
                 // What it is called is of help, no more.
                 let _ = file.read_to_string(&mut owner);
+                if owner.is_empty() {
+                    // It has the lock and is about to say so.
+                    "a process that has just begun".clone_into(&mut owner);
+                }
                 return Err(CheckpointError::InUse { root: root.to_path_buf(), owner });
             }
             Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {
@@ -76,6 +80,9 @@ mod tests {
         drop(first);
         let second = Lock::take(&root, "the next").expect("free again");
         refused("the next");
+        // As it is from the moment that somebody has it until his name is written.
+        fs::write(root.join(LOCK), "").expect("written");
+        refused("a process that has just begun");
         drop(second);
     }
 }

@@ -11,7 +11,7 @@ use shardloom::cluster::Cluster;
 use shardloom::exchange::Project;
 use shardloom::plan::{Plan as Found, Precision};
 use shardloom::program::quantity::{digits, percent, seconds};
-use shardloom::search::Trials;
+use shardloom::search::{Outcome, Trials};
 use shardloom::{
     Defaults, Model, Planned, find_plan, find_plan_for, methods, parse_optimizer, plan_by_method,
     usual_request,
@@ -278,7 +278,10 @@ impl Plan {
             (None, None) => find_plan(model, &cluster, &request),
         };
         spinner.finish_and_clear();
-        let planned = planned?;
+        let mut planned = planned?;
+        let mut given = self.constraints.given();
+        given.extend(method.map(|method| format!("--method {}", method.name)));
+        planned.outcome.notes.extend(price(&planned.outcome, &given));
         let (plan, judgement) = (&planned.outcome.plan, &planned.outcome.judgement);
         let targets = model.graph().targets_per_sample();
         let cost = Cost::of(plan, &cluster, judgement.step_seconds, targets);
@@ -409,6 +412,28 @@ impl Plan {
             None => Ok(()),
         }
     }
+}
+
+/// What it costs to keep to the options that were `given`, where a baseline that fits and does not keep to them is
+/// faster.
+fn price(outcome: &Outcome, given: &[String]) -> Option<String> {
+    if given.is_empty() {
+        return None;
+    }
+    let own = outcome.judgement.step_seconds;
+    let faster = (outcome.baselines.iter())
+        .filter(|each| each.fits)
+        .filter_map(|each| Some((each.name, each.plan.as_ref()?, each.step_seconds()?)))
+        .filter(|&(_, _, step)| step < own);
+    let (name, plan, step) = faster.min_by(|one, other| one.2.total_cmp(&other.2))?;
+    let costs = if given.len() == 1 { "costs" } else { "cost" };
+    Some(format!(
+        "{} {costs} {} a step or more: {name} takes {} otherwise, on {}",
+        given.join(" and "),
+        seconds(own - step),
+        seconds(step),
+        plan_line(plan)
+    ))
 }
 
 /// How much faster than one device; none for a plan for one.

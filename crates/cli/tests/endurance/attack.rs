@@ -24,18 +24,20 @@ pub struct Attacked {
     pub fault: Option<String>,
 }
 
-/// Runs the program, or another build of it that `SHARDLOOM_BINARY` names, with these arguments.
+/// Runs the program with these arguments.
 pub fn attack(place: &Place, arguments: &[String]) -> Attacked {
     let own = place.command("");
-    let program =
-        std::env::var_os("SHARDLOOM_BINARY").unwrap_or_else(|| own.get_program().to_owned());
     let script =
         format!("ulimit -c 0; ulimit -v {KIBIBYTES}; ulimit -t {SECONDS}; exec \"$0\" \"$@\"");
     let [stdout, stderr] = ["stdout", "stderr"].map(|name| place.path(&format!("out/.{name}")));
     let to = |path| File::create(path).expect("a file for what is printed");
     let arguments = arguments.iter().map(OsString::from);
     let mut command = Command::new("sh");
-    command.args(["-c", &script]).arg(program).args(arguments).current_dir(place.path(""));
+    command
+        .args(["-c", &script])
+        .arg(own.get_program())
+        .args(arguments)
+        .current_dir(place.path(""));
     command.envs(own.get_envs().filter_map(|(name, value)| Some((name, value?))));
     command.env("RUST_BACKTRACE", "1").stdin(Stdio::null());
     let start = Instant::now();
@@ -61,9 +63,7 @@ pub fn attack(place: &Place, arguments: &[String]) -> Attacked {
             Some(stderr.clone())
         }
         // Training takes as long, and as much memory, as it has said before it began; so do measurements.
-        _ if stdout.contains("Predicted step: ") || stderr.contains("measuring this machine") => {
-            None
-        }
+        _ if stdout.contains("\nSteps: ") || stderr.contains("measuring this machine") => None,
         // Where the limit is hard, too, the process is killed at once.
         (_, Some(9 | 24)) => Some(format!("more than {SECONDS} s of processor time")),
         (_, Some(signal)) => Some(format!("signal {signal}\n{stderr}")),

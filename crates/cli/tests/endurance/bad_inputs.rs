@@ -59,6 +59,9 @@ fn bad_inputs_are_refused_or_used_within_limits() {
         *all += 1;
         *taken += usize::from(attacked.taken);
         *longest = longest.max(attacked.seconds);
+        if number % 500 == 499 {
+            eprintln!("{} tried", number + 1);
+        }
         if let Some(fault) = attacked.fault {
             let command: String = case.arguments.join(" ").chars().take(300).collect();
             let fault: String = fault.chars().take(2000).collect();

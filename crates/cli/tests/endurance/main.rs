@@ -6,5 +6,7 @@ mod bad_inputs;
 #[path = "../suite/invocation/mod.rs"]
 #[expect(dead_code, reason = "the other tests use more of it")]
 mod invocation;
+mod kills;
 mod material;
 mod mutation;
+mod places;

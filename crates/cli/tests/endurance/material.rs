@@ -54,8 +54,6 @@ const SHORT: &str = "gpt:layers=1,hidden=16,heads=2 --seq 8 --global-batch 4 --s
 /// Writes all of them into the place.
 pub fn make(place: &Place) -> Vec<Kind> {
     let run = |arguments: &str| drop(place.run(arguments).succeeds());
-    // Nothing measures the machine later.
-    run("profile");
     for (from, to) in [
         ("examples/data/clicks.csv", "clicks.csv"),
         ("examples/data/flowers.csv", "flowers.csv"),
@@ -309,7 +307,7 @@ pub fn command_lines() -> Vec<String> {
         format!("compare {GPT} --cluster h100-80g:4 --pp 4 --microbatches 4 --schedules 1f1b,hanayo"),
         format!("compare {GPT} --cluster h100-80g:4 --methods auto,gpipe"),
         format!("train {SHORT} --data text.txt --dp 2 --learning-rate 0.1 --seed 3"),
-        format!("train {SHORT} --data text.txt --servers 1 --dp 2 --staleness 1 --clock virtual"),
+        format!("train {SHORT} --data text.txt --servers 1 --dp 2 --staleness 1 --clock virtual --cluster h100-80g:3"),
         "train found.plan.toml --data text.txt --tokenizer bytes --steps 1".to_owned(),
         "explain megatron.plan.toml --against found.plan.toml --uplink 800Gbps".to_owned(),
         "schedule 1f1b --stages 4 --microbatches 8 --forward 1 --backward 2".to_owned(),

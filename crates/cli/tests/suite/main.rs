@@ -3,6 +3,7 @@
 mod bad_input;
 mod clusters;
 mod compare;
+mod constraints;
 mod cost;
 mod documents;
 mod exchange;

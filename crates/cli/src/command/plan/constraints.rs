@@ -87,4 +87,37 @@ impl Constraints {
             request.schedules = vec![schedule];
         }
     }
+
+    /// The options that were given, as they could be written.
+    pub fn given(&self) -> Vec<String> {
+        let Constraints {
+            tp,
+            pp,
+            dp,
+            cp,
+            zero,
+            algorithm,
+            micro_batch,
+            recompute,
+            attention,
+            schedule,
+        } = self;
+        let said = |option: &str, value: Option<String>| value.map(|it| format!("{option} {it}"));
+        let number = |value: &Option<u32>| value.map(|it| it.to_string());
+        [
+            said("--tp", number(tp)),
+            said("--pp", number(pp)),
+            said("--dp", number(dp)),
+            said("--cp", number(cp)),
+            said("--zero", zero.map(|it| it.to_string())),
+            said("--algorithm", algorithm.map(|it| it.to_string())),
+            said("--micro-batch", number(micro_batch)),
+            said("--recompute", recompute.map(|it| it.name().to_owned())),
+            said("--attention", attention.map(|it| it.name().to_owned())),
+            said("--schedule", schedule.as_ref().map(|it| it.name().to_owned())),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
 }

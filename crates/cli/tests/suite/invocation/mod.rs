@@ -1,6 +1,7 @@
 //! Runs of the program in a folder of their own. Whatever a test finds wrong, it sees the command, both
 //! streams and what lies in the folder.
 
+use std::env;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,10 +34,12 @@ impl Place {
         fs::write(self.path(name), contents).expect("written");
     }
 
-    /// The program, about to run here with these arguments, separated by spaces. It sees no profile but
-    /// one in this folder.
+    /// The program, or another build of it that `SHARDLOOM_BINARY` names, about to run here with these arguments,
+    /// separated by spaces. It sees no profile but one in this folder.
     pub fn command(&self, arguments: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_shardloom"));
+        let program = env::var_os("SHARDLOOM_BINARY");
+        let mut command =
+            Command::new(program.unwrap_or_else(|| env!("CARGO_BIN_EXE_shardloom").into()));
         command
             .args(arguments.split_whitespace())
             .current_dir(self.folder.path())

@@ -1,0 +1,32 @@
+//! What plans have that are restricted by options.
+
+use crate::invocation::Place;
+
+/// The part of a note before the time that it names.
+fn note(place: &Place, options: &str) -> Vec<String> {
+    let plan = format!("plan gpt-2 --cluster h100-80g:8 --global-batch 8 {options} --json");
+    let answer = place.run(&plan).succeeds().object();
+    let notes = answer["notes"].as_array().expect("notes").iter();
+    notes.filter_map(|note| note.as_str().map(str::to_owned)).collect()
+}
+
+#[test]
+fn what_an_option_costs_is_said_where_a_usual_plan_without_it_is_faster() {
+    let place = Place::new();
+    for (options, begin, plan) in [
+        ("--zero 3", "--zero 3 costs ", "ZeRO 1"),
+        ("--pp 4 --zero 0", "--pp 4 and --zero 0 cost ", "1 stage of"),
+        ("--method gpipe", "--method gpipe costs ", "1 stage of"),
+    ] {
+        let notes = note(&place, options);
+        let found = notes.iter().find(|note| note.starts_with(begin));
+        let found = found.unwrap_or_else(|| panic!("{options}: {notes:?}"));
+        assert!(found.contains(" a step or more: ") && found.contains(plan), "{found}");
+    }
+}
+
+#[test]
+fn a_search_without_restriction_has_nothing_to_say_of_costs() {
+    let notes = note(&Place::new(), "");
+    assert!(notes.iter().all(|note| !note.contains("a step or more")), "{notes:?}");
+}
