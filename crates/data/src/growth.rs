@@ -5,6 +5,9 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 use tokenizers::Tokenizer;
+use tokenizers::normalizers::{NormalizerWrapper, Precompiled};
+
+use crate::character_map;
 
 /// Bytes after all steps, as a multiple of those before them, and besides.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,17 +19,6 @@ pub(crate) struct Growth {
 impl Growth {
     /// What no step lengthens.
     pub const NONE: Growth = Growth { factor: 1.0, added_bytes: 0.0 };
-
-    /// That of normalizers and pre-tokenizers, at most.
-    pub fn of_encoding(tokenizer: &Tokenizer) -> Growth {
-        let mut steps = vec![];
-        let normalizer = tokenizer.get_normalizer().map(serde_json::to_value);
-        let pre_tokenizer = tokenizer.get_pre_tokenizer().map(serde_json::to_value);
-        for step in [normalizer, pre_tokenizer].into_iter().flatten().flatten() {
-            flatten(step, &mut steps);
-        }
-        Growth::of(&steps)
-    }
 
     /// That of decoders, at most.
     pub fn of_decoding(tokenizer: &Tokenizer) -> Growth {
@@ -71,6 +63,60 @@ impl Growth {
     }
 }
 
+/// How far a tokenizer lengthens a text when it encodes it.
+pub(crate) struct Lengthening {
+    /// By all normalizers and pre-tokenizers, at most.
+    pub growth: Growth,
+    /// The map of characters that the first normalizer is, if it is one, and what the others and the pre-tokenizers
+    /// do at most.
+    map: Option<(Precompiled, Growth)>,
+}
+
+impl Lengthening {
+    /// What no step lengthens.
+    pub const NONE: Lengthening = Lengthening { growth: Growth::NONE, map: None };
+
+    pub fn of(tokenizer: &Tokenizer) -> Lengthening {
+        let mut steps = vec![];
+        let normalizer = tokenizer.get_normalizer().map(serde_json::to_value);
+        let pre_tokenizer = tokenizer.get_pre_tokenizer().map(serde_json::to_value);
+        for step in [normalizer, pre_tokenizer].into_iter().flatten().flatten() {
+            flatten(step, &mut steps);
+        }
+        let map = tokenizer.get_normalizer().and_then(first_map);
+        let map = map.map(|map| (map.clone(), Growth::of(steps.get(1..).unwrap_or_default())));
+        Lengthening { growth: Growth::of(&steps), map }
+    }
+
+    /// What a text becomes at most. Maps of characters have long texts for few of them, so what one makes of this text
+    /// is looked at where the bound for any text is above `enough`; of pieces, which this many bytes are enough for.
+    pub fn of_text(&self, text: &str, enough: f64) -> f64 {
+        let bound = self.growth.of_bytes(text.len());
+        let Some((map, rest)) = &self.map else { return bound };
+        if bound <= enough {
+            return bound;
+        }
+        let piece_bytes = ((enough / self.growth.factor) as usize).max(4);
+        let (mut left, mut bytes) = (text, 0);
+        while !left.is_empty() {
+            let piece;
+            (piece, left) = left.split_at(left.floor_char_boundary(piece_bytes.min(left.len())));
+            // Of two characters that are one to the reader and were cut apart, each may be mapped.
+            bytes += map.normalize_string(piece).len() + piece.len().min(8);
+        }
+        rest.of_bytes(bytes)
+    }
+}
+
+/// The map of characters that is the first normalizer.
+fn first_map(normalizer: &NormalizerWrapper) -> Option<&Precompiled> {
+    match normalizer {
+        NormalizerWrapper::Precompiled(map) => Some(map),
+        NormalizerWrapper::Sequence(sequence) => first_map(sequence.as_ref().first()?),
+        _ => None,
+    }
+}
+
 /// The steps of sequences, however deep, in order.
 fn flatten(step: Value, steps: &mut Vec<Value>) {
     let Value::Object(mut keys) = step else { return };
@@ -106,8 +152,10 @@ fn by_one(step: &Value) -> (f64, f64) {
     }
     match text("type").unwrap_or_default() {
         "Prepend" => (1.0, bytes("prepend")),
+        // A map that cannot be followed is refused before.
         "Precompiled" => {
-            (longest_replacement(text("precompiled_charsmap").unwrap_or_default()), 0.0)
+            let map = text("precompiled_charsmap").unwrap_or_default();
+            (character_map::most_growth(map).unwrap_or(1.0), 0.0)
         }
         // A byte becomes one of 256 characters, of up to 2 bytes.
         "ByteLevel" if says("add_prefix_space") => (4.0, 4.0),
@@ -124,16 +172,6 @@ fn by_one(step: &Value) -> (f64, f64) {
 fn least_match(regex: &str) -> usize {
     let parsed = regex_syntax::parse(regex).ok();
     parsed.and_then(|parsed| parsed.properties().minimum_len()).unwrap_or(0)
-}
-
-/// The most bytes that a map of sentencepiece has for a character: 4 bytes that say how long its index is, the index,
-/// and texts with a 0 behind each.
-fn longest_replacement(map: &str) -> f64 {
-    let Ok(map) = base64::decode(map) else { return 1.0 };
-    let index = map.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes) as usize);
-    // The library reads whole words.
-    let texts = map.get(4 + index / 4 * 4..).unwrap_or_default();
-    texts.split(|&byte| byte == 0).map(<[u8]>::len).max().map_or(1.0, |most| most.max(1) as f64)
 }
 
 #[cfg(test)]
@@ -190,8 +228,8 @@ mod tests {
         assert_eq!(growth(&llama), (3.0, 9.0));
         let bytes = json!({"type": "ByteLevel"});
         assert_eq!(growth(&Value::Array(vec![bytes; 40])).0, 2f64.powi(40));
-        let map = [4_u32.to_le_bytes().as_slice(), &[0; 4], b"ab\0abcdef\0"].concat();
-        let map = json!({"type": "Precompiled", "precompiled_charsmap": base64::encode(map)});
+        let map = character_map::example::map(&[(b'a', "ab"), (b'b', "abcdef")]);
+        let map = json!({"type": "Precompiled", "precompiled_charsmap": map});
         assert_eq!(growth(&json!([map])), (6.0, 0.0));
     }
 }

@@ -15,6 +15,7 @@
 mod batches;
 mod blocks;
 mod cache;
+mod character_map;
 mod corpus;
 mod documents;
 mod encode;

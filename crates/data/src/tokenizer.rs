@@ -6,8 +6,8 @@ use std::path::Path;
 use shardloom_document::json_fault;
 use tokenizers::ModelWrapper;
 
-use crate::growth::Growth;
-use crate::{DataError, Result};
+use crate::growth::{Growth, Lengthening};
+use crate::{DataError, Result, character_map};
 
 /// Longer texts are encoded in parts of at least this many bytes, because the
 /// offsets a tokenizer keeps take many times the memory of its text.
@@ -29,7 +29,7 @@ pub struct Tokenizer {
     /// Where a text may be cut.
     cuts: Cuts,
     /// What a text may become before its tokens are looked up.
-    growth: Growth,
+    lengthening: Lengthening,
     /// Of the file that it was read from.
     digest: blake3::Hash,
     end_of_text: Option<u32>,
@@ -52,7 +52,7 @@ impl Tokenizer {
             kind: Kind::Bytes,
             vocabulary_size: 256,
             cuts: Cuts::default(),
-            growth: Growth::NONE,
+            lengthening: Lengthening::NONE,
             digest: blake3::hash(b"bytes"),
             end_of_text: None,
         }
@@ -66,7 +66,7 @@ impl Tokenizer {
     /// # Errors
     ///
     /// [`DataError::Io`] if the file cannot be read; [`DataError::Tokenizer`] if it is
-    /// not a tokenizer, has an empty vocabulary or a BPE merge whose second token lacks
+    /// not a tokenizer, has an empty vocabulary, a map of characters that leads out of itself or a BPE merge whose second token lacks
     /// the prefix of those that continue a word, may make a text thousands of times as
     /// long, or has BPE dropout, with which the same text would have different tokens
     /// each time.
@@ -79,6 +79,9 @@ impl Tokenizer {
         if let Some(reason) = merge_without_prefix(&value) {
             return Err(unusable(reason));
         }
+        if let Some(reason) = character_map::fault(&value) {
+            return Err(unusable(reason));
+        }
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(&json)
             .map_err(|error| unusable(error.to_string()))?;
         if let ModelWrapper::BPE(model) = tokenizer.get_model()
@@ -89,8 +92,8 @@ impl Tokenizer {
                 "its BPE dropout is {dropout}, which makes tokens random; set \"dropout\" to null"
             )));
         }
-        let growth = Growth::of_encoding(&tokenizer);
-        require_bounded(growth, "normalizers and pre-tokenizers").map_err(unusable)?;
+        let lengthening = Lengthening::of(&tokenizer);
+        require_bounded(lengthening.growth, "normalizers and pre-tokenizers").map_err(unusable)?;
         require_bounded(Growth::of_decoding(&tokenizer), "decoders").map_err(unusable)?;
         // An embedding table has a row for the highest id, and ids may have gaps.
         let highest = tokenizer.get_vocab(true).into_values().max();
@@ -100,7 +103,7 @@ impl Tokenizer {
         Ok(Self {
             end_of_text: ENDS_OF_TEXT.iter().find_map(|end| tokenizer.token_to_id(end)),
             cuts: Cuts::of(&tokenizer),
-            growth,
+            lengthening,
             digest: blake3::hash(&json),
             kind: Kind::HuggingFace(Box::new(tokenizer)),
             vocabulary_size: highest as usize + 1,
@@ -133,8 +136,14 @@ impl Tokenizer {
             Kind::HuggingFace(tokenizer) => {
                 let text = str::from_utf8(text)
                     .map_err(|error| DataError::NotUtf8 { offset: error.valid_up_to() })?;
-                let fitting = (USUAL_BYTES / self.growth.factor) as usize;
-                encode_in_parts(tokenizer, &self.cuts, self.growth, text, fitting.min(PART_BYTES))
+                let fitting = (USUAL_BYTES / self.lengthening.growth.factor) as usize;
+                encode_in_parts(
+                    tokenizer,
+                    &self.cuts,
+                    &self.lengthening,
+                    text,
+                    fitting.min(PART_BYTES),
+                )
             }
         }
     }
@@ -209,23 +218,23 @@ pub(crate) fn check_vocabulary(tokens: &[u32], before: u64, vocabulary_size: usi
 fn encode_in_parts(
     tokenizer: &tokenizers::Tokenizer,
     cuts: &Cuts,
-    growth: Growth,
+    lengthening: &Lengthening,
     text: &str,
     part_bytes: usize,
 ) -> Result<Vec<u32>> {
     let mut tokens = Vec::new();
     for part in cuts.parts(text, part_bytes) {
         // A tokenizer that hardly lengthens a text takes lines of any length.
-        if growth.factor * PART_BYTES as f64 > USUAL_BYTES
-            && growth.of_bytes(part.len()) > MOST_BYTES
-        {
-            let bytes = part.len();
-            let reason = format!(
-                "it may make each byte {:.0}, and there are {bytes} up to the next line end where the text may be \
-                 cut; break the text into shorter lines",
-                growth.factor
-            );
-            return Err(DataError::Tokenize { reason });
+        if lengthening.growth.factor * PART_BYTES as f64 > USUAL_BYTES {
+            let becomes = lengthening.of_text(part, MOST_BYTES);
+            if becomes > MOST_BYTES {
+                let bytes = part.len();
+                let reason = format!(
+                    "it may make {becomes:.2e} bytes of the {bytes} up to the next line end where the text may be \
+                     cut; break the text into shorter lines"
+                );
+                return Err(DataError::Tokenize { reason });
+            }
         }
         tokens.extend_from_slice(tokenizer.encode_fast(part, false).map_err(failed)?.get_ids());
     }
@@ -474,7 +483,33 @@ mod tests {
         assert_eq!(tokens.len(), 100_000);
         assert_eq!(tokenizer.encode("x\n".repeat(100_000)).expect("short lines").len(), 200_000);
         let error = tokenizer.encode("a".repeat(100_000)).expect_err("long").to_string();
-        assert!(error.contains("there are 100000 up to the next line end"), "{error}");
+        assert!(error.contains("of the 100000 up to the next line end"), "{error}");
+    }
+
+    /// As of XLM-RoBERTa, whose map has 33 bytes for one character of 3, before pre-tokenizers that may make a byte 4.
+    #[test]
+    fn what_a_map_makes_of_a_long_line_is_looked_at_where_it_might_be_too_much() {
+        let mut json = gpt2_json();
+        let map = character_map::example::map(&[(b'#', &"a".repeat(200))]);
+        json["normalizer"] = json!({"type": "Sequence", "normalizers": [
+            {"type": "Precompiled", "precompiled_charsmap": map},
+            {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
+        ]});
+        let tokenizer = open(&json).expect("bounded");
+        let line = "a".repeat(1 << 20);
+        let tokens = tokenizer.encode(format!("#{line}#")).expect("a long line");
+        assert_eq!(tokens.len(), (1 << 20) + 400);
+        let error = tokenizer.encode("#".repeat(1 << 18)).expect_err("too much").to_string();
+        assert!(error.contains("of the 262144 up to the next line end"), "{error}");
+    }
+
+    #[test]
+    fn maps_of_characters_that_lead_out_of_themselves_are_refused() {
+        let mut json = gpt2_json();
+        let map = character_map::example::in_base64(&[0], "a\0");
+        json["normalizer"] = json!({"type": "Precompiled", "precompiled_charsmap": map});
+        let error = open(&json).err().expect("refused").to_string();
+        assert!(error.contains("its precompiled_charsmap: unit 0"), "{error}");
     }
 
     #[test]
@@ -513,7 +548,7 @@ mod tests {
         fn encoding_in_parts_changes_nothing(text in "(hello|he|é|\n|\n\n|\r\n| |  |a|!){0,40}", part in 0_usize..20) {
             let tokenizer = gpt2();
             let Kind::HuggingFace(inner) = &tokenizer.kind else { unreachable!("opened from json") };
-            let parts = encode_in_parts(inner, &tokenizer.cuts, tokenizer.growth, &text, part).expect("encodes");
+            let parts = encode_in_parts(inner, &tokenizer.cuts, &tokenizer.lengthening, &text, part).expect("encodes");
             prop_assert_eq!(&parts, &tokenizer.encode(&text).expect("encodes"));
             prop_assert_eq!(tokenizer.decode(&parts).expect("decodes"), text);
         }
