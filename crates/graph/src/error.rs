@@ -45,4 +45,12 @@ pub enum GraphError {
         /// What is wrong and what would be right.
         message: String,
     },
+    /// Something in a network written as data is not possible.
+    #[error("{message}")]
+    Element {
+        /// Where it stands, as in `block[2].op[0].inputs`.
+        key: String,
+        /// What is wrong, of what by its name, and what would be right.
+        message: String,
+    },
 }

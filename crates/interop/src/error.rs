@@ -37,7 +37,17 @@ pub enum InteropError {
         /// What it might say.
         supported: &'static str,
     },
-    /// A key is missing or has a value that this program's models cannot follow exactly.
+    /// A key is missing.
+    #[error("{place}: the key {key} is missing; {rule}")]
+    MissingKey {
+        /// The file, and the line that asks for the key.
+        place: String,
+        /// The key.
+        key: String,
+        /// What would be right.
+        rule: String,
+    },
+    /// A key has a value that this program's models cannot follow exactly.
     #[error("{place}: {key} = {value} is not possible: {rule}")]
     Key {
         /// The file.

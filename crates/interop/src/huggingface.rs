@@ -58,6 +58,10 @@ pub fn read_config(text: &str, place: &str, seq: Option<usize>) -> Result<ModelS
             let place = at_key(text, &key, place);
             InteropError::Key { place, key, value, rule }
         }
+        InteropError::MissingKey { place, key, rule } => {
+            let place = at_key(text, &key, place);
+            InteropError::MissingKey { place, key, rule }
+        }
         InteropError::ModelType { place, found, supported } => {
             InteropError::ModelType { place: at_key(text, "model_type", place), found, supported }
         }
@@ -69,9 +73,9 @@ pub fn read_config(text: &str, place: &str, seq: Option<usize>) -> Result<ModelS
     })
 }
 
-/// The line of a key in the text of a file, or only the file where it has no such key.
+/// The line of a key in the text of a file, or that of the kind of model, which asks for the key, where it is missing.
 fn at_key(text: &str, key: &str, file: String) -> String {
-    match json_line_of(text, key) {
+    match json_line_of(text, key).or_else(|| json_line_of(text, "model_type")) {
         Some(line) => format!("{file}:{line}"),
         None => file,
     }

@@ -445,7 +445,8 @@ impl Error {
                 InteropError::Json { place, .. }
                 | InteropError::ModelType { place, .. }
                 | InteropError::OtherModel { place, .. } => Some(place.clone()),
-                InteropError::Key { place, key, .. } => Some(format!("{place}: {key}")),
+                InteropError::Key { place, key, .. }
+                | InteropError::MissingKey { place, key, .. } => Some(format!("{place}: {key}")),
                 InteropError::Model { place, source } => {
                     Some(graph_place(source).map_or(place.clone(), |at| format!("{place}: {at}")))
                 }

@@ -27,9 +27,10 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         }
     };
     let Sharding { zero, hybrid, tp, cp, recompute, microbatches } = sharding;
-    let (spec, model) = model_of(given.model, None, &words.place)?;
-    let dp =
-        replicas(&words.place, "tensor x context parallel size", tp.saturating_mul(cp), given)?;
+    // What it leaves to the training script is missed where it says how that is run.
+    let place = words.at("distributed_type");
+    let (spec, model) = model_of(given.model, None, &place)?;
+    let dp = replicas(&place, "tensor x context parallel size", tp.saturating_mul(cp), given)?;
     let replicated = words.size("parallelism_config.parallelism_config_dp_replicate_size")?;
     let sharded = words.size("parallelism_config.parallelism_config_dp_shard_size")?;
     let (zero, groups) = match (replicated.unwrap_or(1), sharded) {
@@ -55,8 +56,9 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         }
     };
     let Some(global_batch) = given.global_batch else {
-        let rule = "it is the training script's: say it with --global-batch";
-        return words.error("global batch", "nothing", rule);
+        let message =
+            "the global batch is the training script's; say it with --global-batch".into();
+        return Err(ExchangeError::Text { place, message });
     };
     let precision = match words.text("mixed_precision")?.unwrap_or("no") {
         "no" => Precision::FP32,
@@ -98,7 +100,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         );
     }
     notes.extend(unread_note(&words.unread()?));
-    recipe.plan(spec, given.cluster, given.devices, &words.place, notes)
+    recipe.plan(spec, given.cluster, given.devices, &place, notes)
 }
 
 /// bf16 with products in 8 bits, by torchao.

@@ -111,7 +111,7 @@ fn batch(words: &Words, dp: usize, given: &Given<'_>) -> Result<(usize, usize), 
         (Some(global), Some(_), Some(steps)) => (global, steps),
         (None, None, _) => {
             let rule = "it is the training script's: say it with --global-batch";
-            return words.error("train_batch_size", "nothing", rule);
+            return words.missing("train_batch_size", rule);
         }
     };
     let micro = micro.unwrap_or(global / dp / steps);

@@ -144,12 +144,12 @@ fn described(words: &Words) -> Result<Option<Transformer>, ExchangeError> {
         Some(Value::Array(layers)) if !layers.is_empty() => layers,
         // What makes them all in Python.
         Some(made @ Value::Object(_)) => return built(words, made, hidden),
-        _ => return words.error(&at("layers"), "nothing", "a list of layers is needed"),
+        _ => return words.missing(&at("layers"), "a list of layers is needed"),
     };
     let within = |path: &str| path.split('.').try_fold(&layers[0], |value, word| value.get(word));
     let size = |path: &str| match within(path).and_then(Value::as_u64) {
         Some(size) => Ok(size as usize),
-        None => words.error(&at(&format!("layers[0].{path}")), "nothing", "a number is needed"),
+        None => words.missing(&at(&format!("layers[0].{path}")), "a number is needed"),
     };
     let real =
         |path: &str, usual: f64| within(path).and_then(Value::as_f64).unwrap_or(usual) as f32;

@@ -26,6 +26,11 @@ enum Lines {
     Python(BTreeMap<String, usize>),
 }
 
+/// A path and those of the tables that it leads through, the innermost first.
+fn parts(path: &str) -> impl Iterator<Item = &str> {
+    std::iter::successors(Some(path), |path| path.rsplit_once('.').map(|(outer, _)| outer))
+}
+
 impl Words {
     pub fn of_json(text: &str, place: &str) -> Result<Words, ExchangeError> {
         let root = serde_json::from_str(text).map_err(|error| wrong(place, json_fault(&error)))?;
@@ -56,12 +61,13 @@ impl Words {
         Ok(Words { place: place.into(), root, lines, read: RefCell::default() })
     }
 
-    /// Where a word stands: the file and the line, if it is there.
+    /// Where a word stands: the file and the line, of the longest part of its path that is there.
     pub fn at(&self, path: &str) -> String {
         let line = match &self.lines {
             Lines::Json(text) => json_line_of(text, path),
             Lines::Toml(text) => toml_line_of(text, path),
-            Lines::Yaml(lines) | Lines::Python(lines) => lines.get(path).copied(),
+            Lines::Yaml(lines) => parts(path).find_map(|part| lines.get(part).copied()),
+            Lines::Python(lines) => lines.get(path).copied(),
         };
         match line {
             Some(line) => format!("{}:{line}", self.place),
@@ -79,6 +85,12 @@ impl Words {
         self.read.borrow_mut().insert(path.into());
         let value = path.split('.').try_fold(&self.root, |value, word| value.get(word))?;
         (!value.is_null() && value != "auto").then_some(value)
+    }
+
+    /// `path` is missing.
+    pub fn missing<T>(&self, path: &str, rule: &str) -> Result<T, ExchangeError> {
+        let message = format!("the key {path} is missing; {rule}");
+        Err(ExchangeError::Text { place: self.at(path), message })
     }
 
     /// `path` has a value that cannot be.
@@ -111,7 +123,7 @@ impl Words {
     pub fn needed(&self, path: &str) -> Result<usize, ExchangeError> {
         match self.size(path)? {
             Some(size) => Ok(size),
-            None => self.error(path, "nothing", "a whole number from 1 up is needed"),
+            None => self.missing(path, "a whole number from 1 up is needed"),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use shardloom_document::{line_at, toml_fault};
+use shardloom_document::{line_at, toml_fault, toml_line_of};
 
 use super::{ModelSpec, Network};
 use crate::GraphError;
@@ -115,18 +115,17 @@ pub(super) fn read(text: &str, place: &str) -> Result<ModelSpec, GraphError> {
         let fault = toml_fault(text, &error);
         GraphError::Text { place: fault.place(place), message: fault.message }
     })?;
+    let located = |line: Option<usize>, error: &GraphError| GraphError::Text {
+        place: line.map_or_else(|| place.to_owned(), |line| format!("{place}:{line}")),
+        message: error.to_string(),
+    };
     document.model(place).map_err(|error| match error {
         GraphError::Text { place: within, message } if within != place => {
             GraphError::Text { place: place.into(), message: format!("{within}: {message}") }
         }
         GraphError::Text { .. } => error,
-        GraphError::Parameter { ref key, .. } => GraphError::Text {
-            place: match line_of(text, key) {
-                Some(line) => format!("{place}:{line}"),
-                None => place.to_owned(),
-            },
-            message: error.to_string(),
-        },
+        GraphError::Parameter { ref key, .. } => located(line_of(text, key), &error),
+        GraphError::Element { ref key, .. } => located(toml_line_of(text, key), &error),
         _ => GraphError::Text { place: place.into(), message: error.to_string() },
     })
 }

@@ -358,6 +358,32 @@ fn more_operators_than_a_model_has_are_refused_with_their_number() {
     assert!(message.contains("1048576 at most"), "{message}");
 }
 
+/// Of the table of a block or an operator, that of its header.
+#[test]
+fn errors_of_a_block_name_the_line_of_the_key_or_of_the_operator() {
+    let line = |text: &str, of: &str| text[..text.find(of).expect("a line")].lines().count() + 1;
+    let refused = |from: &str, to: &str, at: &str| {
+        let text = OWN.replacen(from, to, 1);
+        let message = ModelSpec::from_toml(&text, "net.toml").expect_err("refused").to_string();
+        let begin = format!("net.toml:{}: ", line(&text, at));
+        assert!(message.starts_with(&begin), "{message} does not begin with {begin}");
+    };
+    refused("inputs = [\"gate\", \"up\"]", "inputs = [\"upp\", \"up\"]", "inputs = [\"upp\"");
+    refused(
+        "axes = [\"ffn\", \"model\"]",
+        "axes = [\"ffm\", \"model\"]",
+        "weight = { axes = [\"ffm\"",
+    );
+    refused("axes = [\"seq\"]", "axes = [\"sec\"]", "axes = [\"sec\"]");
+    refused("repeat = 3", "repeat = 0", "repeat = 0");
+    let loss = "inputs = [\"head\", \"targets\"]";
+    let operator = OWN[..OWN.find(loss).expect("there")].rfind("[[block.op]]").expect("its begin");
+    let text = OWN.replacen(loss, "inputs = [\"head\", \"head\"]", 1);
+    let message = ModelSpec::from_toml(&text, "net.toml").expect_err("refused").to_string();
+    let begin = format!("net.toml:{}: ", OWN[..operator].lines().count() + 1);
+    assert!(message.starts_with(&begin), "{message} does not begin with {begin}");
+}
+
 #[test]
 fn errors_of_the_text_name_the_line() {
     fails("repeat = 3", "repeet = 3", &[":54: ", "repeet"]);

@@ -24,6 +24,11 @@ impl<'a> Config<'a> {
         }
     }
 
+    fn missing(&self, key: &str, rule: &str) -> InteropError {
+        let (place, key) = (self.place.into(), format!("{}{key}", self.prefix));
+        InteropError::MissingKey { place, key, rule: rule.into() }
+    }
+
     /// A value that is there and not null.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|value| !value.is_null())
@@ -52,7 +57,7 @@ impl<'a> Config<'a> {
                 return Ok(size);
             }
         }
-        Err(self.error(&keys.join(" or "), "nothing", "a whole number from 1 up is needed"))
+        Err(self.missing(&keys.join(" or "), "a whole number from 1 up is needed"))
     }
 
     /// A whole number from 0 up.
@@ -70,7 +75,7 @@ impl<'a> Config<'a> {
     pub fn real(&self, key: &str, default: Option<f32>) -> Result<f32, InteropError> {
         match (self.get(key), default) {
             (None, Some(default)) => Ok(default),
-            (None, None) => Err(self.error(key, "nothing", "a number is needed")),
+            (None, None) => Err(self.missing(key, "a number is needed")),
             (Some(value), _) => {
                 let number = value.as_f64().map(|number| number as f32);
                 let finite = number.filter(|number| number.is_finite());

@@ -59,6 +59,15 @@ fn refused(text: &str, from: &str, to: &str, needles: &[&str]) {
     }
 }
 
+/// It is this kind of model that needs the key.
+#[test]
+fn a_missing_key_is_missed_on_the_line_of_the_kind_of_model() {
+    let text = "{\n  \"n_embd\": 8,\n  \"model_type\": \"gpt2\",\n  \"n_head\": 2\n}";
+    let message = read_config(text, "config.json", None).unwrap_err().to_string();
+    assert!(message.starts_with("config.json:3: the key "), "{message}");
+    assert!(message.contains(" is missing; "), "{message}");
+}
+
 #[test]
 fn gpt_2_is_the_preset() {
     let spec = read(GPT_2);
@@ -154,7 +163,7 @@ fn what_would_compute_something_else_is_refused_by_key() {
     refused(GPT_2, "\"n_ctx\": 1024", &format!("\"{key}\": true"), &[key]);
     refused(GPT_2, "\"n_ctx\": 1024", "\"quantization_config\": {}", &["quantization_config"]);
     refused(GPT_2, "\"n_layer\": 12", "\"n_layer\": 0", &["n_layer = 0 "]);
-    refused(GPT_2, "\"n_layer\": 12,", "", &["n_layer or num_hidden_layers = nothing"]);
+    refused(GPT_2, "\"n_layer\": 12,", "", &["the key n_layer or num_hidden_layers is missing"]);
     // More than a single-precision number can be.
     let epsilon = "\"layer_norm_epsilon\": 1e-05";
     for wrong in ["1e39", "-1e300", "\"small\""] {
@@ -172,7 +181,7 @@ fn what_would_compute_something_else_is_refused_by_key() {
     refused(LLAMA_3_1, "\"mlp_bias\": false", "\"mlp_bias\": 1", &["mlp_bias = 1 "]);
     refused(LLAMA_3_1, "\"attention_dropout\": 0.0", "\"attention_dropout\": 0.1", &["dropout"]);
     refused(LLAMA_3_1, "\"llama3\"", "\"yarn\"", &["rope_scaling.rope_type = yarn", "llama3"]);
-    refused(LLAMA_3_1, "\"factor\": 8.0,", "", &["rope_scaling.factor = nothing"]);
+    refused(LLAMA_3_1, "\"factor\": 8.0,", "", &["the key rope_scaling.factor is missing"]);
     refused(
         LLAMA_3_1,
         "\"mlp_bias\": false",

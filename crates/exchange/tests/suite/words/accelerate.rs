@@ -107,3 +107,22 @@ fn accelerates_words() {
     );
     assert_eq!(found.expect("a plan").plan.microbatches, 2);
 }
+
+/// What the training script is to say is missed where the file says how that is run.
+#[test]
+fn errors_name_the_line() {
+    let spec = ModelSpec::parse(LLAMA).expect("a model");
+    let given = Given { model: Some(&spec), global_batch: Some(64), ..given(16) };
+    let refused = |from: &str, to: &str, given: Given<'_>, line: usize| {
+        let base = Base { place: "accelerate.yaml", text: ACCELERATE, given };
+        let error = base.read(from, to).expect_err("refused").to_string();
+        assert!(error.starts_with(&format!("accelerate.yaml:{line}: ")), "{error}");
+    };
+    refused("bf16", "bf15", given, 5);
+    refused("num_processes: 16", "num_processes: 17", given, 6);
+    refused("distributed_type: FSDP", "distributed_type: FSDQ", given, 2);
+    let three = "16\nparallelism_config:\n  parallelism_config_tp_size: 3";
+    refused("16", three, given, 2);
+    refused("16", "16", Given { global_batch: None, ..given }, 2);
+    refused("16", "16", Given { model: None, ..given }, 2);
+}

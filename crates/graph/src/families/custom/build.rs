@@ -37,18 +37,20 @@ impl CustomConfig {
             let dim = build.net.dim(name, size)?;
             build.dims.insert(name.clone(), dim);
         }
-        for input in &self.input {
-            let place = Place { block: "[[input]]", op: &input.name, index: 0 };
+        for (at, input) in self.input.iter().enumerate() {
+            let key = format!("input[{at}]");
+            let place = Place { key, block: "[[input]]", op: &input.name, index: 0 };
             let axes = build.axes(&place, "axes", &input.axes)?;
             let value = match input.kind {
-                InputKind::Real => build.net.features(&input.name, &axes)?,
-                InputKind::Index => build.net.targets(&input.name, &axes)?,
+                InputKind::Real => build.net.features(&input.name, &axes),
+                InputKind::Index => build.net.targets(&input.name, &axes),
             };
+            let value = value.map_err(|error| place.located(error))?;
             build.names.insert(input.name.clone(), value);
         }
         let mut result = None;
-        for block in &self.block {
-            result = Some(build.block(block, result)?);
+        for (at, block) in self.block.iter().enumerate() {
+            result = Some(build.block(at, block, result)?);
         }
         let loss = build.loss.ok_or_else(|| GraphError::Text {
             place: name.into(),
@@ -70,16 +72,31 @@ struct Build {
 
 /// Where in the description something is, and the number of the repetition.
 struct Place<'a> {
+    /// The keys that lead there, as in `block[2].op[0]`.
+    key: String,
     block: &'a str,
     op: &'a str,
     index: usize,
 }
 
-impl Place<'_> {
+impl<'a> Place<'a> {
+    /// A block, the one at this place in the description.
+    fn of_block(at: usize, name: &'a str, index: usize) -> Place<'a> {
+        Place { key: format!("block[{at}]"), block: name, op: "", index }
+    }
+
     fn error(&self, key: &str, message: impl Into<String>) -> GraphError {
         let op = if self.op.is_empty() { String::new() } else { format!(", op {:?}", self.op) };
-        let place = format!("block {:?}{op}, {key}", self.block);
-        GraphError::Text { place, message: message.into() }
+        let message = format!("block {:?}{op}, {key}: {}", self.block, message.into());
+        GraphError::Element { key: format!("{}.{key}", self.key), message }
+    }
+
+    /// An error of building what stands here, unless it says where already.
+    fn located(&self, error: GraphError) -> GraphError {
+        match error {
+            GraphError::Element { .. } => error,
+            _ => GraphError::Element { key: self.key.clone(), message: error.to_string() },
+        }
     }
 
     fn substitute(&self, name: &str) -> String {
@@ -88,14 +105,15 @@ impl Place<'_> {
 }
 
 impl Build {
-    /// Adds all repetitions of a block that comes after one with the result `before`, and gives the
-    /// result of the last.
+    /// Adds all repetitions of the block at this place, which comes after one with the result `before`, and gives
+    /// the result of the last.
     fn block(
         &mut self,
+        at: usize,
         block: &BlockConfig,
         before: Option<ValueId>,
     ) -> Result<ValueId, GraphError> {
-        let place = Place { block: &block.name, op: "", index: 0 };
+        let place = Place::of_block(at, &block.name, 0);
         if block.op.is_empty() {
             return Err(place.error("op", "a block has at least one [[block.op]]"));
         }
@@ -112,17 +130,19 @@ impl Build {
             None => before,
         };
         for index in 0..block.repeat {
-            let name = Place { block: &block.name, op: "", index }.substitute(&block.name);
+            let name = Place::of_block(at, &block.name, index).substitute(&block.name);
             self.net.block(&name);
             let mut last = None;
-            for op in &block.op {
+            for (number, op) in block.op.iter().enumerate() {
                 let op_name = op.name.as_deref().unwrap_or_default();
-                let place = Place { block: &name, op: op_name, index };
-                last = Some(self.op(&place, op, input)?);
+                let key = format!("block[{at}].op[{number}]");
+                let place = Place { key, block: &name, op: op_name, index };
+                let added = self.op(&place, op, input);
+                last = Some(added.map_err(|error| place.located(error))?);
             }
             input = match &block.output {
                 Some(output) => {
-                    let place = Place { block: &name, op: "", index };
+                    let place = Place::of_block(at, &name, index);
                     Some(self.find(&place, "output", &place.substitute(output), &name, None)?)
                 }
                 None => last,
