@@ -13,7 +13,7 @@ mod write;
 use serde_json::{Map, Value};
 use shardloom_document::{json_fault, json_line_of};
 use shardloom_graph::families::{GptConfig, LlamaConfig, RopeScaling};
-use shardloom_graph::{ModelSpec, Network};
+use shardloom_graph::{GraphError, ModelSpec, Network};
 
 use crate::InteropError;
 use gemma::{gemma, gemma2, gemma3};
@@ -69,8 +69,30 @@ pub fn read_config(text: &str, place: &str, seq: Option<usize>) -> Result<ModelS
             let place = at_key(text, "model_type", place);
             InteropError::OtherModel { place, found, what, supported }
         }
+        InteropError::Model { place, source } => {
+            let place = at_key(text, key_of(text, &source), place);
+            InteropError::Model { place, source }
+        }
         other => other,
     })
+}
+
+/// The key of a configuration that says what cannot be of a model; that of its kind, where it is not known.
+fn key_of(text: &str, error: &GraphError) -> &'static str {
+    let GraphError::Parameter { key, .. } = error else { return "model_type" };
+    let keys: &[&'static str] = match key.as_str() {
+        "layers" => &["num_hidden_layers", "n_layer"],
+        "hidden" => &["hidden_size", "n_embd"],
+        "heads" => &["num_attention_heads", "n_head"],
+        "kv_heads" => &["num_key_value_heads"],
+        "head_dim" => &["head_dim"],
+        "ffn" => &["intermediate_size", "n_inner"],
+        "seq" => &["max_position_embeddings", "n_positions"],
+        "vocab" => &["vocab_size"],
+        _ => &[],
+    };
+    let there = keys.iter().find(|key| json_line_of(text, key).is_some());
+    there.copied().unwrap_or("model_type")
 }
 
 /// The line of a key in the text of a file, or that of the kind of model, which asks for the key, where it is missing.

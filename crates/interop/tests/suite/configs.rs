@@ -69,6 +69,15 @@ fn a_missing_key_is_missed_on_the_line_of_the_kind_of_model() {
 }
 
 #[test]
+fn a_model_that_cannot_be_names_the_line_of_the_key_that_says_so() {
+    let line = GPT_2.lines().position(|line| line.contains("\"n_head\"")).unwrap() + 1;
+    let text = GPT_2.replacen("\"n_head\": 12", "\"n_head\": 5", 1);
+    let message = read_config(&text, "config.json", None).unwrap_err().to_string();
+    assert!(message.starts_with(&format!("config.json:{line}: ")), "{message}");
+    assert!(message.contains("heads = 5"), "{message}");
+}
+
+#[test]
 fn gpt_2_is_the_preset() {
     let spec = read(GPT_2);
     assert_eq!(spec.network(), ModelSpec::preset("gpt-2").unwrap().network());
