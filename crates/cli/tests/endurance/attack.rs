@@ -57,15 +57,17 @@ pub fn attack(place: &Place, arguments: &[String]) -> Attacked {
     let printed =
         |path| String::from_utf8_lossy(&fs::read(path).expect("it is there")).into_owned();
     let [stdout, stderr] = [printed(&stdout), printed(&stderr)];
+    // Training takes as long, and as much memory, as it has said before it began; so do measurements.
+    let told = stdout.contains("\nSteps: ") || stderr.contains("measuring this machine");
+    // Where the limit is hard, too, the process is killed at once.
+    let long = matches!(status.signal(), Some(9 | 24));
     let fault = match (status.code(), status.signal()) {
-        _ if waits => Some("it waits for ever".to_owned()),
         _ if stderr.contains("panicked") || stderr.contains("overflowed its stack") => {
             Some(stderr.clone())
         }
-        // Training takes as long, and as much memory, as it has said before it began; so do measurements.
-        _ if stdout.contains("\nSteps: ") || stderr.contains("measuring this machine") => None,
-        // Where the limit is hard, too, the process is killed at once.
-        (_, Some(9 | 24)) => Some(format!("more than {SECONDS} s of processor time")),
+        _ if told && (waits || long || stderr.contains("memory allocation of")) => None,
+        _ if waits => Some("it waits for ever".to_owned()),
+        _ if long => Some(format!("more than {SECONDS} s of processor time")),
         (_, Some(signal)) => Some(format!("signal {signal}\n{stderr}")),
         (Some(0..=2), None) => None,
         (code, None) => Some(format!("exit status {code:?}\n{stderr}")),
