@@ -625,6 +625,7 @@ fn graph_place(error: &GraphError) -> Option<String> {
         GraphError::Axes { op, .. } => Some(op.clone()),
         GraphError::Name { name, .. } => Some(name.clone()),
         GraphError::Text { place, .. } => Some(place.clone()),
+        GraphError::Element { key, .. } => Some(key.clone()),
     }
 }
 
