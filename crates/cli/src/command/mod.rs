@@ -96,8 +96,9 @@ struct StackName {
     /// The software stack that training would run under: shardloom (this program's own trainer),
     /// megatron (of 2024 and later), megatron-2021, fsdp-eager, pytorch (Hugging Face's models, eager),
     /// pytorch-compiled, internevo, nanotron, or a TOML file. It says what kernels and host cost, and what
-    /// plans made for it have: with most, full recomputation is of whole blocks, and with megatron-2021 attention is not fused [default: what the machines
-    /// usually run under: megatron on GPUs, megatron-2021 on those before the A100, shardloom elsewhere]
+    /// plans made for it have: with most, full recomputation is of whole blocks, and with megatron-2021
+    /// attention is not fused [default: what the machines usually run under: megatron on GPUs,
+    /// megatron-2021 on those before the A100, shardloom elsewhere]
     #[arg(long, value_name = "STACK")]
     stack: Option<String>,
 }

@@ -150,6 +150,31 @@ fn a_page_has_every_predicted_row_and_escapes_what_files_say() {
 }
 
 #[test]
+fn single_operators_are_held_against_the_model_of_their_device() {
+    let place = place(SMALL);
+    place.write(
+        "operators.csv",
+        "device,operator,pass,format,batch,m,n,k,library,bytes,seconds\n\
+         H200,gelu,forward,bf16,1,4096,4096,1,eager,67108864,2e-5\n\
+         H200,contract,forward,bf16,1,4096,4096,4096,cublas,,2e-4\n\
+         Abacus,contract,forward,bf16,1,8,8,8,hand,,2e-4\n",
+    );
+    let outcome = place.run("validate operators.csv --json").succeeds();
+    let file = &outcome.object()["files"][0];
+    outcome.check(file["operators"].as_array().map(Vec::len) == Some(2), "not two operators");
+    outcome.check(file["operators"][0]["errors"]["rows"] == 1, "not a row of each");
+    outcome.check(file["refusals"][0]["rows"] == 1, "what has no preset is not refused");
+    let outcome = place.run("validate operators.csv small.csv --html page.html").succeeds();
+    for said in ["gelu.forward", "contract.forward", "no preset of the hardware", "small.csv"] {
+        outcome.check(outcome.stdout.contains(said), &format!("no {said:?}"));
+    }
+    let page = fs::read_to_string(place.path("page.html")).expect("a page");
+    assert!(page.contains("gelu.forward") && page.contains("no preset of the hardware"));
+    let outcome = place.run("validate operators.csv --only contract").succeeds();
+    outcome.check(!outcome.stdout.contains("gelu"), "more than was asked for");
+}
+
+#[test]
 fn rows_say_what_the_predicted_time_goes_to() {
     let place = place(SMALL);
     let outcome = place.run("validate small.csv --rows --json").succeeds();

@@ -38,7 +38,9 @@ pub fn print(terminal: Terminal, reports: &[FileReport]) -> Result<(), Failure> 
     }
     let operators = operators(reports);
     if !operators.is_empty() {
-        terminal.line("")?;
+        if !named.is_empty() {
+            terminal.line("")?;
+        }
         terminal.text(table(&OPERATORS, &operators))?;
     }
     let has_more =

@@ -7,7 +7,9 @@ use shardloom_validate::{
     Coverage, Errors, FeatureValue, Figures, FileReport, Measurements, Outcome, Pair, Row, features,
 };
 
-use super::figures::{MEMORY, TIMES, has_memory, memory_row, named, time_row};
+use super::figures::{
+    MEMORY, OPERATORS, TIMES, has_memory, memory_row, named, operators, time_row,
+};
 
 const COLUMNS: [&str; 12] = [
     "File",
@@ -149,11 +151,15 @@ fn tables(reports: &[FileReport]) -> Vec<Table> {
         columns: columns.iter().map(|it| (*it).to_owned()).collect(),
         rows,
     };
-    let mut tables = vec![table(
-        "Errors by file and source",
-        &TIMES,
-        named.iter().map(|(name, figures)| time_row(name, figures)).collect(),
-    )];
+    let mut tables = vec![];
+    if !named.is_empty() {
+        let rows = named.iter().map(|(name, figures)| time_row(name, figures)).collect();
+        tables.push(table("Errors by file and source", &TIMES, rows));
+    }
+    let operators = operators(reports);
+    if !operators.is_empty() {
+        tables.push(table("Errors of single operators", &OPERATORS, operators));
+    }
     let memory = named.iter().filter(|(_, figures)| has_memory(figures));
     let memory: Vec<Vec<String>> = memory.map(|(name, it)| memory_row(name, it)).collect();
     if !memory.is_empty() {
