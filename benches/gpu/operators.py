@@ -21,25 +21,55 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.testing import do_bench
 
 COLUMNS = (
-    "device", "operator", "pass", "format", "batch", "m", "n", "k", "library", "bytes", "seconds",
+    "device",
+    "operator",
+    "pass",
+    "format",
+    "batch",
+    "m",
+    "n",
+    "k",
+    "library",
+    "bytes",
+    "seconds",
 )
 # How many operands of as many numbers as it goes over an operator reads and writes, forward and backward.
 OPERANDS = {
-    "add": (3,), "gelu": (2, 3), "swiglu": (3, 5), "layer-norm": (2, 3), "rms-norm": (2, 3), "copy": (2,),
+    "add": (3,),
+    "gelu": (2, 3),
+    "swiglu": (3, 5),
+    "layer-norm": (2, 3),
+    "rms-norm": (2, 3),
+    "copy": (2,),
 }
 # Bytes of each number that others read and write, by pass: a mask of a byte, logits without copies, and
 # weights, gradients and two states that are read and all but gradients written.
 BYTES = {
-    ("dropout", "forward"): 5, ("dropout", "backward"): 5, ("cast", "forward"): 6,
-    ("cross-entropy", "forward"): 2, ("cross-entropy", "backward"): 4, ("update.adamw", "update"): 28,
+    ("dropout", "forward"): 5,
+    ("dropout", "backward"): 5,
+    ("cast", "forward"): 6,
+    ("cross-entropy", "forward"): 2,
+    ("cross-entropy", "backward"): 4,
+    ("update.adamw", "update"): 28,
     ("norm", "update"): 12,
 }
-FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
+FORMATS = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "tf32": torch.float32,
+    "fp32": torch.float32,
+}
 # Hidden sizes of GPT-2, GPT-2 medium, Llama 3.2 1B, Llama 3 8B and 70B.
 HIDDEN = (768, 1024, 2048, 4096, 8192)
 # Rows and width of what operators without products go over.
 ROWS = (
-    (4096, 4096), (8192, 1024), (2048, 2048), (16384, 8192), (1024, 768), (32768, 2048), (65536, 4096),
+    (4096, 4096),
+    (8192, 1024),
+    (2048, 2048),
+    (16384, 8192),
+    (1024, 768),
+    (32768, 2048),
+    (65536, 4096),
 )
 
 
@@ -68,9 +98,18 @@ def product(layout, dtype, batch, m, n, k):
     """One product in the layout of a pass: weights are kept as `[n, k]`."""
     lead = () if batch == 1 else (batch,)
     left, right = {
-        "forward": (lambda: numbers(*lead, m, k, dtype=dtype), lambda: numbers(*lead, n, k, dtype=dtype).mT),
-        "input": (lambda: numbers(*lead, m, k, dtype=dtype), lambda: numbers(*lead, k, n, dtype=dtype)),
-        "weight": (lambda: numbers(*lead, k, m, dtype=dtype).mT, lambda: numbers(*lead, k, n, dtype=dtype)),
+        "forward": (
+            lambda: numbers(*lead, m, k, dtype=dtype),
+            lambda: numbers(*lead, n, k, dtype=dtype).mT,
+        ),
+        "input": (
+            lambda: numbers(*lead, m, k, dtype=dtype),
+            lambda: numbers(*lead, k, n, dtype=dtype),
+        ),
+        "weight": (
+            lambda: numbers(*lead, k, m, dtype=dtype).mT,
+            lambda: numbers(*lead, k, n, dtype=dtype),
+        ),
     }[layout]
     left, right = left().detach(), right().detach()
     return lambda: left @ right
@@ -96,10 +135,21 @@ def products():
     shapes = []
     for hidden in HIDDEN:
         for tokens in (2048, 8192, 16384, 4096):
-            for n, k in ((4 * hidden, hidden), (hidden, 4 * hidden), (hidden, hidden), (hidden // 2, hidden)):
+            for n, k in (
+                (4 * hidden, hidden),
+                (hidden, 4 * hidden),
+                (hidden, hidden),
+                (hidden // 2, hidden),
+            ):
                 shapes.append((tokens, n, k))
         shapes.append((4096, 128256, hidden))
-    shapes += [(8192, 50304, 768), (8192, 50257, 768), (1024, 768, 768), (1024, 3072, 768), (512, 2048, 2048)]
+    shapes += [
+        (8192, 50304, 768),
+        (8192, 50257, 768),
+        (1024, 768, 768),
+        (1024, 3072, 768),
+        (512, 2048, 2048),
+    ]
     for m, n, k in shapes:
         yield "bf16", "forward", (1, m, n, k)
         yield "bf16", "input", (1, m, k, n)
@@ -120,9 +170,20 @@ def products():
 def attention():
     """Samples, heads, length and size of heads."""
     yield from (
-        (8, 32, 2048, 64), (8, 12, 1024, 64), (4, 32, 4096, 128), (1, 32, 8192, 128), (2, 32, 8192, 64),
-        (1, 12, 1024, 64), (1, 32, 2048, 128), (32, 16, 512, 64), (16, 25, 1024, 64), (1, 32, 16384, 128),
-        (1, 8, 32768, 128), (1, 24, 2048, 128), (16, 16, 128, 64), (2, 16, 4096, 64),
+        (8, 32, 2048, 64),
+        (8, 12, 1024, 64),
+        (4, 32, 4096, 128),
+        (1, 32, 8192, 128),
+        (2, 32, 8192, 64),
+        (1, 12, 1024, 64),
+        (1, 32, 2048, 128),
+        (32, 16, 512, 64),
+        (16, 25, 1024, 64),
+        (1, 32, 16384, 128),
+        (1, 8, 32768, 128),
+        (1, 24, 2048, 128),
+        (16, 16, 128, 64),
+        (2, 16, 4096, 64),
     )
 
 
@@ -136,7 +197,12 @@ def row_operators(rows, width):
     yield "gelu", "bf16", lambda: F.gelu(x, approximate="tanh"), [x]
     yield "swiglu", "bf16", lambda: F.silu(x) * y, [x, y]
     yield "layer-norm", "bf16", lambda: F.layer_norm(x, (width,), gain, bias), [x, gain, bias]
-    yield "layer-norm", "fp32", lambda: F.layer_norm(x32, (width,), gain32, bias32), [x32, gain32, bias32]
+    yield (
+        "layer-norm",
+        "fp32",
+        lambda: F.layer_norm(x32, (width,), gain32, bias32),
+        [x32, gain32, bias32],
+    )
     yield "rms-norm", "bf16", lambda: F.rms_norm(x, (width,), gain), [x, gain]
     yield "dropout", "bf16", lambda: F.dropout(x, 0.1), [x]
     yield "copy", "bf16", lambda: x.detach().clone(), None
@@ -148,7 +214,12 @@ def losses():
     for tokens, vocab in ((2048, 128256), (8192, 50304), (8192, 32000)):
         logits = numbers(tokens, vocab)
         targets = torch.randint(vocab, (tokens,), device="cuda")
-        yield tokens, vocab, lambda logits=logits, targets=targets: F.cross_entropy(logits.float(), targets), logits
+        yield (
+            tokens,
+            vocab,
+            lambda logits=logits, targets=targets: F.cross_entropy(logits.float(), targets),
+            logits,
+        )
 
 
 def embeddings():
@@ -169,14 +240,22 @@ def updates():
             optimizer = torch.optim.AdamW(parameters, lr=1e-4, **{library: True})
             yield millions, "update.adamw", library, optimizer.step
             del optimizer
-        yield millions, "norm", "foreach", lambda: torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
+        yield (
+            millions,
+            "norm",
+            "foreach",
+            lambda: torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True),
+        )
 
 
 def operators():
     """All rows without device and time, each with a function that makes what is to be run."""
     for batch, heads, seq, size in attention():
         shape = (batch * heads, seq, seq, size)
-        for library, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)):
+        for library, backend in (
+            ("flash", SDPBackend.FLASH_ATTENTION),
+            ("cudnn", SDPBackend.CUDNN_ATTENTION),
+        ):
 
             def forward(backend=backend, size_of_all=(batch, heads, seq, size)):
                 q, k, v = (numbers(*size_of_all) for _ in range(3))
@@ -189,7 +268,14 @@ def operators():
 
             name = "fused-attention+causal"
             yield name, "forward", "bf16", shape, library, lambda forward=forward: forward()[0]
-            yield name, "input", "bf16", shape, library, lambda forward=forward: backward_of(*forward())
+            yield (
+                name,
+                "input",
+                "bf16",
+                shape,
+                library,
+                lambda forward=forward: backward_of(*forward()),
+            )
     for rows, width in ROWS:
         shape = (1, rows, width, 1)
         for name, format, forward, inputs in row_operators(rows, width):
@@ -208,7 +294,14 @@ def operators():
         run = functools.partial(backward_of, forward, [table])
         yield "embed", "backward", "fp32", shape, "eager", run
     for millions, name, library, step in updates():
-        yield name, "update", "fp32", (1, 4 * (millions // 4), 2**20, 1), library, lambda step=step: step
+        yield (
+            name,
+            "update",
+            "fp32",
+            (1, 4 * (millions // 4), 2**20, 1),
+            library,
+            lambda step=step: step,
+        )
     for format, layout, shape in products():
         if format == "fp8":
             run = functools.partial(product_in_8_bits, *shape[1:])
@@ -218,7 +311,9 @@ def operators():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", required=True)
     parser.add_argument("--hw", help="what the GPU is called in the table", default="H100-80G")
     parser.add_argument("--seconds", type=float, default=150)
@@ -236,10 +331,14 @@ def main():
             try:
                 took = seconds(make())
             except RuntimeError as error:
-                print(f"{operator} {which} {format} {shape} {library}: {str(error).splitlines()[0]}")
+                print(
+                    f"{operator} {which} {format} {shape} {library}: {str(error).splitlines()[0]}"
+                )
                 continue
             moved = operand_bytes(operator, which, format, shape)
-            table.writerow((arguments.hw, operator, which, format, *shape, library, moved, f"{took:.6g}"))
+            table.writerow(
+                (arguments.hw, operator, which, format, *shape, library, moved, f"{took:.6g}")
+            )
             if time.monotonic() > end:
                 print("out of time: the rest is not measured")
                 break

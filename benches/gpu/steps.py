@@ -47,17 +47,30 @@ class Model:
         """The model on the device, in fp32, with random weights; embedding and head are one."""
         if self.name.startswith("gpt"):
             config = GPT2Config(
-                vocab_size=self.vocab, n_positions=seq, n_embd=self.hidden, n_layer=self.layers,
-                n_head=self.heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
+                vocab_size=self.vocab,
+                n_positions=seq,
+                n_embd=self.hidden,
+                n_layer=self.layers,
+                n_head=self.heads,
+                resid_pdrop=0.0,
+                embd_pdrop=0.0,
+                attn_pdrop=0.0,
+                use_cache=False,
                 attn_implementation="sdpa",
             )
             kind = GPT2LMHeadModel
         else:
             config = LlamaConfig(
-                vocab_size=self.vocab, hidden_size=self.hidden, intermediate_size=self.ffn,
-                num_hidden_layers=self.layers, num_attention_heads=self.heads,
-                num_key_value_heads=self.kv_heads, max_position_embeddings=seq, tie_word_embeddings=True,
-                use_cache=False, attn_implementation="sdpa",
+                vocab_size=self.vocab,
+                hidden_size=self.hidden,
+                intermediate_size=self.ffn,
+                num_hidden_layers=self.layers,
+                num_attention_heads=self.heads,
+                num_key_value_heads=self.kv_heads,
+                max_position_embeddings=seq,
+                tie_word_embeddings=True,
+                use_cache=False,
+                attn_implementation="sdpa",
             )
             kind = LlamaForCausalLM
         with torch.device(DEVICE):
@@ -192,7 +205,9 @@ def measure(run, steps, into):
     network = model.build(seq)
     network.train()
     if again:
-        network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        network.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": False}
+        )
     compute_loss = loss_of
     if compiled:
         torch._dynamo.reset()
@@ -265,7 +280,9 @@ def row(run, device, measured):
 
 def main():
     global DEVICE
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", required=True)
     parser.add_argument("--hw", help="what the GPU is called in the table", default="H100-80G")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
