@@ -107,7 +107,7 @@ impl Profile {
         }
     }
 
-    /// Its name, and what its numbers rest on: `h100-80g, data sheet only`.
+    /// Its name, and what its numbers rest on: `mi300x, data sheet only`.
     pub fn described(&self) -> String {
         let name = &self.device.name;
         match (&self.calibrated_on, &self.measured_on) {

@@ -116,8 +116,8 @@ fn a_rack_of_72_is_one_node() {
 
 #[test]
 fn a_profile_says_what_its_numbers_rest_on() {
-    let mut profile = Profile::preset("h200").expect("a preset");
-    assert_eq!(profile.described(), "h200, data sheet only");
+    let mut profile = Profile::preset("mi300x").expect("a preset");
+    assert_eq!(profile.described(), "mi300x, data sheet only");
     profile.measured_on = Some(MeasuredOn {
         processor: "a processor".into(),
         cores: 2,
@@ -125,9 +125,9 @@ fn a_profile_says_what_its_numbers_rest_on() {
         version: "1".into(),
         others_percent: 0,
     });
-    assert_eq!(profile.described(), "h200, measured on a processor");
+    assert_eq!(profile.described(), "mi300x, measured on a processor");
     profile.calibrated_on = Some("a sweep".into());
-    assert_eq!(profile.described(), "h200, calibrated on a sweep");
+    assert_eq!(profile.described(), "mi300x, calibrated on a sweep");
     let read = Profile::from_toml(&profile.to_toml().expect("TOML")).expect("a profile");
     assert_eq!(read, profile);
 }
