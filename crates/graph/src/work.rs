@@ -58,6 +58,12 @@ pub fn work(
     work_on_rows(graph, op, pass, local, real_bytes, None)
 }
 
+/// How many products a pass of attention that keeps no probabilities takes: forward those of scores and contexts;
+/// backward the scores again, and the gradients of probabilities, values, queries and keys.
+pub fn attention_products(pass: Pass) -> usize {
+    if pass == Pass::Forward { 2 } else { 5 }
+}
+
 /// The same, where `rows` of the slots that experts have are filled; all of them if none is said, which is
 /// the most that there can be.
 pub fn work_on_rows(
@@ -247,16 +253,14 @@ fn matmul(graph: &Graph, op: OpId, pass: Pass, local: &Extents) -> Option<(Matmu
             (pass != Pass::Weight).then_some((MatmulShape { batch, m, n, k }, count))
         }
         OpKind::FusedAttention { visibility, .. } => {
-            // Of k elements in an inner product: the scores, and forward the context; backward the scores again,
-            // and the gradients of probabilities, values, queries and keys.
+            // Of k elements in an inner product.
             let q = axes(node.inputs[0]);
             let (seq, head_dim) = (local.get(q[1]), local.get(*q.last()?));
             let keys = node.signature.inputs[1][1];
             let keys = visibility.most(local.get(node.signature.loops[keys].dim));
             let batch = elements(node.inputs[0]) / (seq * head_dim);
             let shape = MatmulShape { batch, m: seq, n: keys, k: head_dim };
-            let count = if pass == Pass::Forward { 2 } else { 5 };
-            (pass != Pass::Weight).then_some((shape, count))
+            (pass != Pass::Weight).then_some((shape, attention_products(pass)))
         }
         _ => None,
     }

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use shardloom_cluster::{DeviceKind, Precision, Profile, Stack};
+use shardloom_graph::work::{Pass, attention_products};
 
 use crate::hardware::plan;
 use crate::statistics::{Errors, Pair};
@@ -111,14 +112,15 @@ impl OperatorRow {
                     return Err(Refusal::Plan(text));
                 };
                 let peak = device.peak_flops(format?).map_err(|error| plan(&error))?;
-                // Products of scores, of contexts, and backward of five.
-                let (pass, products) = match backward {
-                    false => (kernels.forward, 2),
-                    true => (kernels.backward, 5),
+                let (times, pass) = match backward {
+                    false => (kernels.forward, Pass::Forward),
+                    true => (kernels.backward, Pass::Input),
                 };
+                // Under a causal mask a query sees half of the keys on average.
                 let keys = positions as f64 / 2.0;
                 let scores = (heads * positions) as f64 * keys;
-                let seconds = pass.seconds(peak, scores, (2 * products * head_size) as f64, keys);
+                let of_score = (2 * attention_products(pass)) as f64 * head_size as f64;
+                let seconds = times.seconds(peak, scores, of_score, keys);
                 Ok(device.launch_seconds + seconds)
             }
             OperatorShape::Memory { elements, bytes } => {

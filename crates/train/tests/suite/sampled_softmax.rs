@@ -1,7 +1,6 @@
 //! A loss over drawn classes: every plan draws the same, gradients of its weights may be rows and values, and
 //! evaluations and what a model says of a text are over all classes.
 
-use shardloom_checkpoint::{Meta, Store};
 use shardloom_graph::Graph;
 use shardloom_plan::{
     Axis, Number, Optimizer, ParameterGroup, Plan, Precision, Summation, Sync, Uniform,
@@ -11,7 +10,8 @@ use shardloom_train::Sampler;
 use shardloom_train::learning_rate::Curve;
 
 use crate::sparse::{
-    HIDDEN, SEQ, VOCAB, assert_same, both, kinds, optimizers, sparsely, trained, trainer, uniform,
+    HIDDEN, SEQ, VOCAB, assert_goes_on, assert_same, both, kinds, optimizers, sparsely, trained,
+    trainer, uniform,
 };
 use crate::support::trained::Trained;
 use crate::support::{Samples, graph, mesh, settings, trainer_with};
@@ -139,28 +139,9 @@ fn what_it_says_of_a_text_is_of_all_classes() {
 }
 
 #[test]
-fn a_run_goes_on_as_if_there_had_been_no_interruption_and_under_another_plan() {
+fn a_run_goes_on_with_dense_gradients_and_under_another_mesh() {
     let [graph, _] = models();
-    let plan = |mesh, sparse| {
-        let uniform = Uniform { mesh, microbatches: 2, global_batch: 16, ..uniform() };
-        sparsely(&uniform.plan(&graph, "model", "local"), sparse)
-    };
-    let sparse = plan(mesh(2, 1, 1), true);
-    let mut whole = trainer(&graph, &sparse);
-    let folder = tempfile::tempdir().expect("a folder");
-    whole.train_steps(2).expect("steps");
-    whole.save(folder.path(), Meta::default(), None).expect("saved");
-    whole.train_steps(2).expect("steps");
-    let expected = whole.weights().expect("weights");
-    let go_on = |plan: &Plan| {
-        let latest = Store::open(folder.path()).and_then(|store| store.load_latest());
-        let mut resumed = trainer(&graph, plan);
-        resumed.resume(latest.expect("the checkpoint").0).expect("resumed");
-        resumed.train_steps(2).expect("steps");
-        resumed.weights().expect("weights")
-    };
-    assert_same(&go_on(&sparse), &expected, "the same plan");
-    assert_same(&go_on(&plan(mesh(2, 1, 1), false)), &expected, "dense gradients");
+    assert_goes_on(&graph, mesh(2, 1, 1), mesh(4, 1, 1));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use shardloom_checkpoint::{Meta, Store};
 use shardloom_cluster::Cluster;
 use shardloom_graph::{Extents, Graph};
 use shardloom_plan::{
-    Averaging, DeviceList, Number, Optimizer, ParameterGroup, Pipeline, Plan, Precision,
+    Averaging, DeviceList, Mesh, Number, Optimizer, ParameterGroup, Pipeline, Plan, Precision,
     ScheduleKind, Sync, Uniform, Updates, Weights,
 };
 use shardloom_program::{Content, Program, Rank, Shape};
@@ -292,15 +292,15 @@ fn few_tokens_of_a_large_vocabulary_are_less_to_hold_and_to_send() {
     assert!(dense.1 - sparse.1 > table * 9 / 10, "{} and {}", dense.1, sparse.1);
 }
 
-#[test]
-fn a_run_goes_on_with_dense_gradients_and_under_another_mesh() {
-    let graph = gpt();
-    let plan = |mesh, sparse| {
+/// A run of `first` goes on, under the same plan and with dense gradients, as if there had been no interruption, and
+/// under `other` alike with both.
+pub(super) fn assert_goes_on(graph: &Graph, first: Mesh, other: Mesh) {
+    let plan = |mesh: Mesh, sparse| {
         let uniform = Uniform { mesh, microbatches: 2, global_batch: 16, ..uniform() };
-        sparsely(&uniform.plan(&graph, "model", "local"), sparse)
+        sparsely(&uniform.plan(graph, "model", "local"), sparse)
     };
-    let sparse = plan(mesh(2, 1, 2), true);
-    let mut whole = trainer(&graph, &sparse);
+    let sparse = plan(first, true);
+    let mut whole = trainer(graph, &sparse);
     let folder = tempfile::tempdir().expect("a folder");
     whole.train_steps(2).expect("steps");
     whole.save(folder.path(), Meta::default(), None).expect("saved");
@@ -308,15 +308,19 @@ fn a_run_goes_on_with_dense_gradients_and_under_another_mesh() {
     let expected = whole.weights().expect("weights");
     let go_on = |plan: &Plan| {
         let latest = Store::open(folder.path()).and_then(|store| store.load_latest());
-        let mut resumed = trainer(&graph, plan);
+        let mut resumed = trainer(graph, plan);
         resumed.resume(latest.expect("the checkpoint").0).expect("resumed");
         resumed.train_steps(2).expect("steps");
         resumed.weights().expect("weights")
     };
     assert_same(&go_on(&sparse), &expected, "the same plan");
-    assert_same(&go_on(&plan(mesh(2, 1, 2), false)), &expected, "dense gradients");
-    let other = mesh(4, 1, 1);
+    assert_same(&go_on(&plan(first, false)), &expected, "dense gradients");
     assert_same(&go_on(&plan(other, true)), &go_on(&plan(other, false)), "another mesh");
+}
+
+#[test]
+fn a_run_goes_on_with_dense_gradients_and_under_another_mesh() {
+    assert_goes_on(&gpt(), mesh(2, 1, 2), mesh(4, 1, 1));
 }
 
 #[test]
