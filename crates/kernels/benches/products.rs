@@ -11,7 +11,8 @@ use std::time::Instant;
 
 use half::bf16;
 use shardloom_kernels::matmul::{
-    Factor, Linear, WeightLayout, linear, linear_input_grad, linear_weight_grad,
+    Factor, Linear, Product, WeightLayout, linear, linear_input_grad, linear_weight_grad,
+    writes_bf16,
 };
 use shardloom_kernels::random::{Key, normal_fill};
 use shardloom_kernels::tier::Tier;
@@ -30,20 +31,20 @@ enum Pass {
 }
 
 /// A linear layer, or as many small ones as a batch of heads has.
-struct Product {
+struct Case {
     name: &'static str,
     batch: usize,
     shape: Linear,
 }
 
-const fn layer(name: &'static str, rows: usize, inputs: usize, outputs: usize) -> Product {
+const fn layer(name: &'static str, rows: usize, inputs: usize, outputs: usize) -> Case {
     let layout = WeightLayout::InputsByOutputs;
-    Product { name, batch: 1, shape: Linear { rows, inputs, outputs, layout } }
+    Case { name, batch: 1, shape: Linear { rows, inputs, outputs, layout } }
 }
 
 /// Those of the two models of `benches/peer` (1,024 positions of width 256 and 512), a square one, and a head's
 /// scores and context of a tile of queries.
-const PRODUCTS: [Product; 12] = [
+const PRODUCTS: [Case; 12] = [
     layer("query, key and value, d 256", 1024, 256, 768),
     layer("output of attention, d 256", 1024, 256, 256),
     layer("feed-forward up, d 256", 1024, 256, 1024),
@@ -54,12 +55,12 @@ const PRODUCTS: [Product; 12] = [
     layer("feed-forward down, d 512", 1024, 2048, 512),
     layer("vocabulary, d 512", 1024, 512, 8192),
     layer("square", 2048, 2048, 2048),
-    Product {
+    Case {
         name: "scores of 32 heads",
         batch: 32,
         shape: Linear { rows: 64, inputs: 64, outputs: 256, layout: WeightLayout::OutputsByInputs },
     },
-    Product {
+    Case {
         name: "context of 32 heads",
         batch: 32,
         shape: Linear { rows: 64, inputs: 256, outputs: 64, layout: WeightLayout::InputsByOutputs },
@@ -78,30 +79,49 @@ impl Pass {
     }
 }
 
-impl Product {
-    /// Operations a second of a pass whose operands are made by `of` of fp32 numbers; gradients of weights are added
-    /// onto what is there. Results are in fp32.
-    fn flops<T: Factor>(&self, pass: Pass, of: impl Fn(f32) -> T) -> f64 {
+impl Case {
+    /// Operations a second of a pass, on fp32 or on bfloat16, which is also what the result is in where training
+    /// writes it as it is computed. Gradients of weights are in fp32, and added onto what is there.
+    fn speed(&self, pass: Pass, in_bf16: bool) -> f64 {
+        let summed = match pass {
+            Pass::Forward => self.shape.inputs,
+            Pass::Input => self.shape.outputs,
+            Pass::Weight => usize::MAX,
+        };
+        match in_bf16 {
+            true if writes_bf16(summed) => {
+                self.flops::<bf16, bf16>(pass, bf16::from_f32, bf16::ZERO)
+            }
+            true => self.flops::<bf16, f32>(pass, bf16::from_f32, 0.0),
+            false => self.flops::<f32, f32>(pass, |it| it, 0.0),
+        }
+    }
+
+    /// The same with operands that are made by `of` of fp32 numbers, and a result that is zero at first.
+    fn flops<T: Factor, R: Product<T>>(&self, pass: Pass, of: impl Fn(f32) -> T, zero: R) -> f64 {
         let shape = self.shape;
         let sizes =
             [shape.rows * shape.inputs, shape.inputs * shape.outputs, shape.rows * shape.outputs];
-        let mut results = sizes.map(|elements| normal(self.batch * elements));
-        let operands = results.each_ref().map(|it| it.iter().map(|&it| of(it)).collect::<Vec<T>>());
+        let operands = sizes
+            .map(|elements| normal(self.batch * elements).into_iter().map(&of).collect::<Vec<T>>());
+        let written = match pass {
+            Pass::Forward => 2,
+            Pass::Input => 0,
+            Pass::Weight => 1,
+        };
+        let mut result = vec![zero; self.batch * sizes[written]];
         let operations = 2 * self.batch * shape.rows * shape.inputs * shape.outputs;
         let seconds = median_seconds(|| {
-            for number in 0..self.batch {
+            for (number, result) in result.chunks_exact_mut(sizes[written]).enumerate() {
                 let part = |index: usize| &operands[index][number * sizes[index]..][..sizes[index]];
                 let [x, w, y] = [part(0), part(1), part(2)];
-                let mut result = |index: usize, run: &dyn Fn(&mut [f32])| {
-                    run(&mut results[index][number * sizes[index]..][..sizes[index]]);
-                };
                 match pass {
-                    Pass::Forward => result(2, &|y| linear(shape, x, w, None, y)),
-                    Pass::Input => result(0, &|dx| linear_input_grad(shape, y, w, dx, false)),
-                    Pass::Weight => result(1, &|dw| linear_weight_grad(shape, x, y, dw, true)),
+                    Pass::Forward => linear(shape, x, w, None, result),
+                    Pass::Input => linear_input_grad(shape, y, w, result, false),
+                    Pass::Weight => linear_weight_grad(shape, x, y, result, true),
                 }
             }
-            black_box(&mut results);
+            black_box(&mut result);
         });
         operations as f64 / seconds
     }
@@ -136,8 +156,9 @@ fn peak_flops(tier: Tier, in_bf16: bool) -> Option<f64> {
         const STEPS: usize = 100_000;
         let (operations, run): (usize, unsafe fn(usize)) = match (tier, in_bf16) {
             (Tier::Avx512Bf16, true) => (registers::OPERATIONS_BF16, registers::run_bf16),
+            (Tier::Amx, true) => (registers::OPERATIONS_TILES, registers::run_tiles),
             (Tier::Portable, false) | (_, true) => return None,
-            (Tier::Avx512 | Tier::Avx512Bf16, false) => {
+            (Tier::Avx512 | Tier::Avx512Bf16 | Tier::Amx, false) => {
                 (registers::OPERATIONS_512, registers::run_512)
             }
             (Tier::Avx2, false) => (registers::OPERATIONS_256, registers::run_256),
@@ -161,6 +182,42 @@ mod registers {
     pub const OPERATIONS_512: usize = 2 * 16 * CHAINS;
     pub const OPERATIONS_256: usize = 2 * 8 * CHAINS;
     pub const OPERATIONS_BF16: usize = 2 * 32 * CHAINS;
+
+    /// Four products of registers of 16 x 32 and 32 x 16.
+    pub const OPERATIONS_TILES: usize = 4 * 2 * 16 * 16 * 32;
+
+    /// How the tile registers of AMX are used.
+    #[repr(C, align(64))]
+    struct Tiles {
+        palette: u8,
+        reserved: [u8; 15],
+        row_bytes: [u16; 16],
+        rows: [u8; 16],
+    }
+
+    pub fn run_tiles(steps: usize) {
+        let mut tiles = Tiles { palette: 1, reserved: [0; 15], row_bytes: [0; 16], rows: [0; 16] };
+        tiles.row_bytes[..8].fill(64);
+        tiles.rows[..8].fill(16);
+        // SAFETY: the tier is selected only where the processor has the registers and the process may use them,
+        // which nothing else does meanwhile.
+        unsafe {
+            std::arch::asm!(
+                "ldtilecfg [{tiles}]",
+                "2:",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "dec {steps}",
+                "jnz 2b",
+                "tilerelease",
+                tiles = in(reg) &raw const tiles,
+                steps = inout(reg) steps => _,
+                options(nostack, readonly),
+            );
+        }
+    }
 
     #[target_feature(enable = "avx512f,avx512bf16")]
     pub fn run_bf16(steps: usize) {
@@ -217,7 +274,7 @@ fn main() {
             std::process::exit(2);
         }
     };
-    if in_bf16 && tier != Tier::Avx512Bf16 {
+    if in_bf16 && !matches!(tier, Tier::Avx512Bf16 | Tier::Amx) {
         eprintln!("--bf16: {tier} widens bfloat16 and multiplies fp32; run without it");
         std::process::exit(2);
     }
@@ -231,12 +288,9 @@ fn main() {
         (false, None) => println!("{tier}"),
     }
     for product in &PRODUCTS {
-        let Product { name, batch, shape: Linear { rows, inputs, outputs, .. } } = product;
+        let Case { name, batch, shape: Linear { rows, inputs, outputs, .. } } = product;
         for pass in Pass::ALL {
-            let flops = match in_bf16 {
-                true => product.flops(pass, bf16::from_f32),
-                false => product.flops(pass, |it| it),
-            };
+            let flops = product.speed(pass, in_bf16);
             let pass = pass.name();
             if json {
                 println!(

@@ -69,13 +69,36 @@ pub(crate) fn multiplied_in_bf16(
     (are_in_bf16 && gemm::multiplies_bf16()).then_some(factors)
 }
 
-/// `$body` of the elements of two inputs, which are both in bfloat16 or both in fp32.
-macro_rules! of_factors {
-    ($one:ident, $other:ident, $body:expr) => {
-        match ($one.data, $other.data) {
-            (Data::Bf16($one), Data::Bf16($other)) => $body,
+/// Whether a pass writes its result in bfloat16 as it computes it, where the result is in that format. Its tensors are of
+/// these shapes and formats.
+pub(crate) fn written_in_bf16<'a>(
+    kind: &OpKind,
+    pass: Pass,
+    shape: impl Fn(usize) -> &'a [usize],
+    format: impl Fn(usize) -> Format,
+) -> bool {
+    // The sums are over the last axis of this tensor.
+    let summed = match (kind, pass) {
+        (OpKind::Contract { .. } | OpKind::ExpertContract, Pass::Forward) => 0,
+        (OpKind::Contract { .. }, Pass::Input) => 1,
+        (OpKind::ExpertContract, Pass::Input) => 2,
+        _ => return false,
+    };
+    let steps = shape(summed).last().copied().unwrap_or(1);
+    multiplied_in_bf16(kind, pass, format).is_some() && gemm::writes_bf16(steps)
+}
+
+/// `$body` of the elements of two inputs, which are both in bfloat16 or both in fp32, and of those of a result.
+macro_rules! of_product {
+    ($one:ident, $other:ident, $result:ident, $body:expr) => {
+        match ($one.data, $other.data, &mut $result.data) {
+            (Data::Bf16($one), Data::Bf16($other), DataMut::Bf16($result)) => $body,
+            (Data::Bf16($one), Data::Bf16($other), _) => {
+                let $result = $result.f32();
+                $body
+            }
             _ => {
-                let ($one, $other) = ($one.f32(), $other.f32());
+                let ($one, $other, $result) = ($one.f32(), $other.f32(), $result.f32());
                 $body
             }
         }
@@ -98,6 +121,8 @@ pub(crate) struct Output<'a> {
 pub(crate) enum DataMut<'a> {
     /// Real numbers.
     F32(&'a mut [f32]),
+    /// Those that a pass [writes so](written_in_bf16).
+    Bf16(&'a mut [bf16]),
     /// Masks.
     U8(&'a mut [u8]),
     /// Indices.
@@ -243,8 +268,8 @@ fn forward(
         }
         (OpKind::Contract { transposed }, [x, w, bias @ ..], [y]) => {
             let shape = linear(x.shape, w.shape, y.shape, *transposed);
-            let (bias, y) = (bias.first().map(Input::f32), y.f32());
-            of_factors!(x, w, matmul::linear(shape, x, w, bias, y));
+            let bias = bias.first().map(Input::f32);
+            of_product!(x, w, y, matmul::linear(shape, x, w, bias, y));
         }
         (OpKind::Add, [a, b], [y]) if a.shape == b.shape => {
             elementwise::add(a.f32(), b.f32(), y.f32());
@@ -303,8 +328,8 @@ fn forward(
         }
         (OpKind::ExpertContract, [x, counts, w], [y]) => {
             let shape = expert_shape(w.shape);
-            let (counts, y) = (counts.f32(), y.f32());
-            of_factors!(x, w, expert_contract(shape, counts, x, w, y));
+            let counts = counts.f32();
+            of_product!(x, w, y, expert_contract(shape, counts, x, w, y));
         }
         (OpKind::Combine, [packed, counts, choice, slot, probability], [y]) => {
             let (sizes, routed) = routed(choice, slot, counts);
@@ -404,8 +429,8 @@ fn input_gradient(
     match (kind, reads, writes) {
         (OpKind::Contract { transposed }, [w, dy], [dx]) => {
             let shape = linear(dx.shape, w.shape, dy.shape, *transposed);
-            let (dx, accumulate) = (dx.f32(), accumulate[0]);
-            of_factors!(dy, w, matmul::linear_input_grad(shape, dy, w, dx, accumulate));
+            let accumulate = accumulate[0];
+            of_product!(dy, w, dx, matmul::linear_input_grad(shape, dy, w, dx, accumulate));
         }
         (OpKind::Concat { axis }, [dy], parts) => {
             let rows = dy.shape[..*axis].iter().product();
@@ -462,8 +487,8 @@ fn input_gradient(
         }
         (OpKind::ExpertContract, [counts, w, dy], [dx]) => {
             let shape = expert_shape(w.shape);
-            let (counts, dx, add) = (counts.f32(), dx.f32(), accumulate[0]);
-            of_factors!(dy, w, expert_contract_input_grad(shape, counts, dy, w, dx, add));
+            let (counts, add) = (counts.f32(), accumulate[0]);
+            of_product!(dy, w, dx, expert_contract_input_grad(shape, counts, dy, w, dx, add));
         }
         (
             OpKind::Combine,
@@ -661,8 +686,7 @@ fn weight_gradient(
         }
         (OpKind::Contract { transposed }, [x, dy], [dw, dbias @ ..]) => {
             let shape = linear(x.shape, dw.shape, dy.shape, *transposed);
-            let dw = dw.f32();
-            of_factors!(x, dy, matmul::linear_weight_grad(shape, x, dy, dw, accumulate[0]));
+            of_product!(x, dy, dw, matmul::linear_weight_grad(shape, x, dy, dw, accumulate[0]));
             if let Some(dbias) = dbias.first_mut() {
                 let (dbias, accumulate) = (dbias.f32(), accumulate[1]);
                 match dy.data {
@@ -673,8 +697,8 @@ fn weight_gradient(
         }
         (OpKind::ExpertContract, [x, counts, dy], [dw]) => {
             let shape = expert_shape(dw.shape);
-            let (counts, dw, add) = (counts.f32(), dw.f32(), accumulate[0]);
-            of_factors!(x, dy, expert_contract_weight_grad(shape, counts, x, dy, dw, add));
+            let (counts, add) = (counts.f32(), accumulate[0]);
+            of_product!(x, dy, dw, expert_contract_weight_grad(shape, counts, x, dy, dw, add));
         }
         (OpKind::Add, [dy], [db]) => {
             elementwise::broadcast_grad(dy.f32(), db.f32(), accumulate[0]);

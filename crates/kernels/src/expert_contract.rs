@@ -1,6 +1,8 @@
 //! The products of experts' rows, packed side by side, with a matrix of each expert.
 
-use crate::matmul::{Factor, Linear, WeightLayout, linear, linear_input_grad, linear_weight_grad};
+use crate::matmul::{
+    Factor, Linear, Product, WeightLayout, linear, linear_input_grad, linear_weight_grad,
+};
 
 /// The sizes of each expert's product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,12 +33,12 @@ impl ExpertContract {
 }
 
 /// y = x w for the rows of each expert.
-pub fn expert_contract<T: Factor>(
+pub fn expert_contract<T: Factor, R: Product<T>>(
     shape: ExpertContract,
     counts: &[f32],
     x: &[T],
     w: &[T],
-    y: &mut [f32],
+    y: &mut [R],
 ) {
     let ExpertContract { inputs, outputs } = shape;
     shape.each(shape.experts(w.len()), counts, |expert, first, product| {
@@ -50,12 +52,12 @@ pub fn expert_contract<T: Factor>(
 }
 
 /// Input gradient of [`expert_contract`].
-pub fn expert_contract_input_grad<T: Factor>(
+pub fn expert_contract_input_grad<T: Factor, R: Product<T>>(
     shape: ExpertContract,
     counts: &[f32],
     dy: &[T],
     w: &[T],
-    dx: &mut [f32],
+    dx: &mut [R],
     accumulate: bool,
 ) {
     let ExpertContract { inputs, outputs } = shape;
@@ -70,12 +72,12 @@ pub fn expert_contract_input_grad<T: Factor>(
 }
 
 /// Weight gradient of [`expert_contract`]; zero for an expert without rows.
-pub fn expert_contract_weight_grad<T: Factor>(
+pub fn expert_contract_weight_grad<T: Factor, R: Product<T>>(
     shape: ExpertContract,
     counts: &[f32],
     x: &[T],
     dy: &[T],
-    dw: &mut [f32],
+    dw: &mut [R],
     accumulate: bool,
 ) {
     let ExpertContract { inputs, outputs } = shape;
@@ -83,10 +85,6 @@ pub fn expert_contract_weight_grad<T: Factor>(
         let x = &x[first * inputs..][..product.rows * inputs];
         let dy = &dy[first * outputs..][..product.rows * outputs];
         let dw = &mut dw[expert * inputs * outputs..][..inputs * outputs];
-        match product.rows {
-            0 if accumulate => {}
-            0 => dw.fill(0.0),
-            _ => linear_weight_grad(product, x, dy, dw, accumulate),
-        }
+        linear_weight_grad(product, x, dy, dw, accumulate);
     });
 }

@@ -5,39 +5,76 @@
 
 use half::bf16;
 
-use crate::gemm::{Matrix, MatrixMut, multiply, multiply_bf16};
+pub use crate::gemm::writes_bf16;
+use crate::gemm::{Matrix, MatrixMut, multiply, multiply_bf16, multiply_to_bf16};
 use crate::processor::cast::from_bf16;
 use crate::reduce::column_sums;
 use crate::simd::simd;
 
 /// Numbers that products multiply: fp32 or bfloat16, whose products are summed in fp32. bfloat16 is multiplied as
-/// such, which is faster than widened where the tier is [`Tier::Avx512Bf16`](crate::Tier::Avx512Bf16); elsewhere
-/// widen it.
-pub trait Factor: Copy + multiplied::Multiplied {}
+/// such, which is faster than widened where the tier is [`Tier::Avx512Bf16`](crate::Tier::Avx512Bf16) or
+/// [`Tier::Amx`](crate::Tier::Amx); elsewhere widen it.
+pub trait Factor: Copy {}
 
 impl Factor for f32 {}
 impl Factor for bf16 {}
 
+/// Numbers that results of products of `T` are written in: fp32, or bfloat16 where [`writes_bf16`] says so.
+pub trait Product<T: Factor>: Copy + multiplied::Multiplied<T> {}
+
+impl Product<f32> for f32 {}
+impl Product<bf16> for f32 {}
+impl Product<bf16> for bf16 {}
+
 mod multiplied {
-    use super::{Matrix, MatrixMut, bf16, multiply, multiply_bf16};
+    use super::{Matrix, MatrixMut, bf16, multiply, multiply_bf16, multiply_to_bf16};
 
-    pub trait Multiplied: Sized {
-        /// c = a b, or with `accumulate` c += a b.
+    pub trait Multiplied<T>: Sized {
+        /// c = a b + bias, or with `accumulate` c += a b + bias. The bias has an element for each column.
         #[expect(private_interfaces, reason = "nobody else has such numbers")]
-        fn multiply(a: Matrix<'_, Self>, b: Matrix<'_, Self>, c: MatrixMut<'_>, accumulate: bool);
+        fn multiply(
+            a: Matrix<'_, T>,
+            b: Matrix<'_, T>,
+            bias: Option<&[f32]>,
+            c: MatrixMut<'_, Self>,
+            accumulate: bool,
+        );
     }
 
-    impl Multiplied for f32 {
-        #[expect(private_interfaces, reason = "as of the trait")]
-        fn multiply(a: Matrix<'_>, b: Matrix<'_>, c: MatrixMut<'_>, accumulate: bool) {
-            multiply(1.0, a, b, c, accumulate);
-        }
+    /// Of results in fp32: onto the bias.
+    macro_rules! onto_bias {
+        ($factor:ty, $multiply:expr) => {
+            impl Multiplied<$factor> for f32 {
+                #[expect(private_interfaces, reason = "as of the trait")]
+                fn multiply(
+                    a: Matrix<'_, $factor>,
+                    b: Matrix<'_, $factor>,
+                    bias: Option<&[f32]>,
+                    mut c: MatrixMut<'_>,
+                    accumulate: bool,
+                ) {
+                    if let Some(bias) = bias {
+                        c.add_or_write(bias, accumulate);
+                    }
+                    $multiply(a, b, c, accumulate || bias.is_some());
+                }
+            }
+        };
     }
 
-    impl Multiplied for bf16 {
+    onto_bias!(f32, |a, b, c, accumulate| multiply(1.0, a, b, c, accumulate));
+    onto_bias!(bf16, multiply_bf16);
+
+    impl Multiplied<bf16> for bf16 {
         #[expect(private_interfaces, reason = "as of the trait")]
-        fn multiply(a: Matrix<'_, bf16>, b: Matrix<'_, bf16>, c: MatrixMut<'_>, accumulate: bool) {
-            multiply_bf16(a, b, c, accumulate);
+        fn multiply(
+            a: Matrix<'_, bf16>,
+            b: Matrix<'_, bf16>,
+            bias: Option<&[f32]>,
+            c: MatrixMut<'_, bf16>,
+            accumulate: bool,
+        ) {
+            multiply_to_bf16(a, b, bias, c, accumulate);
         }
     }
 }
@@ -88,41 +125,42 @@ impl Linear {
 }
 
 /// y = x w (+ bias, of shape `[outputs]`).
-pub fn linear<T: Factor>(shape: Linear, x: &[T], w: &[T], bias: Option<&[f32]>, y: &mut [f32]) {
+pub fn linear<T: Factor, R: Product<T>>(
+    shape: Linear,
+    x: &[T],
+    w: &[T],
+    bias: Option<&[f32]>,
+    y: &mut [R],
+) {
     shape.check(x.len(), w.len(), y.len());
     let Linear { rows, inputs, outputs, .. } = shape;
-    if let Some(bias) = bias {
-        assert_eq!(bias.len(), outputs, "a bias element for each output");
-        if outputs > 0 {
-            y.chunks_exact_mut(outputs).for_each(|y| y.copy_from_slice(bias));
-        }
-    }
+    assert!(bias.is_none_or(|bias| bias.len() == outputs), "a bias element for each output");
     let x = Matrix::new(x, rows, inputs, inputs);
     let y = MatrixMut::new(y, rows, outputs, outputs);
-    T::multiply(x, shape.weight(w), y, bias.is_some());
+    R::multiply(x, shape.weight(w), bias, y, false);
 }
 
 /// Input gradient of [`linear`]: dx = dy w^T.
-pub fn linear_input_grad<T: Factor>(
+pub fn linear_input_grad<T: Factor, R: Product<T>>(
     shape: Linear,
     dy: &[T],
     w: &[T],
-    dx: &mut [f32],
+    dx: &mut [R],
     accumulate: bool,
 ) {
     shape.check(dx.len(), w.len(), dy.len());
     let Linear { rows, inputs, outputs, .. } = shape;
     let dy = Matrix::new(dy, rows, outputs, outputs);
     let dx = MatrixMut::new(dx, rows, inputs, inputs);
-    T::multiply(dy, shape.weight(w).transposed(), dx, accumulate);
+    R::multiply(dy, shape.weight(w).transposed(), None, dx, accumulate);
 }
 
 /// Weight gradient of [`linear`]: dw = x^T dy, in the layout of the weight.
-pub fn linear_weight_grad<T: Factor>(
+pub fn linear_weight_grad<T: Factor, R: Product<T>>(
     shape: Linear,
     x: &[T],
     dy: &[T],
-    dw: &mut [f32],
+    dw: &mut [R],
     accumulate: bool,
 ) {
     shape.check(x.len(), dw.len(), dy.len());
@@ -132,11 +170,11 @@ pub fn linear_weight_grad<T: Factor>(
     match shape.layout {
         WeightLayout::InputsByOutputs => {
             let dw = MatrixMut::new(dw, inputs, outputs, outputs);
-            T::multiply(x.transposed(), dy, dw, accumulate);
+            R::multiply(x.transposed(), dy, None, dw, accumulate);
         }
         WeightLayout::OutputsByInputs => {
             let dw = MatrixMut::new(dw, outputs, inputs, inputs);
-            T::multiply(dy.transposed(), x, dw, accumulate);
+            R::multiply(dy.transposed(), x, None, dw, accumulate);
         }
     }
 }

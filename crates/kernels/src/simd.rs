@@ -29,7 +29,9 @@ macro_rules! simd {
                     portable($($arg),*)
                 }
                 match crate::tier::Tier::current() {
-                    crate::tier::Tier::Avx512 | crate::tier::Tier::Avx512Bf16 => {
+                    crate::tier::Tier::Avx512
+                    | crate::tier::Tier::Avx512Bf16
+                    | crate::tier::Tier::Amx => {
                         // SAFETY: a tier is current only if the processor has its features, which
                         // include those that `avx512` enables.
                         return unsafe { avx512($($arg),*) };

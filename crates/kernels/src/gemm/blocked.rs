@@ -14,8 +14,12 @@ use std::arch::x86_64::{__m256, __m512};
 use std::cell::RefCell;
 
 use gemm_common::cache::CACHE_INFO;
+#[cfg(target_arch = "x86_64")]
+use half::bf16;
 
 use super::operand::{Operand, Pairs};
+#[cfg(target_arch = "x86_64")]
+use super::tiles;
 use super::vector::{Four, Numbers, PairsOfBf16, Step, Vector};
 use super::{Matrix, MatrixMut};
 use crate::{Buffer, Format, Memory, processor};
@@ -50,7 +54,7 @@ fn most_columns() -> usize {
 }
 
 /// The size of the blocks that `len` is cut into evenly: a multiple of `unit`, as is `limit`.
-fn block_size(len: usize, unit: usize, limit: usize) -> usize {
+pub(super) fn block_size(len: usize, unit: usize, limit: usize) -> usize {
     len.div_ceil(len.div_ceil(limit)).next_multiple_of(unit)
 }
 
@@ -136,6 +140,22 @@ pub(super) unsafe fn pairs_by_avx512(a: Pairs, b: Pairs, c: MatrixMut, accumulat
     }
     // SAFETY: the caller promises that the processor has them.
     with_panels(|panels| unsafe { run(panels, a, b, c, accumulate) });
+}
+
+/// Likewise of bfloat16 with the tile registers of AMX, and AVX-512 around them.
+///
+/// # Safety
+/// The processor has them, and the operating system lets this process use them.
+#[cfg(target_arch = "x86_64")]
+pub(super) unsafe fn by_tiles<R: tiles::Target>(
+    a: Matrix<'_, bf16>,
+    b: Matrix<'_, bf16>,
+    bias: Option<&[f32]>,
+    c: MatrixMut<'_, R>,
+    accumulate: bool,
+) {
+    // SAFETY: the caller promises it.
+    with_panels(|panels| unsafe { tiles::multiply(panels, a, b, bias, c, accumulate) });
 }
 
 /// Likewise with what every processor has.

@@ -5,6 +5,8 @@ mod blocked;
 mod by_crate;
 mod operand;
 mod pack;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 mod vector;
 
 use half::bf16;
@@ -47,23 +49,36 @@ impl<'a, T> Matrix<'a, T> {
 }
 
 /// A writable matrix of contiguous rows.
-pub(crate) struct MatrixMut<'a> {
-    data: &'a mut [f32],
+pub(crate) struct MatrixMut<'a, T = f32> {
+    data: &'a mut [T],
     rows: usize,
     columns: usize,
     row_stride: usize,
 }
 
-impl<'a> MatrixMut<'a> {
+impl<'a, T> MatrixMut<'a, T> {
     /// Rows that are contiguous and start every `row_stride` elements.
     pub(crate) fn new(
-        data: &'a mut [f32],
+        data: &'a mut [T],
         rows: usize,
         columns: usize,
         row_stride: usize,
-    ) -> MatrixMut<'a> {
+    ) -> MatrixMut<'a, T> {
         check(data.len(), rows, columns, row_stride);
         MatrixMut { data, rows, columns, row_stride }
+    }
+}
+
+impl MatrixMut<'_> {
+    /// Writes a row to all rows, or adds it.
+    pub(crate) fn add_or_write(&mut self, row: &[f32], accumulate: bool) {
+        for number in 0..self.rows {
+            let to = &mut self.data[number * self.row_stride..][..self.columns];
+            match accumulate {
+                true => to.iter_mut().zip(row).for_each(|(to, row)| *to += row),
+                false => to.copy_from_slice(row),
+            }
+        }
     }
 }
 
@@ -81,7 +96,7 @@ fn check(len: usize, rows: usize, columns: usize, row_stride: usize) {
 
 /// # Panics
 /// If c cannot be the product of a and b.
-fn check_shapes<T>(a: &Matrix<'_, T>, b: &Matrix<'_, T>, c: &MatrixMut<'_>) {
+fn check_shapes<T, R>(a: &Matrix<'_, T>, b: &Matrix<'_, T>, c: &MatrixMut<'_, R>) {
     assert!(
         a.rows == c.rows && a.columns == b.rows && b.columns == c.columns,
         "[{}, {}] times [{}, {}] is not [{}, {}]",
@@ -102,7 +117,7 @@ pub(crate) fn multiply(scale: f32, a: Matrix, b: Matrix, c: MatrixMut, accumulat
 
 /// Whether products of bfloat16 are faster as such than widened.
 pub(crate) fn multiplies_bf16() -> bool {
-    Tier::current() == Tier::Avx512Bf16
+    matches!(Tier::current(), Tier::Avx512Bf16 | Tier::Amx)
 }
 
 /// c = a b, or with `accumulate` c += a b, in fp32. Where the processor has instructions for it, these add the products
@@ -117,6 +132,36 @@ pub(crate) fn multiply_bf16(
     multiply_bf16_by(Tier::current(), a, b, c, accumulate);
 }
 
+/// Whether products of bfloat16 of so many steps are written in bfloat16 as they are computed.
+pub fn writes_bf16(steps: usize) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return Tier::current() == Tier::Amx && steps <= tiles::MOST_STEPS;
+    #[cfg(not(target_arch = "x86_64"))]
+    return false;
+}
+
+/// c = a b + bias, which is summed in fp32 and then rounded to bfloat16; with `accumulate` that is added to what is in
+/// c, and rounded again. Both are to nearest, and numbers below the smallest normal one become 0.
+///
+/// # Panics
+/// Where [`writes_bf16`] says that it is not.
+pub(crate) fn multiply_to_bf16(
+    a: Matrix<'_, bf16>,
+    b: Matrix<'_, bf16>,
+    bias: Option<&[f32]>,
+    c: MatrixMut<'_, bf16>,
+    accumulate: bool,
+) {
+    check_shapes(&a, &b, &c);
+    assert!(writes_bf16(a.columns), "results of {} steps are in fp32", a.columns);
+    assert!(bias.is_none_or(|bias| bias.len() == c.columns), "a bias element for each column");
+    // SAFETY: the processor has the tier's features.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        blocked::by_tiles(a, b.transposed(), bias, c, accumulate);
+    }
+}
+
 /// The same with the kernels of a tier that this machine can run, for views whose shapes match.
 fn multiply_bf16_by(
     tier: Tier,
@@ -125,11 +170,16 @@ fn multiply_bf16_by(
     c: MatrixMut,
     accumulate: bool,
 ) {
+    // SAFETY: the processor has the tier's features; so below.
+    #[cfg(target_arch = "x86_64")]
+    if tier == Tier::Amx && tiles::are_faster(&a, &c) {
+        return unsafe { blocked::by_tiles(a, b.transposed(), None, c, accumulate) };
+    }
     let (a, b) = (Pairs(a), Pairs(b.transposed()));
     match tier {
-        // SAFETY: the processor has the tier's features.
+        // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Tier::Avx512Bf16 => unsafe { blocked::pairs_by_avx512(a, b, c, accumulate) },
+        Tier::Avx512Bf16 | Tier::Amx => unsafe { blocked::pairs_by_avx512(a, b, c, accumulate) },
         _ => blocked::pairs_portable(a, b, c, accumulate),
     }
 }
@@ -142,7 +192,7 @@ fn multiply_by(tier: Tier, scale: f32, a: Matrix, b: Matrix, c: MatrixMut, accum
     match tier {
         // SAFETY: the processor has the tier's features; so below.
         #[cfg(target_arch = "x86_64")]
-        Tier::Avx512 | Tier::Avx512Bf16 => unsafe {
+        Tier::Avx512 | Tier::Avx512Bf16 | Tier::Amx => unsafe {
             blocked::by_avx512(scale, a, b, c, accumulate)
         },
         // SAFETY: as above.
@@ -269,6 +319,48 @@ mod tests {
             let mut c = [0.0; 81];
             multiply_bf16_by(Tier::current(), a, b, MatrixMut::new(&mut c, 9, 9, 9), false);
             assert_eq!(c, [8.0; 81]);
+        }
+    }
+
+    #[test]
+    fn results_in_bfloat16_are_rounded_once_and_touch_nothing_else() {
+        let is_there = Tier::current() == Tier::Amx;
+        assert!(!writes_bf16(1 << 20), "such sums are of several blocks");
+        assert_eq!(writes_bf16(512), is_there);
+        for &(m, n, k) in sizes().iter().filter(|_| is_there) {
+            let [a, b, bias, before] = [m * k, k * n, n, m * (n + 3)]
+                .map(|n| integers(n, n))
+                .map(|it| it.iter().map(|it| it * 1.375).collect::<Vec<f32>>());
+            let [a16, b16] =
+                [&a, &b].map(|it| it.iter().map(|&it| bf16::from_f32(it)).collect::<Vec<_>>());
+            for bits in 0..8 {
+                let [transposed, has_bias, accumulate] = [1, 2, 4].map(|bit| bits & bit > 0);
+                let mut got: Vec<bf16> = before.iter().map(|&it| bf16::from_f32(it)).collect();
+                let mut want = got.clone();
+                for i in 0..m {
+                    for j in 0..n {
+                        let b = |l: usize| if transposed { b[j * k + l] } else { b[l * n + j] };
+                        let sum: f32 = (0..k).map(|l| a[i * k + l] * b(l)).sum();
+                        let sum = bf16::from_f32(sum + if has_bias { bias[j] } else { 0.0 });
+                        let to = &mut want[i * (n + 3) + j];
+                        *to = match accumulate {
+                            true => bf16::from_f32(to.to_f32() + sum.to_f32()),
+                            false => sum,
+                        };
+                    }
+                }
+                let b = match transposed {
+                    true => Matrix::new(&b16, n, k, k).transposed(),
+                    false => Matrix::new(&b16, k, n, n),
+                };
+                let c = MatrixMut::new(&mut got, m, n, n + 3);
+                let bias = has_bias.then_some(&bias[..]);
+                multiply_to_bf16(Matrix::new(&a16, m, k, k), b, bias, c, accumulate);
+                assert_eq!(
+                    got, want,
+                    "[{m}, {k}] times [{k}, {n}], {transposed} {has_bias} {accumulate}"
+                );
+            }
         }
     }
 

@@ -238,9 +238,14 @@ impl Device for Processor {
         let wide = |operand: &OperandSize<'_>| {
             operands::widened_elements(operand.shape.iter().product(), operand.format)
         };
-        let factors = dispatch::multiplied_in_bf16(kind, pass, |read| reads[read].format);
-        let factors = factors.into_iter().flatten().map(|factor| wide(&reads[factor]));
-        own + reads.iter().chain(writes).map(wide).sum::<usize>() - factors.sum::<usize>()
+        let (shape, format) = (|read: usize| reads[read].shape, |read: usize| reads[read].format);
+        let factors = dispatch::multiplied_in_bf16(kind, pass, format);
+        let as_they_are = dispatch::written_in_bf16(kind, pass, shape, format);
+        let is_factor = |read: usize| factors.is_some_and(|it| it.contains(&read));
+        let wide_reads = reads.iter().enumerate().filter(|&(read, _)| !is_factor(read));
+        let wide_writes = writes.iter().filter(|it| !(as_they_are && it.format == Format::Bf16));
+        own + wide_reads.map(|(_, read)| wide(read)).sum::<usize>()
+            + wide_writes.map(wide).sum::<usize>()
     }
 
     fn run(
@@ -261,6 +266,7 @@ impl Device for Processor {
         let format = |read: usize| reads[read].data.format();
         let factors = dispatch::multiplied_in_bf16(&kind, pass, format);
         let is_factor = |read: usize| factors.is_some_and(|it| it.contains(&read));
+        let as_they_are = dispatch::written_in_bf16(&kind, pass, |read| reads[read].shape, format);
         let reads: SmallVec<[dispatch::Input<'_>; 8]> = reads
             .iter()
             .enumerate()
@@ -269,7 +275,7 @@ impl Device for Processor {
         let mut results: SmallVec<[dispatch::Output<'_>; 4]> = SmallVec::new();
         let mut left: SmallVec<[operands::Rest<'_>; 4]> = SmallVec::new();
         for output in writes {
-            let (result, rest) = written(output, &mut scratch);
+            let (result, rest) = written(output, as_they_are, &mut scratch);
             results.push(result);
             left.push(rest);
         }

@@ -62,9 +62,11 @@ pub(super) fn read<'a>(
     dispatch::Input { shape: input.shape, data }
 }
 
-/// Where a kernel writes a tensor: where it belongs, or to `scratch`, which then is what is left of it.
+/// Where a kernel writes a tensor: where it belongs, or to `scratch`, which then is what is left of it. The kernel may
+/// write bfloat16 as it is.
 pub(super) fn written<'a>(
     output: &'a mut Output<'_>,
+    as_it_is: bool,
     scratch: &mut &'a mut [f32],
 ) -> (dispatch::Output<'a>, Rest<'a>) {
     let Output { shape, data, accumulate } = output;
@@ -79,6 +81,10 @@ pub(super) fn written<'a>(
         }
         Format::F32 => {
             let data = DataMut::F32(data.reborrow().elements_mut());
+            (dispatch::Output { shape, data, accumulate: *accumulate }, None)
+        }
+        Format::Bf16 if as_it_is => {
+            let data = DataMut::Bf16(data.reborrow().elements_mut());
             (dispatch::Output { shape, data, accumulate: *accumulate }, None)
         }
         _ => {

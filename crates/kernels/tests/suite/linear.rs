@@ -70,9 +70,9 @@ fn linear_and_its_gradients_match_plain_matrix_products_in_both_layouts() {
 fn a_linear_layer_without_inputs_gives_its_bias_and_zero_without_one() {
     let shape = Linear { rows: 2, inputs: 0, outputs: 2, layout: WeightLayout::InputsByOutputs };
     let mut y = [f32::NAN; 4];
-    linear::<f32>(shape, &[], &[], Some(&[1.0, 2.0]), &mut y);
+    linear::<f32, f32>(shape, &[], &[], Some(&[1.0, 2.0]), &mut y);
     assert_eq!(y, [1.0, 2.0, 1.0, 2.0]);
-    linear::<f32>(shape, &[], &[], None, &mut y);
+    linear::<f32, f32>(shape, &[], &[], None, &mut y);
     assert_eq!(y, [0.0; 4]);
 }
 
