@@ -125,13 +125,28 @@ pub struct DeviceKind {
     /// How fast matrix products run.
     pub matmul: MatmulRates,
     /// Measured `(elements, seconds)` curves of memory-bound operator classes, by
-    /// class name (`layer-norm`).
+    /// class name (`layer-norm`), in the device's full precision.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub rates: BTreeMap<String, Curve>,
     /// Measured operators that are in the main matrix products, by class name
     /// (`contract+bias.weight`), in the device's full precision. Where a class is
     /// listed here, [`DeviceKind::matmul`] is not asked.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub products: BTreeMap<String, ProductSeconds>,
+    /// The same of operators that compute in other formats. What is not listed of these is as in full precision.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub in_format: BTreeMap<Precision, FormatRates>,
+}
+
+/// What was measured of operators whose real numbers are in one format.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FormatRates {
+    /// As [`DeviceKind::rates`].
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub rates: BTreeMap<String, Curve>,
+    /// As [`DeviceKind::products`].
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub products: BTreeMap<String, ProductSeconds>,
 }
 
@@ -190,13 +205,39 @@ impl DeviceKind {
         }
     }
 
-    /// Time of a memory-bound operator of the named class over `elements`, which
+    /// What was measured of a class of operators that are in the main products, where they compute in `format`.
+    pub fn measured_product(&self, format: Precision, class: &str) -> Option<&ProductSeconds> {
+        match (self.in_format.get(&format), format) {
+            (Some(measured), _) => measured.products.get(class),
+            (None, Precision::Fp32) => self.products.get(class),
+            (None, _) => None,
+        }
+    }
+
+    /// What was measured of a class of memory-bound operators, where they compute in `format`.
+    pub fn measured_rate(&self, format: Precision, class: &str) -> Option<&Curve> {
+        let in_format = self.in_format.get(&format).and_then(|it| it.rates.get(class));
+        in_format.or_else(|| self.rates.get(class))
+    }
+
+    /// Time of a memory-bound operator of the named class over `elements` in full precision, which
     /// moves `bytes` to and from memory.
     ///
     /// From the class's measured curve if there is one, else from the bytes and the
     /// memory bandwidth, plus the launch.
     pub fn memory_bound_seconds(&self, class: &str, elements: f64, bytes: f64) -> f64 {
-        match self.rates.get(class) {
+        self.memory_bound_seconds_in(Precision::Fp32, class, elements, bytes)
+    }
+
+    /// The same where the operator computes in `format`.
+    pub fn memory_bound_seconds_in(
+        &self,
+        format: Precision,
+        class: &str,
+        elements: f64,
+        bytes: f64,
+    ) -> f64 {
+        match self.measured_rate(format, class) {
             Some(curve) => curve.seconds(elements, 0.0),
             None => {
                 self.launch_seconds + bytes / (self.memory_bytes_per_second * self.memory_reachable)

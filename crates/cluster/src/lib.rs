@@ -54,7 +54,7 @@ mod uplink;
 pub use attention_time::{AttentionPass, FusedAttention};
 pub use cluster::{Cluster, DeviceId, NodeGroup, NodeId};
 pub use curve::Curve;
-pub use device::{DeviceKind, PeakFlops, Precision};
+pub use device::{DeviceKind, FormatRates, PeakFlops, Precision};
 pub use error::ClusterError;
 pub use group_shape::GroupShape;
 pub use link::{Link, Path};

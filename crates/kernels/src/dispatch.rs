@@ -69,23 +69,26 @@ pub(crate) fn multiplied_in_bf16(
     (are_in_bf16 && gemm::multiplies_bf16()).then_some(factors)
 }
 
-/// Whether a pass writes its result in bfloat16 as it computes it, where the result is in that format. Its tensors are of
-/// these shapes and formats.
+/// Whether a pass writes its result, of this shape, in bfloat16 as it computes it, where the result is in that format. It
+/// reads tensors of these shapes and formats.
 pub(crate) fn written_in_bf16<'a>(
     kind: &OpKind,
     pass: Pass,
-    shape: impl Fn(usize) -> &'a [usize],
+    read: impl Fn(usize) -> &'a [usize],
+    written: &[usize],
     format: impl Fn(usize) -> Format,
 ) -> bool {
-    // The sums are over the last axis of this tensor.
-    let summed = match (kind, pass) {
-        (OpKind::Contract { .. } | OpKind::ExpertContract, Pass::Forward) => 0,
-        (OpKind::Contract { .. }, Pass::Input) => 1,
-        (OpKind::ExpertContract, Pass::Input) => 2,
+    if multiplied_in_bf16(kind, pass, format).is_none() {
+        return false;
+    }
+    let steps = match (kind, pass) {
+        (OpKind::Contract { .. }, Pass::Forward) => linear(read(0), read(1), written, false).inputs,
+        (OpKind::Contract { .. }, Pass::Input) => linear(written, read(0), read(1), false).outputs,
+        (OpKind::ExpertContract, Pass::Forward) => expert_shape(read(2)).inputs,
+        (OpKind::ExpertContract, Pass::Input) => expert_shape(read(1)).outputs,
         _ => return false,
     };
-    let steps = shape(summed).last().copied().unwrap_or(1);
-    multiplied_in_bf16(kind, pass, format).is_some() && gemm::writes_bf16(steps)
+    gemm::writes_bf16(steps)
 }
 
 /// `$body` of the elements of two inputs, which are both in bfloat16 or both in fp32, and of those of a result.

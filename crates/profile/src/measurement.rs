@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use shardloom_cluster::{
-    Curve, DeviceKind, Link, MatmulPoint, MatmulRates, MeasuredMatmul, NodeKind, PeakFlops,
-    Precision, Profile,
+    Curve, DeviceKind, FormatRates, Link, MatmulPoint, MatmulRates, MeasuredMatmul, NodeKind,
+    PeakFlops, Precision, Profile,
 };
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_fabric::Engine;
-use shardloom_graph::work::MatmulShape;
+use shardloom_graph::work::{MatmulShape, Pass};
 use shardloom_graph::{Extents, Graph, OpId, OpKind};
 use shardloom_kernels::optimizer::{Adafactor, AdamW, Lamb, Optimizer, Sgd};
 use shardloom_sim::{collective_rate_name, rate_name};
@@ -142,7 +142,7 @@ pub(crate) fn measure(
     let examples = examples::examples();
     let tasks = tasks(machine, plan, &examples);
     let seconds = time(engine, machine, plan, &tasks, progress)?;
-    let named = tasks.iter().map(|task| (&*task.name, task.size)).zip(seconds);
+    let named = tasks.iter().map(|task| ((task.format, &*task.name), task.size)).zip(seconds);
     profile(machine, named.filter_map(|(task, seconds)| Some((task, seconds?))))
 }
 
@@ -164,17 +164,23 @@ pub(crate) fn check(
             Size::Elements(elements) => {
                 let seconds = match &*task.name {
                     MESSAGE => profile.node.intra.transfer_seconds(4.0 * elements as f64),
-                    name => profile.device.rates.get(name)?.seconds(elements as f64, 0.0),
+                    name => {
+                        let curve = profile.device.measured_rate(task.format, name)?;
+                        curve.seconds(elements as f64, 0.0)
+                    }
                 };
                 (format!("{elements}"), seconds)
             }
             Size::Product(MatmulShape { batch, m, n, k }) => {
-                let product = profile.device.products.get(&task.name)?;
+                let product = profile.device.measured_product(task.format, &task.name)?;
                 let seconds = product.seconds(m as u64, n as u64, k as u64);
                 (format!("{m} x {n} x {k}, {batch} at once"), seconds)
             }
         };
-        let class = task.name.clone();
+        let class = match task.format {
+            Precision::Fp32 => task.name.clone(),
+            format => format!("{} in {format}", task.name),
+        };
         Some(Estimate { class, size, estimated_seconds, measured_seconds })
     });
     Ok(estimates.collect())
@@ -223,9 +229,10 @@ fn tasks<'a>(machine: &Machine, plan: &Plan, examples: &'a [Graph]) -> Vec<Task<
                 let sizes = plan.contractions.iter();
                 let each = |(&sizes, (graph, op)): (&[usize; 3], (&'a Graph, OpId))| {
                     let extents = examples::drawn(graph, op, sizes);
-                    Task::operator(&name, graph, op, pass, extents)
+                    of_each_format(&name, graph, op, pass, extents)
                 };
-                tasks.extend(sizes.zip(drawing.collect::<Vec<_>>().into_iter().cycle()).map(each));
+                let drawing: Vec<_> = drawing.collect();
+                tasks.extend(sizes.zip(drawing.into_iter().cycle()).flat_map(each));
                 continue;
             }
             OpKind::Lstm { .. } => {
@@ -234,8 +241,8 @@ fn tasks<'a>(machine: &Machine, plan: &Plan, examples: &'a [Graph]) -> Vec<Task<
             }
             _ => plan.rows.iter().map(|&rows| examples::rows(graph, rows)).collect(),
         };
-        let each = |extents| Task::operator(&name, graph, op, pass, extents);
-        tasks.extend(extents.into_iter().map(each));
+        let each = |extents| of_each_format(&name, graph, op, pass, extents);
+        tasks.extend(extents.into_iter().flat_map(each));
     }
     for (name, streaming) in streamings() {
         let each = |&elements: &usize| Task::streaming(&name, streaming, elements);
@@ -263,6 +270,20 @@ fn tasks<'a>(machine: &Machine, plan: &Plan, examples: &'a [Graph]) -> Vec<Task<
         tasks.extend(plan.messages_out.iter().max().map(message(Pairs::Together)));
     }
     tasks
+}
+
+/// Formats of operands that are measured.
+const FORMATS: [Precision; 2] = [Precision::Fp32, Precision::Bf16];
+
+/// A pass of an operator with operands in each.
+fn of_each_format<'a>(
+    name: &str,
+    graph: &'a Graph,
+    op: OpId,
+    pass: Pass,
+    extents: Extents,
+) -> [Task<'a>; 2] {
+    FORMATS.map(|format| Task::operator((name, format), graph, op, pass, extents.clone()))
 }
 
 /// Sizes of groups that train together: powers of two, and all ranks.
@@ -302,13 +323,37 @@ fn streamings() -> Vec<(String, Streaming)> {
     all
 }
 
+/// What was timed in one format: seconds by elements, and of products.
+#[derive(Default)]
+struct Measured<'a> {
+    curves: BTreeMap<&'a str, Vec<(f64, f64)>>,
+    products: BTreeMap<&'a str, Vec<TimedProduct>>,
+}
+
+impl Measured<'_> {
+    /// Operations a second of the fastest contraction.
+    fn fastest(&self) -> f64 {
+        let contractions = self.products.iter().filter(|(name, _)| name.starts_with("contract"));
+        let flops = |it: &TimedProduct| 2.0 * (it.m * it.n * it.k) as f64 / it.seconds;
+        contractions.flat_map(|(_, points)| points).map(flops).fold(0.0, f64::max)
+    }
+
+    fn rates(self) -> Result<FormatRates> {
+        let rates = self.curves.into_iter();
+        let rates = rates.map(|(name, points)| Ok((name.to_owned(), Curve::new(rising(&points))?)));
+        let products = self.products.into_iter();
+        let products = products.map(|(name, points)| (name.to_owned(), fit(&points)));
+        Ok(FormatRates { rates: rates.collect::<Result<_>>()?, products: products.collect() })
+    }
+}
+
 fn profile<'a>(
     machine: &Machine,
-    timed: impl Iterator<Item = ((&'a str, Size), f64)>,
+    timed: impl Iterator<Item = (((Precision, &'a str), Size), f64)>,
 ) -> Result<Profile> {
-    let mut curves: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
-    let mut products: BTreeMap<&str, Vec<TimedProduct>> = BTreeMap::new();
-    for ((name, size), seconds) in timed {
+    let mut measured: BTreeMap<Precision, Measured<'_>> = BTreeMap::new();
+    for (((format, name), size), seconds) in timed {
+        let Measured { curves, products } = measured.entry(format).or_default();
         match size {
             Size::Elements(elements) => {
                 curves.entry(name).or_default().push((elements as f64, seconds));
@@ -319,6 +364,10 @@ fn profile<'a>(
             }
         }
     }
+    let fastest = |format| measured.get(&format).map(Measured::fastest);
+    let [fp32, bf16] = [Precision::Fp32, Precision::Bf16].map(fastest);
+    let Measured { curves, products } =
+        measured.remove(&Precision::Fp32).expect("full precision is always timed");
     let mut curves: BTreeMap<&str, Vec<(f64, f64)>> =
         curves.into_iter().map(|(name, points)| (name, rising(&points))).collect();
     let mut take = |name| curves.remove(name).expect("launches and messages are always timed");
@@ -329,14 +378,11 @@ fn profile<'a>(
     let (elements, seconds) = *curves[COPY].last().expect("copies have sizes");
     let memory_bytes_per_second = 2.0 * size_of::<f32>() as f64 * elements / seconds;
     let plain = &products["contract.forward"];
-    let flops = |it: &TimedProduct| 2.0 * (it.m * it.n * it.k) as f64 / it.seconds;
     let points = plain.iter().map(|it| {
         let [m, n, k] = [it.m, it.n, it.k].map(|size| size as u32);
         MatmulPoint { m, n, k, seconds: it.seconds }
     });
     let matmul = MeasuredMatmul::new(Precision::Fp32, points.collect())?;
-    let fastest = products.iter().filter(|(name, _)| name.starts_with("contract"));
-    let fp32 = fastest.flat_map(|(_, points)| points).map(flops).fold(0.0, f64::max);
     let link = Link {
         latency_seconds: messages[0].1,
         bytes_per_second: memory_bytes_per_second,
@@ -365,6 +411,8 @@ fn profile<'a>(
         .map(|(name, points)| Ok((name.to_owned(), Curve::new(points)?)))
         .collect::<Result<_>>()?;
     let fits = products.iter().map(|(name, points)| ((*name).to_owned(), fit(points)));
+    let in_format = measured.into_iter().map(|(format, it)| Ok((format, it.rates()?)));
+    let in_format = in_format.collect::<Result<_>>()?;
     Ok(Profile {
         stack: None,
         source: format!(
@@ -383,10 +431,11 @@ fn profile<'a>(
             fused_attention: None,
             price_per_hour: None,
             price_to_buy: None,
-            peak_flops: PeakFlops { fp32: Some(fp32), ..PeakFlops::default() },
+            peak_flops: PeakFlops { fp32, bf16, ..PeakFlops::default() },
             matmul: MatmulRates::Measured(matmul),
             rates,
             products: fits.collect(),
+            in_format,
         },
         node: NodeKind {
             devices: machine.ranks,

@@ -52,6 +52,9 @@ impl Operand {
         let mut buffer = memory.alloc(format, held);
         memory.device().lend(buffer.view_mut(), &mut |elements| match elements {
             HostSliceMut::F32(all) => repeat(all, |i| (i * 37 % 61) as f32 / 64.0 - 0.4),
+            HostSliceMut::Bf16(all) => {
+                repeat(all, |i| bf16_bits((i * 37 % 61) as f32 / 64.0 - 0.4))
+            }
             HostSliceMut::U8(all) => repeat(all, |i| u8::from(i * 37 % 61 > 6)),
             HostSliceMut::U32(all) => repeat(all, |i| (i * 7919 % indices.max(1)) as u32),
             other => unreachable!("nothing measured is {other:?}"),
@@ -68,6 +71,7 @@ impl Operand {
             let elements = self.buffer.view_mut().slice(place);
             device.lend(elements, &mut |elements| match elements {
                 HostSliceMut::F32(all) => fill(all, |it| value(it) as f32),
+                HostSliceMut::Bf16(all) => fill(all, |it| bf16_bits(value(it) as f32)),
                 HostSliceMut::U8(all) => fill(all, |it| value(it) as u8),
                 HostSliceMut::U32(all) => fill(all, &value),
                 other => unreachable!("nothing measured is {other:?}"),
@@ -113,6 +117,11 @@ impl Operand {
         let place = self.place(call);
         self.buffer.view_mut().slice(place)
     }
+}
+
+/// The bits of a number in bfloat16, with what it has not cut off.
+fn bf16_bits(value: f32) -> u16 {
+    (value.to_bits() >> 16) as u16
 }
 
 fn fill<T>(all: &mut [T], value: impl Fn(usize) -> T) {

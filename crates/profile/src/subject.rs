@@ -24,18 +24,27 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
-    /// The operands of `pass` of `op`.
+    /// The operands of `pass` of `op`, with real numbers in `format` but for gradients of parameters, which are in
+    /// fp32 as they usually are.
     ///
     /// # Panics
     /// If the operator has no such pass.
-    pub fn new(graph: &Graph, op: OpId, pass: Pass, extents: &Extents, memory: &Memory) -> Subject {
+    pub fn new(
+        graph: &Graph,
+        op: OpId,
+        pass: Pass,
+        extents: &Extents,
+        format: Format,
+        memory: &Memory,
+    ) -> Subject {
         let node = graph.op(op);
         let indices = node.index_loop();
         let indices = indices.map_or(1, |it| extents.get(node.signature.loops[it].dim));
-        let operand = |id: ValueId, warmth| {
+        let of_format = |id: ValueId, warmth, format| {
             let value = graph.value(id);
             let format = match value.dtype {
-                shardloom_graph::DType::Real | shardloom_graph::DType::Float => Format::F32,
+                shardloom_graph::DType::Real => format,
+                shardloom_graph::DType::Float => Format::F32,
                 shardloom_graph::DType::Index => Format::U32,
                 shardloom_graph::DType::Mask => Format::U8,
             };
@@ -45,6 +54,7 @@ impl Subject {
                 None => made,
             }
         };
+        let operand = |id, warmth| of_format(id, warmth, format);
         let is_parameter = |value: ValueId| graph.value(value).parameter().is_some();
         let weights_cold = |value| if is_parameter(value) { Warmth::Cold } else { Warmth::Warm };
         let (reads, writes): (Vec<Operand>, Vec<Operand>) = match pass {
@@ -64,7 +74,8 @@ impl Subject {
                 };
                 let write = |&index: &usize| {
                     let value = node.inputs[index];
-                    operand(value, weights_cold(value))
+                    let format = if is_parameter(value) { Format::F32 } else { format };
+                    of_format(value, weights_cold(value), format)
                 };
                 let reads = gradient.reads.iter().map(read).collect();
                 (reads, gradient.produces.iter().map(write).collect())
@@ -154,7 +165,7 @@ mod tests {
         let (op, _) = graph.ops().find(|(_, op)| is_it(&op.kind)).expect("it has one");
         let (device, memory) = (processor(), Memory::new(processor()));
         let extents = Extents::global(&graph, 3);
-        let mut subject = Subject::new(&graph, op, Pass::Forward, &extents, &memory);
+        let mut subject = Subject::new(&graph, op, Pass::Forward, &extents, Format::F32, &memory);
         assert_eq!(subject.kind.name(), "relu");
         for call in 0..3 {
             let output = subject.writes[0].view_mut(call);

@@ -1,5 +1,6 @@
 //! One thing to be timed.
 
+use shardloom_cluster::Precision;
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::op::Activation;
 use shardloom_graph::work::{self, MatmulShape, Pass};
@@ -38,6 +39,8 @@ pub(crate) enum Size {
 pub(crate) struct Task<'a> {
     /// The rate class.
     pub name: String,
+    /// Of the operands.
+    pub format: Precision,
     pub size: Size,
     work: Work<'a>,
 }
@@ -51,28 +54,28 @@ enum Work<'a> {
 }
 
 impl<'a> Task<'a> {
-    /// A pass of an operator at given extents.
+    /// A pass of an operator at given extents, with real numbers in `format`.
     pub fn operator(
-        name: &str,
+        (name, format): (&str, Precision),
         graph: &'a Graph,
         op: OpId,
         pass: Pass,
         extents: Extents,
     ) -> Task<'a> {
-        let work = work::work(graph, op, pass, &extents, size_of::<f32>())
+        let work = work::work(graph, op, pass, &extents, format.bytes() as usize)
             .expect("only passes that an operator has are measured");
         let size = match work.matmul {
             Some((shape, _)) => Size::Product(shape),
             None => Size::Elements(work.elements),
         };
         let work = Work::Operator { graph, op, pass, extents, turns: work.turns };
-        Task { name: name.to_owned(), size, work }
+        Task { name: name.to_owned(), format, size, work }
     }
 
     /// A pass over `elements`.
     pub fn streaming(name: &str, streaming: Streaming, elements: usize) -> Task<'a> {
         let work = Work::Streaming { streaming, elements };
-        Task { name: name.to_owned(), size: Size::Elements(elements), work }
+        Task::in_full(name, Size::Elements(elements), work)
     }
 
     /// A collective over `elements` among groups of `members`.
@@ -84,7 +87,7 @@ impl<'a> Task<'a> {
         elements: usize,
     ) -> Task<'a> {
         let work = Work::Collective { algorithm, kind, members, elements };
-        Task { name: name.to_owned(), size: Size::Elements(elements), work }
+        Task::in_full(name, Size::Elements(elements), work)
     }
 
     /// A message of `elements`.
@@ -95,12 +98,16 @@ impl<'a> Task<'a> {
             Pairs::Together => MESSAGES_OUT,
         };
         let work = Work::Message { elements, pairs };
-        Task { name: name.to_owned(), size: Size::Elements(elements), work }
+        Task::in_full(name, Size::Elements(elements), work)
     }
 
     /// The smallest operator there is.
     pub fn launch() -> Task<'a> {
-        Task { name: LAUNCH.into(), size: Size::Elements(1), work: Work::Launch }
+        Task::in_full(LAUNCH, Size::Elements(1), Work::Launch)
+    }
+
+    fn in_full(name: &str, size: Size, work: Work<'a>) -> Task<'a> {
+        Task { name: name.to_owned(), format: Precision::Fp32, size, work }
     }
 
     /// Seconds it takes on machines of this rank's kind, if any of their ranks take part.
@@ -114,7 +121,11 @@ impl<'a> Task<'a> {
             }
             Work::Message { elements, pairs } => return links::message(*elements, *pairs, bench),
             Work::Operator { graph, op, pass, extents, .. } => {
-                let mut subject = Subject::new(graph, *op, *pass, extents, &bench.memory);
+                let format = match self.format {
+                    Precision::Bf16 => Format::Bf16,
+                    _ => Format::F32,
+                };
+                let mut subject = Subject::new(graph, *op, *pass, extents, format, &bench.memory);
                 bench.seconds(Clock::Processor, |_, call| {
                     subject.run(call);
                     Ok(())
@@ -171,7 +182,7 @@ mod tests {
         let graph = ModelSpec::parse(model).and_then(|spec| spec.graph()).expect("a model");
         let (op, _) = graph.ops().find(|(_, op)| is_it(&op.kind)).expect("it has one");
         let extents = Extents::global(&graph, samples);
-        Task::operator("task", &graph, op, Pass::Forward, extents).products()
+        Task::operator(("task", Precision::Fp32), &graph, op, Pass::Forward, extents).products()
     }
 
     #[test]

@@ -223,6 +223,10 @@ impl<'a> CostModel<'a> {
                 device.memory_bound_seconds(name, elements as f64, bytes)
             }
         };
+        // Read and written.
+        let copied = |bytes: usize| {
+            moved("copy", (full_precision_elements(bytes as f64) / 2.0).ceil() as usize, bytes)
+        };
         Ok(match &instruction.action {
             Action::Kernel { op, pass, assignment, .. } => {
                 let rows = self.rows_of(class, position, instruction, microbatch)?;
@@ -237,11 +241,8 @@ impl<'a> CostModel<'a> {
             | Action::Load { .. }
             | Action::LoadRows { .. }
             | Action::FindRows
-            | Action::Slice { .. } => moved("copy", written(), 2 * written_bytes()),
-            Action::Publish { .. } => {
-                let all = instruction.writes.iter().map(|it| elements(it.to)).sum();
-                moved("copy", all, 2 * written_bytes())
-            }
+            | Action::Slice { .. }
+            | Action::Publish { .. } => copied(2 * written_bytes()),
             Action::TakeRows => {
                 let filled = self.lookups.filled(class, instruction, &self.rows)?;
                 let part = |all: usize| (filled * all as f64) as usize;
@@ -288,7 +289,7 @@ impl<'a> CostModel<'a> {
             }
             Action::Cast => {
                 let kept = self.kept_bytes(class, position, instruction);
-                moved("copy", written(), read() + written_bytes() + kept)
+                copied(read() + written_bytes() + kept)
             }
             Action::Collective { .. }
             | Action::Send { .. }
@@ -417,7 +418,8 @@ impl<'a> CostModel<'a> {
         if !device.lanes_overlap && self.is_on_one_node(group)? {
             let rate = collective_rate_name(exchange.algorithm, exchange.kind, group.len());
             if let Some(curve) = device.rates.get(&rate) {
-                return Ok(curve.seconds(exchange.elements as f64, 0.0));
+                let bytes = (exchange.elements * exchange.element_bytes) as f64;
+                return Ok(curve.seconds(full_precision_elements(bytes), 0.0));
             }
         }
         let bytes = (exchange.elements * exchange.element_bytes) as f64;
@@ -495,8 +497,9 @@ impl<'a> CostModel<'a> {
                 pass: pass_name(pass),
             })?;
         let format = self.product_format(op);
+        let compute = matmul_precision(self.program.precision.compute);
         let rate = rate_name(self.graph, op, pass);
-        if let Some(product) = device.products.get(&rate)
+        if let Some(product) = device.measured_product(format, &rate)
             && let Some((MatmulShape { batch, m, n, k }, _)) = matmul
         {
             // Asked for the error: a device without a peak rate does not compute in this format.
@@ -515,21 +518,27 @@ impl<'a> CostModel<'a> {
             // Fused kernels skip what a mask hides.
             let keys = node.signature.inputs[1][1];
             let seen = n as f64 * visibility.seen(local.get(node.signature.loops[keys].dim));
-            let peak = device.peak_flops(matmul_precision(self.program.precision.compute))?;
+            let peak = device.peak_flops(compute)?;
             let pass = if pass == Pass::Forward { kernels.forward } else { kernels.backward };
             let of_score = (2 * count * k) as f64;
             let seconds = pass.seconds(peak, (batch * m) as f64 * seen, of_score, seen);
             return Ok(device.launch_seconds + seconds);
         }
         let traffic = stack.memory_time * stack.kernels(&rate).traffic;
-        let Some((shape, count)) = matmul.filter(|_| !device.rates.contains_key(&rate)) else {
-            return Ok(device.memory_bound_seconds(&rate, elements as f64, traffic * bytes));
+        let Some((shape, count)) =
+            matmul.filter(|_| device.measured_rate(compute, &rate).is_none())
+        else {
+            let bytes = traffic * bytes;
+            return Ok(device.memory_bound_seconds_in(compute, &rate, elements as f64, bytes));
         };
         let [batch, m, n, k] = [shape.batch, shape.m, shape.n, shape.k].map(|size| size as u64);
         let product = device.matmul_seconds(format, batch, m, n, k)?;
         let beside = match self.bytes_beside_products(op, pass, &local, real_bytes) {
             0 => 0.0,
-            bytes => device.memory_bound_seconds(&rate, elements as f64, traffic * bytes as f64),
+            bytes => {
+                let bytes = traffic * bytes as f64;
+                device.memory_bound_seconds_in(compute, &rate, elements as f64, bytes)
+            }
         };
         let count = match node.kind {
             // What a projection multiplies is counted as more of the recurrent products.
@@ -633,6 +642,11 @@ pub fn matmul_precision(compute: Number) -> Precision {
         Number::Bf16 => Precision::Bf16,
         Number::Fp16 => Precision::Fp16,
     }
+}
+
+/// As many elements as are so many bytes in full precision, in which what moves and adds them is measured.
+pub(crate) fn full_precision_elements(bytes: f64) -> f64 {
+    bytes / f64::from(Precision::Fp32.bytes())
 }
 
 fn pass_name(pass: Pass) -> &'static str {

@@ -103,6 +103,45 @@ fn attention_needs_scratch_where_probabilities_are_dropped_and_else_none() {
     }
 }
 
+/// Of linear layers forward and back, with few sums and with many, to features of one axis and of two.
+#[test]
+fn products_of_bfloat16_are_those_of_fp32_rounded_once_however_long_their_sums_are() {
+    let (device, memory) = (processor(), Memory::new(processor()));
+    let kind = OpKind::Contract { transposed: false };
+    for (inputs, features) in [(24, [1, 40]), (1500, [1, 20]), (20, [1, 1500]), (24, [30, 70])] {
+        let outputs: usize = features.iter().product();
+        let [x, w, y]: [&[usize]; 3] = [
+            &[3, 5, inputs],
+            &[inputs, features[0], features[1]],
+            &[3, 5, features[0], features[1]],
+        ];
+        for (pass, reads, written) in [(Pass::Forward, [x, w], y), (Pass::Input, [w, y], x)] {
+            let results = [Format::F32, Format::Bf16].map(|format| {
+                let size = |shape| OperandSize { shape, format };
+                let held = [reads[0], reads[1], written]
+                    .map(|shape| integers(shape.iter().product(), shape.len()))
+                    .map(|numbers| buffer(&memory, format, &numbers));
+                let [first, second, mut result] = held;
+                let elements =
+                    device.scratch_elements(&kind, pass, &reads.map(size), &[size(written)]);
+                let mut scratch = memory.alloc(Format::F32, elements);
+                device.run(
+                    Kernel { kind: &kind, pass, setting: &SETTING },
+                    &[
+                        Input { shape: reads[0], data: first.view() },
+                        Input { shape: reads[1], data: second.view() },
+                    ],
+                    &mut [Output { shape: written, data: result.view_mut(), accumulate: false }],
+                    scratch.view_mut(),
+                );
+                device.reals(result.view())
+            });
+            let [full, half] = results;
+            assert_eq!(half, rounded(&full), "{inputs} to {outputs}, {pass:?}");
+        }
+    }
+}
+
 /// The same in fp32 from the rounded operands.
 fn exact() -> Vec<f32> {
     let mut dw = vec![0.0; 21];

@@ -4,6 +4,7 @@ use shardloom_cluster::{Curve, GroupShape, Stack};
 use shardloom_collectives::{Algorithm, Kind};
 
 use super::place::Place;
+use crate::cost::full_precision_elements;
 
 /// One kind of collective over one group.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +38,9 @@ impl<'c> Collective<'c> {
     pub fn seconds(&self, elements: f64) -> f64 {
         match self.measured {
             _ if self.shape.members <= 1 || elements <= 0.0 => 0.0,
-            Some(curve) => curve.seconds(elements, 0.0),
+            Some(curve) => {
+                curve.seconds(full_precision_elements(elements * self.element_bytes), 0.0)
+            }
             None => {
                 let bytes = elements * self.element_bytes;
                 let seconds = |algorithm| {

@@ -8,6 +8,7 @@ use super::collective::Collective;
 use super::parameters::{BUCKETS, Parameters, is_of_context, is_partial, is_split};
 use super::place::Place;
 use super::table::{BlockTable, SplitTable};
+use crate::cost::full_precision_elements;
 use crate::held::copy_bytes;
 
 /// What does not change between the stages of a candidate.
@@ -160,8 +161,9 @@ impl<'c> Terms<'_, 'c> {
             self.place.memory_bound_seconds(self.update_rate, elements, elements * moved);
         if precision.master && elements > 0.0 {
             // The weights in use are made of those that were updated.
-            let cast = (updated + precision.compute.bytes()) as f64;
-            seconds += self.place.memory_bound_seconds("copy", elements, elements * cast);
+            let cast = elements * (updated + precision.compute.bytes()) as f64;
+            let copied = full_precision_elements(cast) / 2.0;
+            seconds += self.place.memory_bound_seconds("copy", copied, cast);
         }
         let rounds = optimizer.statistics_rounds() as f64;
         if rounds > 0.0 {
