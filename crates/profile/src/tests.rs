@@ -83,11 +83,13 @@ fn every_pass_of_every_operator_of_the_families_is_measured() {
             let name = rate_name(&graph, op, pass);
             let work = work::work(&graph, op, pass, &extents, 4).expect("the pass exists");
             let device = &PROFILE.device;
+            let in_bf16 = &device.in_format[&Precision::Bf16];
             let found = match work.matmul {
-                Some(_) => device.products.contains_key(&name),
-                None => device.rates.contains_key(&name),
+                Some(_) => [&device.products, &in_bf16.products].map(|it| it.contains_key(&name)),
+                None => [&device.rates, &in_bf16.rates].map(|it| it.contains_key(&name)),
             };
-            assert!(found, "{} of {}: no rate {name}", graph.op(op).name, graph.name());
+            let name = format!("{name} of {} of {}", graph.op(op).name, graph.name());
+            assert_eq!(found, [true; 2], "a rate of {name} in fp32 and in bf16");
         }
     }
 }

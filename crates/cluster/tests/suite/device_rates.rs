@@ -2,8 +2,8 @@
 
 use proptest::{prelude::*, test_runner::RngSeed};
 use shardloom_cluster::{
-    AnalyticMatmul, Cluster, Curve, DeviceId, DeviceKind, Link, MatmulPoint, MatmulRates,
-    MeasuredMatmul, Path, PeakFlops, Precision, Profile, Tile,
+    AnalyticMatmul, Cluster, Curve, DeviceId, DeviceKind, FormatRates, Link, MatmulPoint,
+    MatmulRates, MeasuredMatmul, Path, PeakFlops, Precision, ProductSeconds, Profile, Tile,
 };
 
 fn device(name: &str) -> DeviceKind {
@@ -241,6 +241,39 @@ fn a_memory_bound_operator_follows_its_curve_or_its_bytes() {
     device.rates.insert("layer-norm".into(), Curve::new(vec![(1e9, 0.25)]).unwrap());
     close(device.memory_bound_seconds("layer-norm", 2e9, 3e9), 0.5);
     close(device.memory_bound_seconds("softmax", 1e9, 3e9), by_bytes);
+}
+
+#[test]
+fn what_was_measured_in_a_format_is_for_that_format_and_the_rest_as_in_full_precision() {
+    let mut device = device("h200");
+    let product = |seconds| ProductSeconds::from([0.0, 0.0, 0.0, 0.0, seconds]);
+    let curve = |seconds| Curve::new(vec![(1e6, seconds)]).unwrap();
+    device.rates.insert("layer-norm".into(), curve(0.25));
+    device.rates.insert("norm".into(), curve(0.5));
+    let in_bf16 = FormatRates {
+        rates: [("layer-norm".to_owned(), curve(0.125))].into(),
+        products: [("contract.forward".to_owned(), product(1e-12))].into(),
+    };
+    device.in_format.insert(Precision::Bf16, in_bf16);
+    device.products.insert("contract.forward".into(), product(4e-12));
+    device.products.insert("contract.weight".into(), product(4e-12));
+    for (format, norm) in
+        [(Precision::Fp32, 0.25), (Precision::Bf16, 0.125), (Precision::Fp16, 0.25)]
+    {
+        close(device.memory_bound_seconds_in(format, "layer-norm", 1e6, 1.0), norm);
+        close(device.memory_bound_seconds_in(format, "norm", 1e6, 1.0), 0.5);
+    }
+    close(device.memory_bound_seconds("layer-norm", 1e6, 1.0), 0.25);
+    let seconds = |format, class: &str| {
+        device.measured_product(format, class).map(|it| it.seconds(10, 10, 10))
+    };
+    assert_eq!(seconds(Precision::Fp32, "contract.forward"), Some(4e-9));
+    assert_eq!(seconds(Precision::Bf16, "contract.forward"), Some(1e-9));
+    // What is not measured in a format is not taken to be as fast as in another.
+    assert_eq!(seconds(Precision::Bf16, "contract.weight"), None);
+    assert_eq!(seconds(Precision::Fp16, "contract.forward"), None);
+    let text = toml::to_string(&device).unwrap();
+    assert_eq!(toml::from_str::<DeviceKind>(&text).unwrap(), device);
 }
 
 #[test]

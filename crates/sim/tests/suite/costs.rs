@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use crate::scenario::{cores, exchanged, gpt, h100, lowered, narrow, uniform};
 use shardloom_cluster::{
-    AttentionPass, Cluster, Curve, DeviceId, FusedAttention, NodeGroup, Precision as Format,
+    AttentionPass, Cluster, Curve, DeviceId, FormatRates, FusedAttention, NodeGroup,
+    Precision as Format,
 };
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::work::Pass;
@@ -281,6 +282,52 @@ fn a_device_without_the_precision_is_named() {
     let forward = find(&program, computes(&graph, Pass::Forward, contracts));
     let error = costs.local_seconds(ClassId(0), 0, forward).expect_err("cores have no bf16");
     assert_eq!(error.to_string(), "cores has no bf16 rate; it has fp32");
+}
+
+#[test]
+fn operators_of_16_bits_take_what_was_measured_in_16_bits_and_copies_and_collectives_what_their_bytes_do()
+ {
+    let graph = gpt(2, false);
+    let in_bf16 = lowered(&graph, &uniform(1, 2, 1, 1));
+    let (_, in_fp32) = two_cores(0, Optimizer::default());
+    let cluster =
+        with_rates(&[("layer-norm.forward", 3e-9), ("copy", 2e-9), ("direct.all-reduce.2", 1e-9)]);
+    let mut groups = cluster.groups().to_vec();
+    let device = &mut groups[0].profile.device;
+    device.peak_flops.bf16 = Some(1e12);
+    let curve = Curve::new(vec![(1.0, 1e-9)]).expect("a curve");
+    device.in_format.insert(
+        Format::Bf16,
+        FormatRates {
+            rates: [("layer-norm.forward".to_owned(), curve)].into(),
+            products: [("contract+bias.forward".to_owned(), [0.0, 0.0, 0.0, 0.0, 1e-9].into())]
+                .into(),
+        },
+    );
+    let cluster = Cluster::new(groups).expect("a cluster");
+    let norms = |kind: &OpKind| matches!(kind, OpKind::LayerNorm { .. });
+    let contracts = |kind: &OpKind| matches!(kind, OpKind::Contract { .. });
+    let of = |program: &Program, wanted: &dyn Fn(&Action) -> bool| {
+        seconds(&graph, &cluster, program, find(program, wanted))
+    };
+    // 32 positions of one sample, 64 wide.
+    let norm = computes(&graph, Pass::Forward, norms);
+    close(of(&in_fp32, &norm), 32.0 * 64.0 * 3e-9);
+    close(of(&in_bf16, &norm), 32.0 * 64.0 * 1e-9);
+    close(of(&in_bf16, &computes(&graph, Pass::Forward, contracts)), 32.0 * 64.0 * 64.0 * 1e-9);
+    // Masters are read and weights written: 6 bytes an element, of 8 that a copy in fp32 has.
+    let cast = find(&in_bf16, |action| matches!(action, Action::Cast));
+    let elements = in_bf16.classes[0].view_range(cast.writes[0].to, 0).len() as f64;
+    close(seconds(&graph, &cluster, &in_bf16, cast), 0.75 * elements * 2e-9);
+    let costs = CostModel::new(&graph, &cluster, &in_bf16);
+    let reduced = |element_bytes| {
+        let (kind, group, algorithm) = (Kind::AllReduce, Group::World, Algorithm::Direct);
+        let exchange = Exchange { kind, group, elements: 1000, element_bytes, algorithm };
+        let devices = [DeviceId(0), DeviceId(1)];
+        costs.collective_seconds(&exchange, &devices, 1).expect("it has a cost")
+    };
+    close(reduced(4), 1000.0 * 1e-9);
+    close(reduced(2), 500.0 * 1e-9);
 }
 
 #[test]
