@@ -17,6 +17,8 @@ use std::ops::Range;
 
 use crate::elementary::{exp, tanh};
 use crate::gemm::{Matrix, MatrixMut, multiply};
+use crate::matmul::multiplied::Multiplied;
+use crate::matmul::{Factor, Product};
 use crate::reduce::{max, sum, sum_pairs};
 use crate::simd::simd;
 
@@ -194,7 +196,7 @@ impl Attention {
     }
 
     /// The tile's rows of `q` or `o`.
-    fn query<'a>(&self, tile: &Tile, q: &'a [f32]) -> Matrix<'a> {
+    fn query<'a, T>(&self, tile: &Tile, q: &'a [T]) -> Matrix<'a, T> {
         Matrix::new(&q[tile.query_at..], tile.rows, self.head_dim, self.query_stride())
     }
 
@@ -203,7 +205,7 @@ impl Attention {
     }
 
     /// The keys or values the tile sees.
-    fn key<'a>(&self, tile: &Tile, k: &'a [f32]) -> Matrix<'a> {
+    fn key<'a, T>(&self, tile: &Tile, k: &'a [T]) -> Matrix<'a, T> {
         Matrix::new(&k[tile.key_at..], tile.seen, self.head_dim, self.key_stride())
     }
 
@@ -239,7 +241,7 @@ impl Tile {
 
 /// p = softmax over keys of the scores scale q k^T, capped where they are, and exactly 0 where a key is not
 /// seen.
-pub fn probs(shape: &Attention, q: &[f32], k: &[f32], scores: Scores, p: &mut [f32]) {
+pub fn probs<T: Factor>(shape: &Attention, q: &[T], k: &[T], scores: Scores, p: &mut [f32]) {
     shape.check(&[q.len()], &[k.len()], &[p.len()]);
     if shape.is_empty() {
         return;
@@ -248,7 +250,7 @@ pub fn probs(shape: &Attention, q: &[f32], k: &[f32], scores: Scores, p: &mut [f
         let p = &mut p[tile.elements(shape.keys)];
         let target = MatrixMut::new(&mut p[tile.first_key..], tile.rows, tile.seen, shape.keys);
         let k = shape.key(&tile, k).transposed();
-        multiply(scores.scale, shape.query(&tile, q), k, target, false);
+        T::multiply(scores.scale, shape.query(&tile, q), k, target);
         if let Some(cap) = scores.cap {
             cap_rows(p, shape.keys, tile.columns(), cap);
         }
@@ -313,6 +315,7 @@ pub fn context(
     o: &mut [f32],
     scratch: &mut [f32],
 ) {
+    let Some(dropout) = dropout else { return whole_context(shape, p, v, o) };
     shape.check(&[o.len()], &[v.len()], &[p.len()]);
     if shape.is_empty() {
         o.fill(0.0);
@@ -321,6 +324,19 @@ pub fn context(
     for tile in shape.tiles() {
         let p = shape.dropped(&tile, p, dropout, scratch);
         multiply(1.0, p, shape.key(&tile, v), shape.query_mut(&tile, o), false);
+    }
+}
+
+/// o = p v.
+pub fn whole_context<T: Factor>(shape: &Attention, p: &[T], v: &[T], o: &mut [f32]) {
+    shape.check(&[o.len()], &[v.len()], &[p.len()]);
+    if shape.is_empty() {
+        o.fill(0.0);
+        return;
+    }
+    for tile in shape.tiles() {
+        let p = shape.seen(&tile, p);
+        T::multiply(1.0, p, shape.key(&tile, v), shape.query_mut(&tile, o));
     }
 }
 
@@ -341,7 +357,50 @@ pub fn context_input_grad(
     accumulate_p: bool,
     accumulate_v: bool,
 ) {
-    shape.check(&[d_o.len()], &[v.len(), dv.len()], &[p.len(), dp.len()]);
+    let Some(dropout) = dropout else {
+        return whole_context_input_grad(shape, p, v, d_o, dp, dv, accumulate_p, accumulate_v);
+    };
+    shape.check_gradients(p, v, d_o, dp, dv);
+    if !accumulate_v {
+        dv.fill(0.0);
+    }
+    if shape.is_empty() {
+        if !accumulate_p {
+            dp.fill(0.0);
+        }
+        return;
+    }
+    let Dropout { mask, keep_scale } = dropout;
+    let keys = shape.keys;
+    for tile in shape.tiles() {
+        let d_o = shape.query(&tile, d_o);
+        let dropped = shape.dropped(&tile, p, dropout, scratch);
+        multiply(1.0, dropped.transposed(), d_o, shape.key_mut(&tile, dv), true);
+
+        let range = tile.elements(keys);
+        let product = &mut scratch[..tile.rows * tile.seen];
+        let target = MatrixMut::new(product, tile.rows, tile.seen, tile.seen);
+        multiply(1.0, d_o, shape.key(&tile, v).transposed(), target, false);
+        let (columns, dp) = (tile.columns(), &mut dp[range.clone()]);
+        mask_rows_grad(product, columns, &mask[range], keep_scale, keys, dp, accumulate_p);
+        clear_unseen(dp, keys, tile.sight, 0);
+    }
+}
+
+/// The same of [`whole_context`].
+pub fn whole_context_input_grad<T: Factor>(
+    shape: &Attention,
+    p: &[T],
+    v: &[T],
+    d_o: &[T],
+    dp: &mut [f32],
+    dv: &mut [f32],
+    accumulate_p: bool,
+    accumulate_v: bool,
+) where
+    f32: Product<T>,
+{
+    shape.check_gradients(p, v, d_o, dp, dv);
     if !accumulate_v {
         dv.fill(0.0);
     }
@@ -354,49 +413,40 @@ pub fn context_input_grad(
     let keys = shape.keys;
     for tile in shape.tiles() {
         let d_o = shape.query(&tile, d_o);
-        let dropped = shape.dropped(&tile, p, dropout, scratch);
-        multiply(1.0, dropped.transposed(), d_o, shape.key_mut(&tile, dv), true);
-
-        let range = tile.elements(keys);
+        let p = shape.seen(&tile, p).transposed();
+        <f32 as Multiplied<T>>::multiply(p, d_o, None, shape.key_mut(&tile, dv), true);
+        let dp = &mut dp[tile.elements(keys)];
+        let target = MatrixMut::new(&mut dp[tile.first_key..], tile.rows, tile.seen, keys);
         let v = shape.key(&tile, v).transposed();
-        let dp = &mut dp[range.clone()];
-        match dropout {
-            Some(Dropout { mask, keep_scale }) => {
-                let product = &mut scratch[..tile.rows * tile.seen];
-                let target = MatrixMut::new(product, tile.rows, tile.seen, tile.seen);
-                multiply(1.0, d_o, v, target, false);
-                let columns = tile.columns();
-                mask_rows_grad(product, columns, &mask[range], keep_scale, keys, dp, accumulate_p);
-            }
-            None => {
-                let target = &mut dp[tile.first_key..];
-                let target = MatrixMut::new(target, tile.rows, tile.seen, keys);
-                multiply(1.0, d_o, v, target, accumulate_p);
-            }
-        }
+        <f32 as Multiplied<T>>::multiply(d_o, v, None, target, accumulate_p);
         clear_unseen(dp, keys, tile.sight, 0);
     }
 }
 
 impl Attention {
-    /// The tile's probabilities under dropout, of the keys it sees.
+    /// The tile's probabilities, of the keys it sees.
+    fn seen<'a, T>(&self, tile: &Tile, p: &'a [T]) -> Matrix<'a, T> {
+        let p = &p[tile.elements(self.keys)][tile.first_key..];
+        Matrix::new(p, tile.rows, tile.seen, self.keys)
+    }
+
+    /// The same under dropout.
     fn dropped<'a>(
         &self,
         tile: &Tile,
-        p: &'a [f32],
-        dropout: Option<Dropout>,
+        p: &[f32],
+        Dropout { mask, keep_scale }: Dropout,
         scratch: &'a mut [f32],
     ) -> Matrix<'a> {
         let range = tile.elements(self.keys);
+        let dropped = &mut scratch[..tile.rows * tile.seen];
         let p = &p[range.clone()];
-        match dropout {
-            Some(Dropout { mask, keep_scale }) => {
-                let dropped = &mut scratch[..tile.rows * tile.seen];
-                mask_rows(p, &mask[range], keep_scale, self.keys, tile.columns(), dropped);
-                Matrix::new(dropped, tile.rows, tile.seen, tile.seen)
-            }
-            None => Matrix::new(&p[tile.first_key..], tile.rows, tile.seen, self.keys),
-        }
+        mask_rows(p, &mask[range], keep_scale, self.keys, tile.columns(), dropped);
+        Matrix::new(dropped, tile.rows, tile.seen, tile.seen)
+    }
+
+    fn check_gradients<T>(&self, p: &[T], v: &[T], d_o: &[T], dp: &[f32], dv: &[f32]) {
+        self.check(&[d_o.len()], &[v.len(), dv.len()], &[p.len(), dp.len()]);
     }
 }
 

@@ -52,21 +52,25 @@ pub(crate) enum Data<'a> {
     U32(&'a [u32]),
 }
 
-/// Which two of the tensors that a pass reads, of these formats, it multiplies in bfloat16 as they are, if it does. All
-/// others it takes in fp32.
+/// Which of the tensors that a pass reads, of these formats, it multiplies in bfloat16 as they are. All others it takes
+/// in fp32.
 pub(crate) fn multiplied_in_bf16(
     kind: &OpKind,
     pass: Pass,
     format: impl Fn(usize) -> Format,
-) -> Option<[usize; 2]> {
-    let factors = match (kind, pass) {
-        (OpKind::Contract { .. }, _) => [0, 1],
-        (OpKind::ExpertContract, Pass::Forward | Pass::Weight) => [0, 2],
-        (OpKind::ExpertContract, Pass::Input) => [1, 2],
-        _ => return None,
+) -> &'static [usize] {
+    let factors: &[usize] = match (kind, pass) {
+        (OpKind::Contract { .. }, _) => &[0, 1],
+        (OpKind::ExpertContract, Pass::Forward | Pass::Weight) => &[0, 2],
+        (OpKind::ExpertContract, Pass::Input) => &[1, 2],
+        (OpKind::AttentionProbs { .. }, Pass::Forward) => &[0, 1],
+        // What is kept under dropout is scaled, in fp32.
+        (OpKind::AttentionContext { probability: 0.0, .. }, Pass::Forward) => &[0, 1],
+        (OpKind::AttentionContext { probability: 0.0, .. }, Pass::Input) => &[0, 1, 2],
+        _ => return &[],
     };
     let are_in_bf16 = factors.iter().all(|&factor| format(factor) == Format::Bf16);
-    (are_in_bf16 && gemm::multiplies_bf16()).then_some(factors)
+    if are_in_bf16 && gemm::multiplies_bf16() { factors } else { &[] }
 }
 
 /// Whether a pass writes its result, of this shape, in bfloat16 as it computes it, where the result is in that format. It
@@ -78,7 +82,7 @@ pub(crate) fn written_in_bf16<'a>(
     written: &[usize],
     format: impl Fn(usize) -> Format,
 ) -> bool {
-    if multiplied_in_bf16(kind, pass, format).is_none() {
+    if multiplied_in_bf16(kind, pass, format).is_empty() {
         return false;
     }
     let steps = match (kind, pass) {
@@ -355,13 +359,21 @@ fn forward(
         (OpKind::AttentionProbs { visibility, scale, soft_cap }, [q, k], [p]) => {
             let shape = attention_shape(p.shape, k.shape, visible(*visibility, setting));
             let scores = Scores { scale: *scale, cap: *soft_cap };
-            attention::probs(&shape, q.f32(), k.f32(), scores, p.f32());
+            match (q.data, k.data) {
+                (Data::Bf16(q), Data::Bf16(k)) => attention::probs(&shape, q, k, scores, p.f32()),
+                _ => attention::probs(&shape, q.f32(), k.f32(), scores, p.f32()),
+            }
         }
         (OpKind::AttentionContext { visibility, .. }, [p, v], [o, rest @ ..]) => {
             let shape = attention_shape(p.shape, v.shape, visible(*visibility, setting));
             let mask = rest.first_mut().map(|mask| Dropout { mask: mask.u8(), keep_scale });
             let scratch = &mut scratch[..context_scratch(&shape, mask.is_some())];
-            attention::context(&shape, p.f32(), mask, v.f32(), o.f32(), scratch);
+            match (p.data, v.data) {
+                (Data::Bf16(p), Data::Bf16(v)) => {
+                    attention::whole_context(&shape, p, v, o.f32());
+                }
+                _ => attention::context(&shape, p.f32(), mask, v.f32(), o.f32(), scratch),
+            }
         }
         (OpKind::FusedAttention { visibility, scale, soft_cap, .. }, [q, k, v], [o]) => {
             let shape = fused_shape(q.shape, k.shape, visible(*visibility, setting));
@@ -552,6 +564,11 @@ fn input_gradient(
             let shape = attention_shape(p.shape, v.shape, visible(*visibility, setting));
             let mask = masks.first().map(|mask| Dropout { mask: mask.u8(), keep_scale });
             let scratch = &mut scratch[..context_scratch(&shape, mask.is_some())];
+            if let (Data::Bf16(p), Data::Bf16(v), Data::Bf16(d_o)) = (p.data, v.data, d_o.data) {
+                let (dp, dv, [add_p, add_v]) = (dp.f32(), dv.f32(), [accumulate[0], accumulate[1]]);
+                attention::whole_context_input_grad(&shape, p, v, d_o, dp, dv, add_p, add_v);
+                return;
+            }
             attention::context_input_grad(
                 &shape,
                 p.f32(),

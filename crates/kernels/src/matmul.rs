@@ -6,7 +6,9 @@
 use half::bf16;
 
 pub use crate::gemm::writes_bf16;
-use crate::gemm::{Matrix, MatrixMut, multiply, multiply_bf16, multiply_to_bf16};
+use crate::gemm::{
+    Matrix, MatrixMut, multiply, multiply_bf16, multiply_bf16_scaled, multiply_to_bf16,
+};
 use crate::processor::cast::from_bf16;
 use crate::reduce::column_sums;
 use crate::simd::simd;
@@ -14,20 +16,42 @@ use crate::simd::simd;
 /// Numbers that products multiply: fp32 or bfloat16, whose products are summed in fp32. bfloat16 is multiplied as
 /// such, which is faster than widened where the tier is [`Tier::Avx512Bf16`](crate::Tier::Avx512Bf16) or
 /// [`Tier::Amx`](crate::Tier::Amx); elsewhere widen it.
-pub trait Factor: Copy {}
+pub trait Factor: Copy + multiplied::Scaled {}
 
 impl Factor for f32 {}
 impl Factor for bf16 {}
 
 /// Numbers that results of products of `T` are written in: fp32, or bfloat16 where [`writes_bf16`] says so.
-pub trait Product<T: Factor>: Copy + multiplied::Multiplied<T> {}
+pub trait Product<T>: Copy + multiplied::Multiplied<T> {}
 
 impl Product<f32> for f32 {}
 impl Product<bf16> for f32 {}
 impl Product<bf16> for bf16 {}
 
-mod multiplied {
-    use super::{Matrix, MatrixMut, bf16, multiply, multiply_bf16, multiply_to_bf16};
+pub(crate) mod multiplied {
+    use super::{
+        Matrix, MatrixMut, bf16, multiply, multiply_bf16, multiply_bf16_scaled, multiply_to_bf16,
+    };
+
+    pub trait Scaled: Sized {
+        /// c = scale a b.
+        #[expect(private_interfaces, reason = "nobody else has such numbers")]
+        fn multiply(scale: f32, a: Matrix<'_, Self>, b: Matrix<'_, Self>, c: MatrixMut<'_>);
+    }
+
+    impl Scaled for f32 {
+        #[expect(private_interfaces, reason = "as of the trait")]
+        fn multiply(scale: f32, a: Matrix<'_>, b: Matrix<'_>, c: MatrixMut<'_>) {
+            multiply(scale, a, b, c, false);
+        }
+    }
+
+    impl Scaled for bf16 {
+        #[expect(private_interfaces, reason = "as of the trait")]
+        fn multiply(scale: f32, a: Matrix<'_, bf16>, b: Matrix<'_, bf16>, c: MatrixMut<'_>) {
+            multiply_bf16_scaled(scale, a, b, c);
+        }
+    }
 
     pub trait Multiplied<T>: Sized {
         /// c = a b + bias, or with `accumulate` c += a b + bias. The bias has an element for each column.

@@ -70,6 +70,20 @@ impl<'a, T> MatrixMut<'a, T> {
 }
 
 impl MatrixMut<'_> {
+    /// The same for a shorter time.
+    fn reborrow(&mut self) -> MatrixMut<'_> {
+        let MatrixMut { ref mut data, rows, columns, row_stride } = *self;
+        MatrixMut { data, rows, columns, row_stride }
+    }
+
+    /// Multiplies all elements.
+    fn scale(&mut self, by: f32) {
+        for number in 0..self.rows {
+            let row = &mut self.data[number * self.row_stride..][..self.columns];
+            row.iter_mut().for_each(|it| *it *= by);
+        }
+    }
+
     /// Writes a row to all rows, or adds it.
     pub(crate) fn add_or_write(&mut self, row: &[f32], accumulate: bool) {
         for number in 0..self.rows {
@@ -130,6 +144,17 @@ pub(crate) fn multiply_bf16(
 ) {
     check_shapes(&a, &b, &c);
     multiply_bf16_by(Tier::current(), a, b, c, accumulate);
+}
+
+/// c = scale a b of bfloat16, in fp32.
+pub(crate) fn multiply_bf16_scaled(
+    scale: f32,
+    a: Matrix<'_, bf16>,
+    b: Matrix<'_, bf16>,
+    mut c: MatrixMut,
+) {
+    multiply_bf16(a, b, c.reborrow(), false);
+    c.scale(scale);
 }
 
 /// Whether products of bfloat16 of so many steps are written in bfloat16 as they are computed.

@@ -241,7 +241,7 @@ impl Device for Processor {
         let (shape, format) = (|read: usize| reads[read].shape, |read: usize| reads[read].format);
         let factors = dispatch::multiplied_in_bf16(kind, pass, format);
         let as_they_are = dispatch::written_in_bf16(kind, pass, shape, writes[0].shape, format);
-        let is_factor = |read: usize| factors.is_some_and(|it| it.contains(&read));
+        let is_factor = |read: usize| factors.contains(&read);
         let wide_reads = reads.iter().enumerate().filter(|&(read, _)| !is_factor(read));
         let wide_writes = writes.iter().filter(|it| !(as_they_are && it.format == Format::Bf16));
         own + wide_reads.map(|(_, read)| wide(read)).sum::<usize>()
@@ -265,7 +265,7 @@ impl Device for Processor {
         };
         let format = |read: usize| reads[read].data.format();
         let factors = dispatch::multiplied_in_bf16(&kind, pass, format);
-        let is_factor = |read: usize| factors.is_some_and(|it| it.contains(&read));
+        let is_factor = |read: usize| factors.contains(&read);
         let as_they_are =
             dispatch::written_in_bf16(&kind, pass, |it| reads[it].shape, writes[0].shape, format);
         let reads: SmallVec<[dispatch::Input<'_>; 8]> = reads

@@ -455,3 +455,42 @@ fn layers_and_experts_come_to_the_same_of_bfloat16_as_of_fp32_where_sums_are_exa
     assert_eq!(found, come_to(Format::F32));
     assert!(found.iter().flatten().flatten().any(|it| *it != 0.0));
 }
+
+/// With as many queries as make several tiles, more keys than a register has, and groups of queries.
+#[test]
+fn attention_comes_to_the_same_of_bfloat16_as_of_fp32_where_sums_are_exact() {
+    let (batch, count, heads, group, width) = (2, 70, 2, 3, 24);
+    let of_q = [batch, count, heads, group, width];
+    let of_k = [batch, count, heads, width];
+    let of_p = [batch, heads, group, count, count];
+    let numbers = |shape: &[usize], seed| integers(shape.iter().product(), seed);
+    let [q, k, v, p, d_o] = [
+        numbers(&of_q, 1),
+        numbers(&of_k, 2),
+        numbers(&of_k, 3),
+        numbers(&of_p, 4),
+        numbers(&of_q, 5),
+    ];
+    for visibility in [Visibility::All, Visibility::Causal, Visibility::Window { positions: 33 }] {
+        let probs = |soft_cap| OpKind::AttentionProbs { visibility, scale: 0.125, soft_cap };
+        let context = |probability| OpKind::AttentionContext { visibility, probability };
+        let come_to = |format: Format| {
+            let [q, k, v, p, d_o] = [
+                (&of_q[..], &q[..], format),
+                (&of_k[..], &k[..], format),
+                (&of_k[..], &v[..], format),
+                (&of_p[..], &p[..], format),
+                (&of_q[..], &d_o[..], format),
+            ];
+            [
+                written(&probs(None), Pass::Forward, &[q, k], &[&of_p]),
+                written(&probs(Some(2.0)), Pass::Forward, &[q, k], &[&of_p]),
+                written(&context(0.0), Pass::Forward, &[p, v], &[&of_q]),
+                written(&context(0.0), Pass::Input, &[p, v, d_o], &[&of_p, &of_k]),
+            ]
+        };
+        let found = come_to(Format::Bf16);
+        assert_eq!(found, come_to(Format::F32));
+        assert!(found.iter().all(|it| it[0].iter().any(|it| *it != 0.0)));
+    }
+}
