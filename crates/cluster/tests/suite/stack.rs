@@ -1,7 +1,8 @@
 //! Software stacks: presets, files and what they refuse.
 
 use shardloom_cluster::{
-    Attention, Cluster, Kernels, PlanDefaults, Residuals, Stack, StepGroup, StepKind,
+    Attention, BetweenNodes, Cluster, Host, Kernels, PlanDefaults, Residuals, Stack, StepGroup,
+    StepKind,
 };
 
 #[test]
@@ -83,6 +84,37 @@ fn what_no_stack_can_have_is_refused_by_its_key() {
     assert!(wrong(steep).contains("from 0 to 3"));
     let large = "[operators]\n\"gelu.forward\" = { workspace = 1e13 }";
     assert!(wrong(large).contains("from 0 to 1000"));
+}
+
+#[test]
+fn a_host_launches_where_any_of_what_it_does_takes_time() {
+    let none = Host::default();
+    assert!(!none.launches());
+    // Between steps it pauses only where it waits for them.
+    assert!(!Host { step_seconds: 1e-3, waits_for_steps: false, ..none }.launches());
+    for (number, alone) in [
+        Host { kernel_seconds: 1e-6, ..none },
+        Host { communication_seconds: 1e-6, ..none },
+        Host { between_nodes: BetweenNodes { seconds: 1e-6, exponent: 1.0 }, ..none },
+        Host { share_seconds: 1e-6, ..none },
+        Host { step_seconds: 1e-6, waits_for_steps: true, ..none },
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        assert!(alone.launches(), "number {number}");
+    }
+}
+
+#[test]
+fn a_collective_takes_the_host_longer_by_its_members_only_where_messages_cross_nodes() {
+    let between_nodes = BetweenNodes { seconds: 1e-6, exponent: 2.0 };
+    let host = Host { communication_seconds: 2e-6, between_nodes, ..Host::default() };
+    for (members, squared) in [(1, 1.0), (2, 4.0), (4, 16.0)] {
+        assert_eq!(host.collective_seconds(members, false), 2e-6);
+        let crossing = host.collective_seconds(members, true);
+        assert!((crossing / (2e-6 + squared * 1e-6) - 1.0).abs() < 1e-12, "{members}: {crossing}");
+    }
 }
 
 #[test]

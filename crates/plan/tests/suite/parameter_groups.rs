@@ -93,6 +93,9 @@ fn what_a_group_says_counts_and_of_all_else_the_plan() {
     for master in [false, true] {
         let precision = Precision { master, ..Precision::MIXED };
         assert_eq!(group.precision(precision), precision);
+        // Nothing updates what is frozen, so its weights have no other numbers.
+        let frozen = ParameterGroup { frozen: true, ..group.clone() };
+        assert_eq!(frozen.precision(precision), Precision { master: false, ..precision });
         for own in [false, true] {
             let saying = ParameterGroup { master: Some(own), ..group.clone() };
             assert_eq!(saying.precision(precision), Precision { master: own, ..precision });

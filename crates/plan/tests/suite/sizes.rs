@@ -1,7 +1,10 @@
 //! How large numbers are, and what optimizers keep of a parameter.
 
 use shardloom_graph::ModelSpec;
-use shardloom_plan::{Kept, Mesh, Number, Optimizer, ScheduleKind, Uniform};
+use shardloom_plan::{
+    Axis, Kept, LayoutRule, Mesh, Number, Optimizer, Ranges, ScheduleKind, Servers, Share,
+    Staleness, Summation, Uniform,
+};
 
 #[test]
 fn numbers_have_as_many_bytes_as_their_bits_take() {
@@ -88,4 +91,42 @@ fn a_plain_stack_of_layers_splits_every_second_width() {
     let widths = ["width.0", "width.1", "width.2", "width.3"];
     assert_eq!(widths.map(rules), [1, 0, 1, 0]);
     assert_eq!(plan.validate(&graph, 2), Ok(()));
+}
+
+/// Each shard of a table has as many rows as the others, or there are none.
+#[test]
+fn tables_are_split_by_rows_where_tensor_parallelism_divides_them() {
+    let model = "dlrm:dense=4,rows=8-9,embed=4,bottom=4,top=4";
+    let graph = ModelSpec::parse(model).and_then(|spec| spec.graph()).expect("a model");
+    for (tp, split) in [(2, [true, false]), (3, [false, true]), (4, [true, false]), (5, [false; 2])]
+    {
+        let uniform = Uniform { mesh: Mesh::of(1, 1, tp), global_batch: 4, ..Uniform::default() };
+        let layout = uniform.plan(&graph, model, "local").layout;
+        let found = ["rows.0", "rows.1"]
+            .map(|dim| layout.0.contains(&LayoutRule { dim: dim.into(), axis: Axis::TP }));
+        assert_eq!(found, split, "8 and 9 rows over {tp}");
+    }
+}
+
+/// BytePS cuts at 4,096,000 bytes; models so small that some of 64 servers would be left without a range are cut
+/// into 64, and no range is smaller than one number of 4 bytes.
+#[test]
+fn servers_cut_buckets_into_64_ranges_of_at_most_4096000_bytes() {
+    let bytes = |model: &str| {
+        let graph = ModelSpec::parse(model).and_then(|spec| spec.graph()).expect("a model");
+        let servers = Servers::of(2, Staleness::SYNCHRONOUS);
+        let summation = |ranges| Summation { servers: 2, ranges, share: Share::Part(1.0) };
+        let hashed = summation(Ranges::Hashed).bucket_bytes(&graph, 77);
+        assert_eq!(servers.bucket_bytes(&graph), hashed);
+        assert_eq!(summation(Ranges::Equal).bucket_bytes(&graph, 77), 77);
+        (graph.parameter_count(), hashed)
+    };
+    let (parameters, least) = bytes("mlp:inputs=2,hidden=3,layers=2,classes=2");
+    assert!(parameters < 64, "{parameters}");
+    assert_eq!(least, 4);
+    let (parameters, of_64) = bytes("mlp:inputs=64,hidden=64,layers=2,classes=64");
+    assert_eq!(64 * of_64 as u64, 4 * parameters);
+    let (parameters, most) = bytes("gpt:layers=6,hidden=1024,heads=16,seq=32,vocab=1024");
+    assert!(parameters > 64 * 1_024_000, "{parameters}");
+    assert_eq!(most, 4_096_000);
 }

@@ -47,7 +47,11 @@ fn rules(text: &str) -> LayoutRules {
 
 #[test]
 fn lists_have_a_million_devices() {
-    assert!(DeviceList::try_from("0..1048576, 0, 1".to_owned()).is_err());
+    let count = |text: &str| DeviceList::try_from(text.to_owned()).map(|list| list.0.len());
+    assert_eq!(count("0..1048576"), Ok(1 << 20));
+    assert_eq!(count("7..1048583"), Ok(1 << 20));
+    assert!(count("0..1048577").is_err());
+    assert!(count("0..1048576, 0, 1").is_err());
 }
 
 #[test]
@@ -680,6 +684,11 @@ fn only_a_table_has_an_order_and_only_schedules_without_flush_other_weights() {
         newest(Corrections { discrepancy: Some(1.5), ..Corrections::default() }),
         "weights.discrepancy = 1.5: a share is above 0 and below 1"
     );
+    for end in [0.0, 1.0] {
+        let corrections = Corrections { discrepancy: Some(end), ..Corrections::default() };
+        let rule = "a share is above 0 and below 1";
+        assert_eq!(newest(corrections), format!("weights.discrepancy = {end}: {rule}"));
+    }
     let moved = "weights that are moved along their velocity are whole: zero = 0";
     for zero in 1..=3 {
         for corrections in [
