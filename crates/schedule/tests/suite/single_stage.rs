@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use shardloom_plan::{PassTimes, ScheduleKind};
-use shardloom_schedule::check;
+use shardloom_schedule::{PassKind, Schedule, StageMap, check};
 
 use super::{EQUAL, TWICE, schedule, text, timing};
 
@@ -109,4 +109,38 @@ proptest! {
             prop_assert!((timing.bubble_fraction - fraction).abs() < 1e-12);
         }
     }
+}
+
+/// Activations of the last stage are the first to go, so that a device which holds several stages runs forwards from
+/// its first stage to its last, and backwards from the last to the first, in whichever direction pipelines run.
+#[test]
+fn all_forward_all_backward_goes_through_a_device_s_stages_in_order() {
+    let places = vec![vec![0, 1], vec![1, 0]];
+    let map = StageMap::new(places, 4).expect("two pipelines in opposite directions");
+    let schedule = Schedule::build(ScheduleKind::Afab, map, &EQUAL).expect("on any map");
+    for (device, order) in schedule.orders.iter().enumerate() {
+        let passes: Vec<(PassKind, u16)> = order
+            .iter()
+            .flat_map(|it| it.passes())
+            .map(|it| (it.kind, it.instance.stage))
+            .collect();
+        let (forwards, backwards) = passes.split_at(4);
+        let expected = [0, 0, 1, 1].map(|stage| (PassKind::Forward, stage));
+        assert_eq!(forwards, expected, "device {device}");
+        let expected = [1, 1, 0, 0].map(|stage| (PassKind::Backward, stage));
+        assert_eq!(backwards, expected, "device {device}");
+    }
+}
+
+/// Only pipelines that take their replicas of stages in turn have to keep step.
+#[test]
+fn pipelines_that_share_stages_otherwise_may_get_unequal_shares() {
+    // Two of three pipelines have the same first stage, and the third gets as many as both.
+    let places = vec![vec![0, 2], vec![0, 2], vec![1, 2]];
+    let map = StageMap::with_shares(places, &[1, 1, 2]).expect("a map");
+    let schedule = Schedule::build(ScheduleKind::Afab, map, &EQUAL).expect("on any map");
+    assert_eq!(check(&schedule, 1), Ok(vec![2, 2, 4]));
+    let in_turn = StageMap::with_shares(vec![vec![0, 2], vec![1, 2]], &[3, 1]);
+    let error = in_turn.expect_err("the second stage is one device").to_string();
+    assert!(error.contains("4 micro-batches cannot be dealt evenly to 2 pipelines"), "{error}");
 }
