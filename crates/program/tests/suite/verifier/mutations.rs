@@ -198,6 +198,14 @@ rejected! {
     a_gradient_that_one_micro_batch_lacks_is_rejected: uneven(pipeline()) => Violation::Contributions { .. },
     a_state_that_the_update_leaves_out_is_rejected:
         change(pipeline(), 0, optimizes, |it| { it.writes.pop(); }) => Violation::Updates { .. },
+    weights_that_a_worker_sends_for_gradients_are_rejected: {
+        let program = served();
+        let (class, (body, index)) = (&program.classes[0], find(&program, 0, sends));
+        let sent = class.bodies[body].instructions[index].reads[0].tensor;
+        let bucket = class.bucket(class.tensor(sent).bucket.expect("gradients are of a bucket"));
+        let weights = bucket.held.replicated.used;
+        change(program, 0, sends, |it| it.reads[0].tensor = weights)
+    } => Violation::Piece { .. },
     an_update_with_a_part_of_the_gradients_is_rejected:
         change(pipeline(), 0, optimizes, |it| it.reads[0].window = FIRST) => Violation::Sizes { .. },
     an_update_of_a_part_of_the_weights_is_rejected:

@@ -1,7 +1,7 @@
 //! Programs in which tables lie on servers are sound, and rejected where an instruction of it is left out, done twice
 //! or in another order, is about other rows, or goes another way.
 
-use shardloom_graph::Graph;
+use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{Mesh, Optimizer, ParameterGroup, Plan, Recompute, Summation, Sync, Uniform};
 use shardloom_program::verify::{Violation, verify};
 use shardloom_program::{Action, Carried, Class, Content, Instruction, Program, Window, lower};
@@ -220,4 +220,21 @@ fn servers_that_answer_after_their_update_are_found() {
     }
     let held = program.classes.iter().flat_map(|class| class.tensors.iter());
     assert!(held.filter(|it| it.content == Content::Lookups).count() == 2);
+}
+
+/// A worker has room for the rows that differ of those that it reads: no more than it reads, nor than there are.
+#[test]
+fn workers_have_room_for_as_many_rows_as_they_read_or_as_a_table_has() {
+    let spec = ModelSpec::parse("gpt:layers=1,hidden=8,heads=2,seq=8,vocab=64");
+    let graph = spec.and_then(|spec| spec.graph()).expect("a valid model");
+    // Of two workers each reads a row for each of 8 positions of its samples.
+    for (global_batch, room) in [(4, 2 * 8), (16, 64), (24, 64)] {
+        let plan = plan(&graph, (2, &[0, 1]), vec![group("*", &[])], None);
+        let program = lowered(&graph, &Plan { global_batch, ..plan });
+        for worker in &program.classes[..2] {
+            let held = worker.tensors().filter(|(_, it)| it.content == Content::Lookups);
+            let rooms: Vec<&[usize]> = held.map(|(_, it)| it.local_shape()).collect();
+            assert_eq!(rooms, [[room]], "{global_batch} samples");
+        }
+    }
 }
