@@ -290,3 +290,18 @@ fn statistics_of_fewer_gradients_than_weights_are_refused() {
     let state = &mut [&mut m[..], &mut v[..]];
     optimizer.statistics(step(1), 0, &piece, &[1.0; 3], &[1.0; 2], state, &[], &mut out);
 }
+
+/// Which is so of the whole parameter: a rank may hold one row of a matrix.
+#[test]
+fn adafactor_keeps_sums_of_rows_and_columns_of_matrices_and_each_element_s_of_vectors() {
+    let kept = |piece: &Piece| Optimizer::Adafactor(ADAFACTOR).state_lens(piece)[0];
+    for ((rows, columns), elements) in
+        [((3, 5), 3 + 5), ((2, 2), 2 + 2), ((1, 5), 5), ((5, 1), 5), ((1, 1), 1)]
+    {
+        assert_eq!(kept(&Piece::whole(rows, columns)), elements, "{rows} x {columns}");
+    }
+    let row = Block { rows: 1, row_start: 2, ..Block::whole(4, 5) };
+    assert_eq!(kept(&Piece { block: row, range: 0..5 }), 4 + 5);
+    let column = Block { cols: 1, col_start: 2, ..Block::whole(4, 5) };
+    assert_eq!(kept(&Piece { block: column, range: 0..4 }), 4 + 5);
+}

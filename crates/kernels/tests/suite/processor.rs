@@ -405,6 +405,44 @@ fn written(
     outputs.iter().map(|it| device.reals(it.view())).collect()
 }
 
+/// By definition, in whole numbers, so that every order of additions comes to the same.
+#[test]
+fn a_layer_s_passes_are_sums_of_products_whichever_way_its_weights_lie() {
+    let (rows, inputs, outputs) = (3, 5, 4);
+    let sizes = [(rows * inputs, 1), (inputs * outputs, 2), (rows * outputs, 3)];
+    let [x, w, dy] = sizes.map(|(count, seed)| integers(count, seed));
+    for transposed in [false, true] {
+        let of_w = if transposed { [outputs, inputs] } else { [inputs, outputs] };
+        let place = |input: usize, output: usize| match transposed {
+            true => output * inputs + input,
+            false => input * outputs + output,
+        };
+        let mut expected =
+            [vec![0.0; rows * outputs], vec![0.0; rows * inputs], vec![0.0; inputs * outputs]];
+        for row in 0..rows {
+            for input in 0..inputs {
+                for output in 0..outputs {
+                    let (of_x, of_w) = (row * inputs + input, place(input, output));
+                    let of_y = row * outputs + output;
+                    expected[0][of_y] += x[of_x] * w[of_w];
+                    expected[1][of_x] += dy[of_y] * w[of_w];
+                    expected[2][of_w] += dy[of_y] * x[of_x];
+                }
+            }
+        }
+        let layer = OpKind::Contract { transposed };
+        let (of_x, of_y) = ([rows, inputs], [rows, outputs]);
+        let [x, w, dy] = [(&of_x[..], &x), (&of_w[..], &w), (&of_y[..], &dy)]
+            .map(|(shape, numbers)| (shape, &numbers[..], Format::F32));
+        let found = [
+            written(&layer, Pass::Forward, &[x, w], &[&of_y]),
+            written(&layer, Pass::Input, &[w, dy], &[&of_x]),
+            written(&layer, Pass::Weight, &[x, dy], &[&of_w]),
+        ];
+        assert_eq!(found.concat(), expected, "transposed: {transposed}");
+    }
+}
+
 #[test]
 fn layers_and_experts_come_to_the_same_of_bfloat16_as_of_fp32_where_sums_are_exact() {
     let (rows, inputs, outputs, experts) = (13, 37, 21, 3);
