@@ -465,6 +465,28 @@ fn export_writes_whole_tensors_of_the_chosen_names() {
     assert!(matches!(error, CheckpointError::NoTensors { .. }), "{error}");
 }
 
+#[cfg(unix)]
+#[test]
+fn export_writes_into_a_pipe_what_it_writes_into_a_file_and_leaves_it_a_pipe() {
+    use std::os::unix::fs::FileTypeExt;
+
+    let root = tempfile::tempdir().expect("temporary folder");
+    save(root.path(), 1, 0.5, None);
+    let checkpoint = load(root.path());
+    let [pipe, file] = ["pipe", "weights.safetensors"].map(|name| root.path().join(name));
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("it runs");
+    assert!(made.success());
+    let reader = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || fs::read(pipe)
+    });
+    checkpoint.export_safetensors(&pipe, |name| name == "w").expect("exported");
+    assert!(fs::metadata(&pipe).expect("it is there").file_type().is_fifo());
+    checkpoint.export_safetensors(&file, |name| name == "w").expect("exported");
+    let read = reader.join().expect("it reads").expect("bytes");
+    assert_eq!(read, fs::read(&file).expect("bytes"));
+}
+
 /// The length of the header comes first, in 8 bytes; spaces fill the header up so that values are aligned
 /// (safetensors' format).
 #[test]
