@@ -195,6 +195,14 @@ fn toml_errors_name_the_line_and_the_key() {
     assert!(missing.starts_with("m.toml:4: the key `hidden` is missing"), "{missing}");
     let none = message("[model]\nname = \"m\"\n");
     assert!(none.contains("describes 0 networks") && none.contains("[[block]]"), "{none}");
+    // Any part of a network of one's own is a second one.
+    let whole = text.replace("hidden = 0", "hidden = 3");
+    for own in
+        ["[dims]\nrows = 4\n", "[[input]]\nname = \"x\"\nkind = \"real\"\naxes = [\"rows\"]\n"]
+    {
+        let two = message(&format!("{whole}\n{own}"));
+        assert!(two.contains("m describes 2 networks"), "{two}");
+    }
 }
 
 fn network() -> impl Strategy<Value = Network> {

@@ -80,7 +80,10 @@ fn queries_see_so_much_of_what_is_counted() {
         let seen = Visibility::Window { positions }.seen(keys) * counted as f64;
         assert_eq!(seen + 0.5 * positions as f64, pairs as f64, "{positions} of {keys}");
     }
-    assert_eq!(Visibility::Window { positions: 64 }.seen(64), Visibility::Causal.seen(64));
+    for positions in [64, 65, 1000] {
+        let window = Visibility::Window { positions };
+        assert_eq!((window.most(64), window.seen(64)), (64, Visibility::Causal.seen(64)));
+    }
 }
 
 #[test]
