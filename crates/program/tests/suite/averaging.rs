@@ -47,6 +47,22 @@ fn groups(class: &Class, wanted: Content) -> BTreeSet<Group> {
 }
 
 #[test]
+fn averages_are_due_at_the_end_of_every_so_many_steps_from_the_first() {
+    let graph = graph();
+    for every in [2, 3] {
+        let averaging = Averaging::local_sgd(every);
+        let program = program(&graph, &plan(&graph, averaging, Mesh::of(2, 1, 1)));
+        let class = &program.classes[0];
+        let flags = class.tensors().filter(|(_, it)| it.content == Content::Flag);
+        let flags: Vec<View> = flags.map(|(id, _)| View::whole(id)).collect();
+        let [flag] = flags[..] else { panic!("{flags:?}") };
+        let due: Vec<u64> = (0..9).filter(|&step| class.is_due(flag, step) == Some(true)).collect();
+        let expected: &[u64] = if every == 2 { &[1, 3, 5, 7] } else { &[2, 5, 8] };
+        assert_eq!(due, expected, "every {every} steps");
+    }
+}
+
+#[test]
 fn weights_are_summed_up_over_replicas_and_gradients_over_everybody_else() {
     let graph = graph();
     let of = |axes: &[Axis]| BTreeSet::from([Group::Mesh(axes.to_vec())]);

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use shardloom_graph::ModelSpec;
+use shardloom_plan::{Mesh, Plan, Uniform};
 use shardloom_program::{
     Body, BodyId, Class, Instruction, Point, Program, Rank, TensorId, View, lower,
 };
@@ -225,4 +227,23 @@ fn there_is_no_text_of_a_rank_that_does_not_exist() {
     let program = program(&case);
     assert!(program.text(&case.graph, Rank(program.ranks() as u32 - 1)).is_some());
     assert!(program.text(&case.graph, Rank(program.ranks() as u32)).is_none());
+}
+
+/// Of rows whose numbers turn out while running, as many are sent as counts say, at most all.
+#[test]
+fn exchanges_of_rows_are_named_apart_with_the_most_that_they_send() {
+    let text = include_str!("../../../../../examples/models/routed-experts.toml");
+    let spec = ModelSpec::from_toml(text, "routed-experts.toml").expect("a valid model");
+    let graph = spec.graph().expect("a valid model");
+    let uniform = Uniform { mesh: Mesh::of(2, 1, 1), global_batch: 8, ..Uniform::default() };
+    let layout = "expert:dp, batch:dp".to_owned().try_into().expect("two rules");
+    let plan = Plan { layout, ..uniform.plan(&graph, "model", "local") };
+    let program = lower(&graph, &plan, 2).unwrap_or_else(|error| panic!("{error}"));
+    let text = program.text(&graph, Rank(0)).expect("it has a rank 0");
+    let exchanges = text.lines().filter(|line| line.contains("all-to-all"));
+    let rows = exchanges.clone().filter(|line| line.contains("all-to-all-v")).count();
+    assert!(rows > 0, "{text}");
+    for line in exchanges {
+        assert_eq!(line.contains("all-to-all-v"), line.contains("sends at most "), "{line}");
+    }
 }
