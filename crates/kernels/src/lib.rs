@@ -8,11 +8,11 @@
 //! a forward function, a function for the gradients of its inputs and one for those of its weights, so that
 //! the two halves of a backward pass can be scheduled apart. They write into what they are given and
 //! allocate nothing, but for the 1.3 MB in which a thread packs matrix products. Operands of 16 bits are
-//! widened before, but for what linear layers and experts multiply in bfloat16 where the processor does that
-//! faster; what a kernel writes in 16 bits is rounded afterwards, once for each tensor.
+//! widened before, but for what linear layers, experts and attention multiply in bfloat16 where the processor does
+//! that faster; what a kernel writes in 16 bits is rounded afterwards, or as it is computed, once for each tensor.
 //!
 //! Kernels use the best instructions of the processor. `SHARDLOOM_KERNELS=portable`, `avx2`,
-//! `avx512` or `avx512-bf16` in the environment makes them use others: see [`tier`].
+//! `avx512`, `avx512-bf16` or `amx` in the environment makes them use others: see [`tier`].
 //!
 //! Slices whose lengths contradict each other are a mistake of the caller, never of a user, and
 //! panic with the lengths in the message.

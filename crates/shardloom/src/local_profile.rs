@@ -70,8 +70,8 @@ impl LocalProfile {
         Ok(Some(profile))
     }
 
-    /// The profile; measured and kept if this machine has not been measured, or other programs disturbed that and do
-    /// not now.
+    /// The profile; measured and kept if this machine has not been measured, or not in all formats, or other programs
+    /// disturbed that and do not now.
     ///
     /// `progress` hears what is being measured, and the share of the work that is done, from 0 to 1.
     ///
@@ -83,7 +83,11 @@ impl LocalProfile {
         progress: &mut dyn FnMut(&str, f64),
     ) -> Result<Profile> {
         match self.load()? {
-            Some(profile) if disturbed_percent(&profile) == 0 || is_busy() => Ok(profile),
+            Some(profile)
+                if has_all_formats(&profile) && (disturbed_percent(&profile) == 0 || is_busy()) =>
+            {
+                Ok(profile)
+            }
             _ => self.measure(options, progress),
         }
     }
@@ -108,6 +112,11 @@ impl LocalProfile {
     }
 }
 
+/// Whether all was measured that is now; what was written by hand has what it is to have.
+fn has_all_formats(profile: &Profile) -> bool {
+    profile.measured_on.is_none() || !profile.device.in_format.is_empty()
+}
+
 /// Of the processors' time what other programs took while they were measured, in percent, if that is enough to matter.
 fn disturbed_percent(profile: &Profile) -> u32 {
     profile.measured_on.as_ref().map_or(0, |it| it.others_percent)
@@ -129,7 +138,7 @@ pub(crate) fn write_whole(path: &Path, text: &str) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use shardloom_cluster::MeasuredOn;
+    use shardloom_cluster::{FormatRates, MeasuredOn, Precision};
 
     use super::*;
 
@@ -176,6 +185,16 @@ mod tests {
         }
         let beside = fs::read_dir(path.parent().expect("a folder")).expect("it is there");
         assert_eq!(beside.count(), 1, "nothing unfinished is left");
+    }
+
+    #[test]
+    fn a_profile_measured_in_one_format_only_is_not_all_there_is_and_one_written_by_hand_is() {
+        let mut profile = Profile::preset("v100-16g").expect("a preset");
+        assert!(has_all_formats(&profile));
+        profile.measured_on = Some(this_machine().expect("a machine"));
+        assert!(!has_all_formats(&profile));
+        profile.device.in_format.insert(Precision::Bf16, FormatRates::default());
+        assert!(has_all_formats(&profile));
     }
 
     #[test]
