@@ -169,8 +169,8 @@ impl DeviceKind {
         })
     }
 
-    /// Time of `batch` products `[m, k] x [k, n]`, launch included; nothing takes no
-    /// time.
+    /// Time of `batch` products `[m, k] x [k, n]`, launch included, of matrices whose rows begin where units can load
+    /// them in whole vectors; nothing takes no time.
     ///
     /// # Errors
     ///
@@ -184,6 +184,23 @@ impl DeviceKind {
         n: u64,
         k: u64,
     ) -> Result<f64, ClusterError> {
+        self.matmul_seconds_in_rows(precision, [batch, m, n, k], &[])
+    }
+
+    /// The same of products `[batch, m, n, k]` whose matrices have rows of so many elements in memory as `rows` says:
+    /// a row that 16 bytes do not divide makes analytic rates less ([`AnalyticMatmul::unaligned`]).
+    ///
+    /// [`AnalyticMatmul::unaligned`]: crate::AnalyticMatmul::unaligned
+    ///
+    /// # Errors
+    ///
+    /// As [`matmul_seconds`](Self::matmul_seconds).
+    pub fn matmul_seconds_in_rows(
+        &self,
+        precision: Precision,
+        [batch, m, n, k]: [u64; 4],
+        rows: &[u64],
+    ) -> Result<f64, ClusterError> {
         let peak = self.peak_flops(precision)?;
         if batch == 0 || m == 0 || n == 0 || k == 0 {
             return Ok(0.0);
@@ -192,7 +209,7 @@ impl DeviceKind {
             MatmulRates::Analytic(analytic) => {
                 let memory = self.memory_bytes_per_second * self.memory_reachable;
                 let shape = [batch, m, n, k];
-                Ok(self.launch_seconds + analytic.seconds(precision, peak, memory, shape))
+                Ok(self.launch_seconds + analytic.seconds(precision, peak, memory, shape, rows))
             }
             MatmulRates::Measured(measured) if measured.precision == precision => {
                 Ok(batch as f64 * measured.seconds(m, n, k))

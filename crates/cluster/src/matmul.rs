@@ -45,6 +45,25 @@ pub struct AnalyticMatmul {
         deserialize_with = "checked::fractions"
     )]
     pub relative: BTreeMap<Precision, f64>,
+    /// What fraction of that products reach whose matrices have rows that do not begin at multiples of 16 bytes, so
+    /// that units cannot load them in whole vectors.
+    #[serde(
+        default = "all",
+        skip_serializing_if = "is_all",
+        deserialize_with = "checked::fraction"
+    )]
+    pub unaligned: f64,
+}
+
+/// Bytes of the vectors in which units load operands.
+const VECTOR_BYTES: u64 = 16;
+
+fn all() -> f64 {
+    1.0
+}
+
+fn is_all(fraction: &f64) -> bool {
+    *fraction == 1.0
 }
 
 /// One tile shape.
@@ -72,16 +91,19 @@ fn some_tiles<'de, D: serde::Deserializer<'de>>(input: D) -> Result<Vec<Tile>, D
 }
 
 impl AnalyticMatmul {
-    /// Time without launch of a product `[batch, m, n, k]` of operands in `format`, at a peak of `peak`
-    /// FLOP/s and `memory` bytes per second.
+    /// Time without launch of a product `[batch, m, n, k]` of operands in `format`, in rows of so many elements as
+    /// `rows` says, at a peak of `peak` FLOP/s and `memory` bytes per second.
     pub(crate) fn seconds(
         &self,
         format: Precision,
         peak: f64,
         memory: f64,
         [batch, m, n, k]: [u64; 4],
+        rows: &[u64],
     ) -> f64 {
-        let peak = peak * self.relative.get(&format).copied().unwrap_or(1.0);
+        let vectors = |row: &u64| (row * u64::from(format.bytes())).is_multiple_of(VECTOR_BYTES);
+        let reached = if rows.iter().all(vectors) { 1.0 } else { self.unaligned };
+        let peak = peak * reached * self.relative.get(&format).copied().unwrap_or(1.0);
         let element_bytes = f64::from(format.bytes());
         let (products, rows, columns, depth) = (batch as f64, m as f64, n as f64, k as f64);
         let elements = products * (rows * depth + depth * columns + rows * columns);

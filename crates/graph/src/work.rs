@@ -28,6 +28,17 @@ pub struct MatmulShape {
     pub k: usize,
 }
 
+impl MatmulShape {
+    /// How long the rows of its matrices are in memory, where it is of `pass`: those of activations and of their
+    /// gradients are of one token, also where their product over tokens is the gradient of weights.
+    pub fn row_lengths(&self, pass: Pass) -> [usize; 2] {
+        match pass {
+            Pass::Forward | Pass::Input => [self.n, self.k],
+            Pass::Weight => [self.m, self.n],
+        }
+    }
+}
+
 /// The cost of one pass of one operator on one device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Work {

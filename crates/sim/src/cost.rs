@@ -532,7 +532,8 @@ impl<'a> CostModel<'a> {
             return Ok(device.memory_bound_seconds_in(compute, &rate, elements as f64, bytes));
         };
         let [batch, m, n, k] = [shape.batch, shape.m, shape.n, shape.k].map(|size| size as u64);
-        let product = device.matmul_seconds(format, batch, m, n, k)?;
+        let rows = shape.row_lengths(pass).map(|length| length as u64);
+        let product = device.matmul_seconds_in_rows(format, [batch, m, n, k], &rows)?;
         let beside = match self.bytes_beside_products(op, pass, &local, real_bytes) {
             0 => 0.0,
             bytes => {

@@ -103,7 +103,10 @@ impl OperatorRow {
         let format = self.format.ok_or_else(|| Refusal::Precision(self.kind.format.clone()));
         match self.shape {
             OperatorShape::Product { batch, m, n, k } => {
-                let seconds = device.matmul_seconds(format?, batch, m, n, k);
+                // Rows of activations are of one token each, so the gradient of weights is a product over columns.
+                let rows = if self.kind.pass == "weight" { [m, n] } else { [n, k] };
+                let shape = [batch, m, n, k];
+                let seconds = device.matmul_seconds_in_rows(format?, shape, &rows);
                 Ok(stack.product_time * seconds.map_err(|error| plan(&error))?)
             }
             OperatorShape::CausalAttention { heads, positions, head_size, backward } => {

@@ -60,6 +60,7 @@ fn a_split_product_takes_one_wave_and_its_partial_results() {
             half_k: 64.0,
             tiles,
             relative: [(Precision::Fp16, 0.5)].into(),
+            unaligned: 0.25,
         }),
         ..device("a100-40g")
     };
@@ -75,6 +76,17 @@ fn a_split_product_takes_one_wave_and_its_partial_results() {
         // Two products of one tile each are as many tiles.
         let seconds = device.matmul_seconds(precision, 2, 64, 64, 4096).unwrap();
         close(seconds, waves * wave + 4.0 * partial);
+    }
+    // Rows that 16 bytes do not divide: 4 elements of 32 bits, 8 of 16.
+    let shape = [1, 128, 64, 4096];
+    for (precision, row, times) in [
+        (Precision::Fp32, 50_260, 1.0),
+        (Precision::Fp32, 50_257, 4.0),
+        (Precision::Bf16, 50_264, 1.0),
+        (Precision::Bf16, 50_260, 4.0),
+    ] {
+        let seconds = device.matmul_seconds_in_rows(precision, shape, &[4096, row]).unwrap();
+        close(seconds, times * wave + 4.0 * partial);
     }
 }
 

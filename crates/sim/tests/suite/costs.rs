@@ -492,6 +492,24 @@ fn an_update_changes_a_master_copy_and_a_cast_makes_the_weights_in_use_of_it() {
     close(seconds(&graph, &cluster, &program, cast), expected);
 }
 
+/// The head's: no other is as wide.
+#[test]
+fn a_vocabulary_that_no_vector_divides_makes_the_products_of_the_head_slower() {
+    let slowest = |vocabulary: usize, pass| {
+        let spec = format!("gpt:layers=1,hidden=1024,heads=8,seq=1024,vocab={vocabulary}");
+        let graph = ModelSpec::parse(&spec).and_then(|spec| spec.graph()).expect("a model");
+        let program = lowered(&graph, &uniform(1, 1, 1, 1));
+        let contracts = computes(&graph, pass, |kind| matches!(kind, OpKind::Contract { .. }));
+        let all = program.classes[0].bodies.iter().flat_map(|body| &body.instructions);
+        let all = all.filter(|it| contracts(&it.action));
+        all.map(|it| seconds(&graph, &h100(1), &program, it)).fold(0.0, f64::max)
+    };
+    for pass in [Pass::Forward, Pass::Input, Pass::Weight] {
+        let times = slowest(50_257, pass) / slowest(50_264, pass);
+        assert!((3.0..7.0).contains(&times), "{pass:?}: {times}");
+    }
+}
+
 /// An H100 that attends so.
 fn attending(kernels: FusedAttention) -> Cluster {
     let mut groups = h100(1).groups().to_vec();

@@ -46,6 +46,27 @@ fn products_attention_and_what_memory_decides_are_what_the_device_says() {
     close(predicted(&rows[2], Some(&stack)), seconds);
 }
 
+/// Measured 4 to 7 times as long as with 50,304.
+#[test]
+fn a_vocabulary_that_no_vector_divides_makes_each_product_of_the_head_slower() {
+    let shapes = [("forward", "8192,V,768"), ("input", "8192,768,V"), ("weight", "V,768,8192")];
+    for (pass, shape) in shapes {
+        let seconds = |vocabulary| {
+            let shape = shape.replace('V', vocabulary);
+            let line = format!("H100-80G,contract,{pass},bf16,1,{shape},cublas,,1e-3");
+            predicted(&read_lines(&line).expect("an operator").operators[0], None)
+        };
+        let times = seconds("50257") / seconds("50304");
+        assert!((4.0..7.0).contains(&times), "{pass}: {times}");
+    }
+    // Tokens are in no row.
+    let tokens = |tokens| {
+        let line = format!("H100-80G,contract,weight,bf16,1,768,768,{tokens},cublas,,1e-3");
+        predicted(&read_lines(&line).expect("an operator").operators[0], None)
+    };
+    assert!(tokens("8191") <= tokens("8192"));
+}
+
 #[test]
 fn cells_that_say_no_operator_are_refused_with_line_and_column() {
     for (line, what) in [
