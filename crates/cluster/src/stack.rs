@@ -112,6 +112,10 @@ pub struct Memory {
     /// Whether replicas reduce gradients by way of buckets of their own, in the format of the weights in use: a copy of
     /// each parameter, as PyTorch's DistributedDataParallel makes without `gradient_as_bucket_view`.
     pub reduction_buckets: bool,
+    /// Whether gradients are there only from when the first backward pass of a step writes them to the end of the step,
+    /// as in PyTorch, where `zero_grad` frees them and a backward pass allocates them; otherwise they are there all the
+    /// time.
+    pub late_gradients: bool,
     /// Kernels that the host may launch before the device runs them, as it allocates memory when it launches, ahead of
     /// the device: what a collective frees it can use again only when the collective has ended, or when it has
     /// launched so many kernels more, for which it waits. 0 of an allocator that does not run ahead.

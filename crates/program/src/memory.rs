@@ -86,7 +86,12 @@ impl Tracked {
 impl<'a> MemoryTracker<'a> {
     /// A tracker that begins with what `position` of `class` holds all the time.
     pub fn new(class: &'a Class, position: usize) -> MemoryTracker<'a> {
-        let live_bytes = class.persistent_bytes(position).total();
+        let held = class.persistent_bytes(position).total();
+        MemoryTracker::with_held(class, position, held)
+    }
+
+    /// A tracker that begins with `live_bytes`, where not all of that is there from the beginning.
+    pub fn with_held(class: &'a Class, position: usize, live_bytes: u64) -> MemoryTracker<'a> {
         let tracked = class.tensors().map(|(id, tensor)| Tracked {
             bytes: class.tensor_bytes(id, position),
             live: LiveCopies::default(),

@@ -152,6 +152,9 @@ pub struct Track {
     /// Activations, and gradients of activations, among these; none where that was not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak_activation_bytes: Option<u64>,
+    /// Gradients of parameters that were not there yet; none where they are there all the time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak_absent_gradient_bytes: Option<u64>,
     /// Bytes it sent to other ranks.
     pub sent_bytes: u64,
 }

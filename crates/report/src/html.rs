@@ -324,6 +324,7 @@ mod tests {
             memory: vec![(Picos(0), 1 << 20)],
             peak_bytes: 1 << 20,
             peak_activation_bytes: None,
+            peak_absent_gradient_bytes: None,
             sent_bytes: 512,
         };
         Timeline { clock, tracks: vec![track] }

@@ -139,6 +139,7 @@ pub(crate) mod tests {
             memory,
             peak_bytes: n.2,
             peak_activation_bytes: None,
+            peak_absent_gradient_bytes: None,
             sent_bytes: n.3,
         })
     }

@@ -619,6 +619,7 @@ impl<'s, 'p> Engine<'s, 'p> {
             if let Some(pause) = self.pause {
                 actor.hold_host(end + pause);
             }
+            track.end_step();
             self.step_ends[index].push(end);
         }
     }

@@ -54,6 +54,7 @@ mod error;
 mod held;
 mod host;
 mod instruction_count;
+mod late_gradients;
 mod lookups;
 mod memory_changes;
 mod modelled;

@@ -73,7 +73,7 @@ pub struct MemoryFit {
     pub peak_bytes: u64,
     /// The memory of its device; of a folded class the least.
     pub memory_bytes: u64,
-    /// Of the peak what is there all the time.
+    /// Of the peak what is there all the time, and those gradients of parameters that are there by then.
     pub persistent: PersistentBytes,
     /// Of the peak activations and their gradients.
     pub activation_bytes: u64,
@@ -176,6 +176,7 @@ impl Simulation {
             }
             let mut persistent = program.class(class).persistent_bytes(position);
             persistent.gradients += copies_bytes(cluster.stack(), program, program.class(class));
+            persistent.gradients -= track.peak_absent_gradient_bytes.unwrap_or(0);
             Ok(MemoryFit {
                 rank: track.rank,
                 peak_bytes: track.peak_bytes,

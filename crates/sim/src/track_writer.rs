@@ -15,6 +15,7 @@ use shardloom_program::{Action, Class, Content, Issued, Keep, MemoryTracker, Pro
 use crate::Actor;
 use crate::actor::ActorState;
 use crate::held::{ExtraBytes, copies_bytes};
+use crate::late_gradients::LateGradients;
 use crate::memory_changes::MemoryChanges;
 use crate::script::{Doing, Line};
 
@@ -32,6 +33,8 @@ pub(crate) struct TrackWriter<'p> {
     changes: MemoryChanges,
     /// What forward passes have left besides tensors, by operator and micro-batch.
     saved: BTreeMap<(OpId, Option<u32>), u64>,
+    /// Gradients that are not there all the time, with those of them that were absent at the peak.
+    late: Option<(LateGradients, u64)>,
     /// What collectives have freed that the host cannot use again yet, in the order of their launches.
     freed: VecDeque<Freed>,
     /// By how much the host may be ahead of the device; none where it can use what is freed at once.
@@ -50,7 +53,10 @@ struct Freed {
 impl<'p> TrackWriter<'p> {
     pub fn new(program: &'p Program, stack: &Stack, actor: Actor, folded: bool) -> TrackWriter<'p> {
         let class = program.class(actor.class);
-        let mut memory = MemoryTracker::new(class, actor.position);
+        let late = stack.memory.late_gradients.then(|| LateGradients::new(class, actor.position));
+        let absent = late.as_ref().map_or(0, LateGradients::absent);
+        let held = class.persistent_bytes(actor.position).total() - absent;
+        let mut memory = MemoryTracker::with_held(class, actor.position, held);
         memory.hold(copies_bytes(stack, program, class));
         let ahead = f64::from(stack.memory.queued_kernels) * stack.host.kernel_seconds;
         let track = Track {
@@ -68,6 +74,7 @@ impl<'p> TrackWriter<'p> {
             incoming: vec![],
             computing: None,
             saved: BTreeMap::new(),
+            late: late.map(|late| (late, absent)),
             freed: VecDeque::new(),
             ahead: (ahead > 0.0).then(|| Picos::from_seconds(ahead)),
         }
@@ -188,13 +195,20 @@ impl<'p> TrackWriter<'p> {
     fn begin(&mut self, actor: &ActorState<'_, 'p>, time: Picos, extra: ExtraBytes) {
         self.use_again(actor.launched());
         let (instruction, microbatch) = (actor.line().instruction, actor.microbatch());
+        let before = self.memory.peak_bytes();
+        if let Some((late, _)) = &mut self.late {
+            self.memory.hold(late.write(self.class, self.position, instruction));
+        }
         self.memory.begin(instruction, microbatch);
         self.memory.pass(extra.workspace);
+        self.note_absent(before);
         self.changes.change(time, self.memory.live_bytes() + extra.workspace);
         if let Action::Kernel { op, pass, .. } = &instruction.action {
             match pass {
                 Pass::Forward if extra.saved > 0 => {
+                    let most = self.memory.peak_bytes();
                     self.memory.hold(extra.saved);
+                    self.note_absent(most);
                     let before = self.saved.insert((*op, microbatch), extra.saved);
                     self.memory.give_back(before.unwrap_or(0));
                     self.changes.change(time, self.memory.live_bytes());
@@ -205,6 +219,15 @@ impl<'p> TrackWriter<'p> {
                 }
                 Pass::Forward | Pass::Weight => {}
             }
+        }
+    }
+
+    /// Takes down which gradients are absent where there is more now than `before` was the most.
+    fn note_absent(&mut self, before: u64) {
+        if let Some((late, at_peak)) = &mut self.late
+            && self.memory.peak_bytes() > before
+        {
+            *at_peak = late.absent();
         }
     }
 
@@ -226,12 +249,20 @@ impl<'p> TrackWriter<'p> {
         self.changes.change(time, self.memory.live_bytes());
     }
 
+    /// A step ends.
+    pub fn end_step(&mut self) {
+        if let Some((late, _)) = &mut self.late {
+            self.memory.give_back(late.free());
+        }
+    }
+
     /// The track; it has sent `sent_bytes`.
     pub fn finish(mut self, sent_bytes: u64) -> Track {
         self.track.intervals.extend(latest_on_top(self.incoming));
         self.track.memory = self.changes.finish();
         self.track.peak_bytes = self.memory.peak_bytes();
         self.track.peak_activation_bytes = Some(self.memory.peak_activation_bytes());
+        self.track.peak_absent_gradient_bytes = self.late.map(|(_, absent)| absent);
         self.track.sent_bytes = sent_bytes;
         self.track
     }

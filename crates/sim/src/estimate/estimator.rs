@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use shardloom_cluster::Cluster;
+use shardloom_cluster::{Cluster, Stack};
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::{Graph, Representative};
 use shardloom_plan::{
@@ -21,7 +21,7 @@ use super::parameters::{Parameters, Shared};
 use super::pipeline::{self, Instance, Step};
 use super::place::Place;
 use super::sequence::Sequence;
-use super::stage::{Replicas, StageCost, Terms, persistent_bytes};
+use super::stage::{Peaks, Replicas, StageCost, Terms, late_bytes, persistent_bytes};
 use super::table::{BlockTable, SplitTable};
 use super::{Candidate, Cut, cut, reduced};
 use crate::SimError;
@@ -233,14 +233,20 @@ impl<'a> Estimator<'a> {
             return Ok(None);
         }
         let mut kept = vec![f64::INFINITY; candidate.pp as usize];
+        let mut late = vec![0.0; candidate.pp as usize];
         for it in self.pipelines.iter().flatten() {
             kept[it.device] = kept[it.device].min(it.cost.kept_bytes);
+            late[it.device] += it.cost.late_bytes;
         }
         let least = orders::least_held(candidate);
-        let meshes = self.persistent_bytes(candidate).into_iter().zip(kept).zip(0u32..);
+        let held = self.persistent_bytes(candidate).into_iter().zip(late);
+        let meshes = held.zip(kept).zip(0u32..);
         // Those behind the first hold less the farther they are.
         let behind = |mesh: u32| 1.0 - f64::from(mesh) / f64::from(candidate.pp);
-        let bytes = meshes.map(|((held, kept), mesh)| held + (least * behind(mesh)).floor() * kept);
+        let bytes = meshes.map(|(((held, late), kept), mesh)| {
+            // Gradients may be absent while the most is kept, and are there in the end.
+            held.max(held - late + (least * behind(mesh)).floor() * kept)
+        });
         let peak_bytes = bytes.fold(0.0, f64::max);
         Ok(Some(Estimate { step_seconds: self.bound_seconds(candidate), peak_bytes }))
     }
@@ -326,10 +332,12 @@ impl<'a> Estimator<'a> {
         let split = &self.splits[blocks.split];
         (all.elements[0], all.frozen[0]) = (split.total_elements, split.total_frozen);
         let sharers = [candidate.sharers(); 2];
-        let held =
-            persistent_bytes(&self.settings, self.place.stack, candidate.zero, sharers, &all);
+        let of_zero = |bytes: fn(&Settings, &Stack, u8, [u32; 2], &Parameters) -> f64| {
+            bytes(&self.settings, self.place.stack, candidate.zero, sharers, &all)
+        };
+        let (held, late) = (of_zero(persistent_bytes), of_zero(late_bytes));
         let kept = f64::from(candidate.microbatch) * blocks.kept_bytes;
-        Ok(Some((held + kept) / f64::from(candidate.pp)))
+        Ok(Some(held.max(held - late + kept) / f64::from(candidate.pp)))
     }
 
     /// The time that a step of `candidate` takes at least; none if its layout is impossible for the
@@ -390,7 +398,8 @@ impl<'a> Estimator<'a> {
                 _ => {
                     let mut cost = made(&mut terms);
                     if let Some(terms) = &mut whole_terms {
-                        cost.peak_bytes.backward = made(terms).peak_bytes.backward;
+                        let Peaks { backward, first_backward, .. } = made(terms).peak_bytes;
+                        cost.peak_bytes = Peaks { backward, first_backward, ..cost.peak_bytes };
                     }
                     cost
                 }

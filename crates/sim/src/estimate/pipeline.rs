@@ -52,11 +52,16 @@ pub(super) fn step(
     persistent_bytes: &[f64],
     ends: &Ends,
 ) -> Step {
-    let held = |&held: &f64| Device { held, peak: held, ..Device::default() };
-    let mut devices: Vec<Device> = persistent_bytes.iter().map(held).collect();
+    let mut late = vec![0.0; persistent_bytes.len()];
+    for it in instances {
+        late[it.device] += it.cost.late_bytes;
+    }
+    let begin = persistent_bytes.iter().zip(late);
+    let begin = begin.map(|(held, late)| held - late);
+    let held = |held: f64| Device { held, peak: held, ..Device::default() };
+    let mut devices: Vec<Device> = begin.map(held).collect();
     let mut starts = vec![0.0; instances.len()];
-    // Of each stage, whether input gradients have begun gradients that are not reduced yet.
-    let mut begun = vec![false; instances.len()];
+    let mut gradients = vec![Gradients::default(); instances.len()];
     // When what each pass hands on is there.
     let mut arrivals = vec![0.0f64; sequence.nodes.len()];
     let mut index = 0;
@@ -77,7 +82,7 @@ pub(super) fn step(
         device.start.get_or_insert(start);
         let end = start + duration(passes, instances);
         device.clock = end;
-        device.hold(passes, instances, &mut begun);
+        device.hold(passes, instances, &mut gradients);
         for (node, place) in passes.iter().zip(index..) {
             let instance = &instances[usize::from(node.instance)];
             if node.first {
@@ -138,6 +143,15 @@ fn early_seconds(kind: PassKind, cost: &StageCost) -> f64 {
     }
 }
 
+/// What there is of the gradients of a stage's parameters.
+#[derive(Clone, Copy, Debug, Default)]
+struct Gradients {
+    /// Whether a backward pass of the step has allocated them, where none does before.
+    allocated: bool,
+    /// Whether input gradients have begun some that are not reduced yet.
+    begun: bool,
+}
+
 /// What a pass needs beyond what its device holds before it.
 #[derive(Clone, Copy, Debug)]
 struct Memory {
@@ -148,16 +162,24 @@ struct Memory {
 }
 
 impl Memory {
-    /// Of a pass of a stage that costs `cost`. Whether input gradients have `begun` gradients that are not
-    /// reduced yet changes with it.
-    fn of(kind: PassKind, cost: &StageCost, begun: &mut bool) -> Memory {
+    /// Of a pass of a stage that costs `cost`. What there is of its gradients changes with it.
+    fn of(kind: PassKind, cost: &StageCost, gradients: &mut Gradients) -> Memory {
+        let Gradients { allocated, begun } = gradients;
         let peaks = &cost.peak_bytes;
         let begun_bytes = if *begun { cost.begun_bytes } else { 0.0 };
+        let is_first = kind != PassKind::Forward && !*allocated;
+        let late_bytes = if is_first { cost.late_bytes } else { 0.0 };
+        *allocated |= is_first;
         let (before, most, behind) = match kind {
             PassKind::Forward => (0.0, peaks.forward, cost.kept_bytes),
+            PassKind::Backward if late_bytes > 0.0 => {
+                // What it leaves is there at its end.
+                (cost.kept_bytes, peaks.first_backward.max(late_bytes), 0.0)
+            }
             PassKind::Backward => (cost.kept_bytes, peaks.backward, 0.0),
             PassKind::BackwardInput => {
                 let most = if *begun { peaks.later_input } else { peaks.input };
+                let most = most + late_bytes;
                 *begun = true;
                 (cost.kept_bytes + begun_bytes, most, cost.waiting_bytes + cost.begun_bytes)
             }
@@ -167,7 +189,7 @@ impl Memory {
                 (cost.waiting_bytes + begun_bytes, most, 0.0)
             }
         };
-        Memory { most: most - before, change: behind - before }
+        Memory { most: most - before, change: behind + late_bytes - before }
     }
 
     /// What it needs besides what it keeps, or has not yet freed.
@@ -193,12 +215,11 @@ impl Device {
         }
     }
 
-    /// Takes in what an action's passes hold and leave. `begun` says by stage whether input gradients have
-    /// begun gradients that no weight gradients have completed and reduced yet.
-    fn hold(&mut self, passes: &[Node], instances: &[Instance], begun: &mut [bool]) {
+    /// Takes in what an action's passes hold and leave. `gradients` has by stage what there is of its gradients.
+    fn hold(&mut self, passes: &[Node], instances: &[Instance], gradients: &mut [Gradients]) {
         let mut memory = |node: &Node| {
             let index = usize::from(node.instance);
-            Memory::of(node.kind, &instances[index].cost, &mut begun[index])
+            Memory::of(node.kind, &instances[index].cost, &mut gradients[index])
         };
         match passes {
             [first, second] if alternate(passes, instances) => {

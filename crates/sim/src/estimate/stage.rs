@@ -97,6 +97,13 @@ impl<'c> Terms<'_, 'c> {
         self.settings.precision.gradients.bytes() as f64
     }
 
+    /// Of what a device holds all the time of these parameters, gradients that are there only from the first backward
+    /// pass of a step on.
+    fn late_bytes(&self, parameters: &Parameters) -> f64 {
+        let sharers = self.replicas.map(|replicas| replicas.sharers);
+        late_bytes(self.settings, self.place.stack, self.zero, sharers, parameters)
+    }
+
     /// What a device holds all the time of these parameters.
     pub fn persistent_bytes(&self, parameters: &Parameters) -> f64 {
         let sharers = self.replicas.map(|replicas| replicas.sharers);
@@ -207,6 +214,25 @@ pub(super) fn persistent_bytes(
     bytes
 }
 
+/// Of [`persistent_bytes`], gradients that are there only from the first backward pass of a step on.
+pub(super) fn late_bytes(
+    settings: &Settings,
+    stack: &Stack,
+    zero: u8,
+    sharers: [u32; 2],
+    parameters: &Parameters,
+) -> f64 {
+    if !stack.memory.late_gradients {
+        return 0.0;
+    }
+    let of_context = parameters.of_context();
+    let elements = [parameters.total() - of_context, of_context];
+    let held = |count: u32| if zero >= 2 { 1.0 / f64::from(count) } else { 1.0 };
+    let shares = elements.into_iter().zip(sharers);
+    let all: f64 = shares.map(|(elements, count)| elements * held(count)).sum();
+    all * settings.precision.gradients.bytes() as f64
+}
+
 /// The costs of some blocks on one device.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct StageCost {
@@ -236,6 +262,8 @@ pub(super) struct StageCost {
     pub lead_seconds: f64,
     /// Bytes held all the time.
     pub persistent_bytes: f64,
+    /// Of these, gradients that are there only from the first backward pass of a step on.
+    pub late_bytes: f64,
     /// Bytes kept for each micro-batch in flight.
     pub kept_bytes: f64,
     /// Bytes kept for each micro-batch that waits for its weight gradients.
@@ -267,6 +295,8 @@ pub(super) struct Peaks {
     pub forward: f64,
     /// A whole backward pass.
     pub backward: f64,
+    /// Likewise or input gradients, of the first in a step, with the gradients that it allocates.
+    pub first_backward: f64,
     /// Input gradients by themselves.
     pub input: f64,
     /// Those where another micro-batch's have begun gradients of parameters that are not reduced yet.
@@ -290,6 +320,10 @@ struct Unit {
     begun_bytes: f64,
     forward_peak_bytes: f64,
     backward_peak_bytes: f64,
+    /// Likewise of the first in a step, with the gradients that it has allocated by then.
+    first_peak_bytes: f64,
+    /// Gradients that the first backward pass of a step allocates.
+    late_bytes: f64,
     /// The most while gradients of its parameters are around, without them.
     late_peak_bytes: f64,
     /// The most that the backward pass of its last block alone holds, gradients included.
@@ -316,6 +350,8 @@ struct Front {
     /// and that without gradients.
     backward_peak_bytes: f64,
     later_peak_bytes: f64,
+    /// The most of the first in a step, with the gradients that it and those behind have allocated by then.
+    first_peak_bytes: f64,
 }
 
 impl StageCost {
@@ -338,6 +374,7 @@ impl StageCost {
         peaks.input = peaks.input.max(front.backward_peak_bytes);
         peaks.later_input = peaks.later_input.max(front.later_peak_bytes) + cost.begun_bytes;
         peaks.backward = peaks.input;
+        peaks.first_backward = peaks.first_backward.max(front.first_peak_bytes);
         if terms.shards_weights() && terms.place.overlaps() {
             // A pass cannot begin before its first weights are there, which wait for what the pass before
             // had left to reduce.
@@ -413,7 +450,10 @@ impl Addition {
             unit.scattered_weight_peak_bytes = cost.scattered.weight_peak_bytes;
         }
         unit.blocks += 1;
+        unit.late_bytes += terms.late_bytes(&parameters);
         let behind = held.kept_bytes;
+        let first = held.backward_peak_bytes + waiting + unit.late_bytes;
+        unit.first_peak_bytes = first.max(behind + unit.first_peak_bytes);
         unit.forward_peak_bytes = held.forward_peak_bytes.max(behind + unit.forward_peak_bytes);
         unit.backward_peak_bytes =
             (held.backward_peak_bytes + waiting).max(behind + unit.backward_peak_bytes);
@@ -517,8 +557,14 @@ impl Addition {
             // With gathered weights a unit is one block with parameters, whose costs know its gradients.
             _ => [unit.backward_peak_bytes, unit.weight_peak_bytes],
         };
-        let backward_peak_bytes =
-            backward_peak_bytes + self.cost.waiting_bytes + self.cost.begun_bytes;
+        // Of shares little is allocated: all of the unit's as if at its begin.
+        let first_peak_bytes = match terms.shards_gradients() {
+            true => backward_peak_bytes + unit.late_bytes,
+            false => unit.first_peak_bytes,
+        };
+        let held_behind = self.cost.waiting_bytes + self.cost.begun_bytes;
+        let first_peak_bytes = first_peak_bytes + held_behind + self.cost.late_bytes;
+        let backward_peak_bytes = backward_peak_bytes + held_behind;
         let later_peak_bytes = unit.later_peak_bytes + self.cost.waiting_bytes;
         let weight_bytes = match terms.shards_weights() {
             true => {
@@ -533,11 +579,13 @@ impl Addition {
         let behind = self.cost.peak_bytes;
         let front = self.front;
         let input = behind.input.max(front.backward_peak_bytes + weight_bytes);
+        let first_backward = behind.first_backward.max(front.first_peak_bytes + weight_bytes);
         let later_input = behind.later_input.max(front.later_peak_bytes + weight_bytes);
         let waiting = unit.waiting_bytes;
         self.cost.peak_bytes = Peaks {
             forward: forward_peak_bytes.max(unit.kept_bytes + behind.forward),
             input: unit.kept_bytes + input,
+            first_backward: unit.kept_bytes + first_backward,
             later_input: unit.kept_bytes + later_input,
             weight: weight_peak_bytes.max(waiting + unit.begun_bytes + behind.weight),
             later_weight: weight_peak_bytes.max(waiting + behind.later_weight),
@@ -552,7 +600,9 @@ impl Addition {
             weight_bytes,
             backward_peak_bytes,
             later_peak_bytes,
+            first_peak_bytes,
         };
+        self.cost.late_bytes += unit.late_bytes;
         self.cost.kept_bytes += unit.kept_bytes;
         self.cost.waiting_bytes += unit.waiting_bytes;
         self.cost.begun_bytes += unit.begun_bytes;

@@ -4,11 +4,12 @@ use crate::estimated::{MIXED, mean_error, model, program, rank_correlation, samp
 use crate::scenario::{cores, gpt, h100, narrow};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
-use shardloom_cluster::{Cluster, Curve, NodeGroup};
+use shardloom_cluster::{Cluster, Curve, NodeGroup, Stack};
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{Optimizer, ParameterGroup, Precision, Recompute, ScheduleKind};
 use shardloom_sim::estimate::{Candidate, Cut, Estimator, Settings};
+use shardloom_sim::{Options, simulate};
 
 /// Recomputation that can be estimated.
 const ESTIMATED: [Recompute; 4] =
@@ -365,6 +366,55 @@ fn recomputation_that_depends_on_the_stage_is_refused_by_name() {
     let message = estimator.estimate(&staged).expect_err("no estimate").to_string();
     assert_eq!(message, "recomputation stage has no estimate; simulate its program");
     assert!(estimator.least_bytes(&staged).is_err() && estimator.least_seconds(&staged).is_err());
+}
+
+/// As the simulator counts them, from the first backward pass of a step on; shares of them as if from the begin of
+/// their bucket's, which is the whole model's here.
+#[test]
+fn gradients_that_come_late_are_estimated_within_a_twentieth_and_shares_of_them_within_a_tenth() {
+    let spec = "gpt:layers=6,hidden=64,heads=8,seq=128,vocab=512";
+    let graph = model(spec);
+    let mut stack = Stack::default();
+    stack.memory.late_gradients = true;
+    for (pp, microbatches) in [(1, 1), (1, 3), (2, 1), (2, 2), (3, 6)] {
+        for (schedule, zero) in [
+            (ScheduleKind::OneForwardOneBackward, 0),
+            (ScheduleKind::OneForwardOneBackward, 2),
+            (ScheduleKind::Afab, 0),
+        ] {
+            let candidate = Candidate {
+                pp,
+                dp: 2,
+                cp: 1,
+                tp: 1,
+                sequence_parallel: false,
+                zero,
+                sharing: 2,
+                microbatch: 2,
+                microbatches,
+                recompute: Recompute::None,
+                schedule,
+                chunks: 1,
+                cut: Cut::Even,
+            };
+            let cluster = h100(candidate.devices() as usize).under(stack.clone());
+            let mut estimator = Estimator::new(&graph, &cluster, MIXED).expect("an estimator");
+            let found = estimator.mesh_peak_bytes(&candidate).expect("costs").expect("a layout");
+            let program = program(&graph, &mut estimator, &MIXED, &candidate);
+            let simulation = simulate(&graph, &cluster, &program, Options::default());
+            let tracks = simulation.expect("it runs").timeline.tracks;
+            for (track, estimated) in tracks.iter().zip(&found) {
+                let ratio = estimated / track.peak_bytes as f64;
+                let most = if zero == 2 { 1.1 } else { 1.05 };
+                assert!((0.95..=most).contains(&ratio), "{}: {ratio}, {candidate:?}", track.place);
+            }
+            let most = found.iter().copied().fold(0.0, f64::max);
+            let bound = estimator.bound(&candidate).expect("costs").expect("a layout");
+            let least = estimator.least_bytes(&candidate).expect("costs").expect("a layout");
+            assert!(bound.peak_bytes <= most * (1.0 + 1e-9), "{bound:?} {most} {candidate:?}");
+            assert!(least <= most * (1.0 + 1e-9), "{least} {most} {candidate:?}");
+        }
+    }
 }
 
 #[test]

@@ -248,6 +248,53 @@ fn copies_of_gradients_are_held_all_the_time() {
     assert_eq!(held(1, true, true).0, copy);
 }
 
+/// Of one micro-batch the most is there before any gradient is: its activations, which get less as gradients get more.
+/// With two, the second meets the first's gradients.
+#[test]
+fn gradients_that_come_late_are_there_from_their_first_write_to_the_end_of_the_step() {
+    let spec = "gpt:layers=4,hidden=64,heads=8,seq=256,vocab=2048";
+    let graph = ModelSpec::parse(spec).and_then(|spec| spec.graph()).expect("a model");
+    let gradients = 4 * graph.parameter_count();
+    let held = |microbatches: usize, late: bool| {
+        let program = lowered(&graph, &uniform(1, 1, 1, microbatches));
+        let cluster = under(1, |stack| stack.memory.late_gradients = late);
+        let simulation = simulate(&graph, &cluster, &program, Options::default()).expect("it runs");
+        let fit = simulation.memory_fits(&program, &cluster).expect("devices")[0];
+        let track = &simulation.timeline.tracks[0];
+        let (first, last) = (track.memory[0].1, track.memory.last().expect("it ends").1);
+        assert_eq!(first, program.classes[0].persistent_bytes(0).total() - absent(late, gradients));
+        assert_eq!(last, first + absent(late, gradients));
+        fit
+    };
+    let (always, late) = (held(1, false), held(1, true));
+    assert_eq!(always.persistent.gradients, gradients);
+    assert_eq!(late.peak_bytes, always.peak_bytes - gradients);
+    assert_eq!(late.persistent.gradients, 0);
+    assert_eq!(
+        (late.activation_bytes, late.buffer_bytes()),
+        (always.activation_bytes, always.buffer_bytes())
+    );
+    assert_eq!(held(2, true), held(2, false));
+}
+
+fn absent(late: bool, gradients: u64) -> u64 {
+    if late { gradients } else { 0 }
+}
+
+/// Where hardly anything is kept, the most is there when all gradients are.
+#[test]
+fn a_model_of_few_activations_needs_all_of_its_gradients_at_once() {
+    let graph = gpt(2, false);
+    let program = lowered(&graph, &uniform(1, 1, 1, 1));
+    let peak = |late: bool| {
+        let cluster = under(1, |stack| stack.memory.late_gradients = late);
+        let simulation = simulate(&graph, &cluster, &program, Options::default()).expect("it runs");
+        simulation.timeline.tracks[0].peak_bytes
+    };
+    let all = program.classes[0].persistent_bytes(0).total();
+    assert!((all..peak(false)).contains(&peak(true)), "{} {} {all}", peak(true), peak(false));
+}
+
 #[test]
 fn a_host_ahead_of_its_device_cannot_use_again_what_collectives_have_not_freed() {
     let graph = gpt(4, false);
