@@ -11,7 +11,7 @@ use shardloom_fabric::{Collective, Endpoint, Engine, Group, Lent, MOST_RANKS, Se
 use shardloom_kernels::{Arithmetic, Memory, processor};
 
 use crate::machine::Machine;
-use crate::operand::Operand;
+use crate::operand::{Operand, Warmth};
 use crate::{ProfileError, Result, Sites};
 
 /// How often to repeat.
@@ -23,6 +23,8 @@ pub(crate) struct Repeats {
     pub batch_seconds: f64,
     /// The most calls of a batch.
     pub most: usize,
+    /// What copies of a cold tensor fill.
+    pub cold_bytes: usize,
 }
 
 /// What time is counted.
@@ -97,6 +99,11 @@ pub(super) struct Bench {
 }
 
 impl Bench {
+    /// How a tensor is that has not been touched for long.
+    pub fn cold(&self) -> Warmth {
+        Warmth::Cold { room: self.repeats.cold_bytes }
+    }
+
     /// Says what is being measured, and which share of all is done.
     pub fn announce(&self, what: &str, done: f64) {
         if let Some(progress) = &self.progress {

@@ -19,6 +19,7 @@ use crate::examples::{self, Occurrence};
 use crate::fit::{TimedProduct, fit};
 use crate::machine::Machine;
 use crate::monotone::rising;
+use crate::operand::cold_bytes;
 use crate::sites::Pairs;
 use crate::streaming::Streaming;
 use crate::task::{COPY, LAUNCH, MESSAGE, MESSAGE_OUT, MESSAGES_OUT, Size, Task};
@@ -48,8 +49,9 @@ pub(crate) struct Plan {
 
 impl Plan {
     pub fn of(effort: Effort) -> Plan {
+        let cold_bytes = cold_bytes();
         let quick = Plan {
-            repeats: Repeats { batches: 5, batch_seconds: 1e-3, most: 1000 },
+            repeats: Repeats { batches: 5, batch_seconds: 1e-3, most: 1000, cold_bytes },
             rows: vec![16, 128, 512, 1024, 2048, 4096],
             contractions: vec![
                 [64, 64, 64],
@@ -100,7 +102,7 @@ impl Plan {
         match effort {
             Effort::Quick => quick,
             Effort::Thorough => Plan {
-                repeats: Repeats { batches: 21, batch_seconds: 5e-3, most: 5000 },
+                repeats: Repeats { batches: 21, batch_seconds: 5e-3, most: 5000, cold_bytes },
                 rows: vec![16, 64, 128, 256, 512, 1024, 2048, 4096, 8192],
                 ..quick
             },

@@ -7,17 +7,33 @@ use std::sync::Arc;
 use shardloom_kernels::device::{HostSliceMut, Input, OperandSize, Output};
 use shardloom_kernels::{Buffer, Device, Format, Memory, View, ViewMut};
 
-/// Copies of a cold tensor fill this much: with all the cold tensors of all ranks more than a core's
-/// share of the last-level cache.
-const COLD_BYTES: usize = 16 << 20;
+/// What copies of a cold tensor fill on this machine: with those of an operator's other cold tensors and of other ranks
+/// more than the last-level cache, within what can be filled in a moment.
+pub(crate) fn cold_bytes() -> usize {
+    /// Cold tensors that are measured at a time, at least: two of each of two ranks.
+    const AT_ONCE: usize = 4;
+    (last_level_cache_bytes().unwrap_or(0) / AT_ONCE).clamp(16 << 20, 96 << 20)
+}
+
+/// The size of the last-level cache, where Linux says it: `491520K`.
+fn last_level_cache_bytes() -> Option<usize> {
+    let text = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size").ok()?;
+    kibibytes(&text)
+}
+
+fn kibibytes(text: &str) -> Option<usize> {
+    let count: usize = text.trim().strip_suffix('K')?.parse().ok()?;
+    count.checked_mul(1 << 10)
+}
 
 /// How near to the core a kernel finds a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Warmth {
     /// The operator before has just made it, or freed its block.
     Warm,
-    /// It has not been touched for long: a weight, or a tensor kept since the forward pass.
-    Cold,
+    /// It has not been touched for long: a weight, or a tensor kept since the forward pass. Its copies fill so many
+    /// bytes.
+    Cold { room: usize },
 }
 
 /// Copies of one tensor, side by side.
@@ -43,8 +59,8 @@ impl Operand {
         let stride = elements.max(1).next_multiple_of(64 / format.bytes());
         let (copies, held) = match warmth {
             Warmth::Warm => (2, 2 * stride),
-            Warmth::Cold => {
-                let room = COLD_BYTES / format.bytes();
+            Warmth::Cold { room } => {
+                let room = room / format.bytes();
                 let copies = (room / stride).max(1);
                 (copies, room.max(stride))
             }
@@ -146,6 +162,17 @@ mod tests {
 
     use super::*;
 
+    const ROOM: usize = 1 << 20;
+
+    #[test]
+    fn the_cache_is_read_as_the_system_writes_it() {
+        assert_eq!(kibibytes("491520K\n"), Some(480 << 20));
+        for text in ["", "K", "12", "12M", "-1K", "99999999999999999999K", "18446744073709551615K"]
+        {
+            assert_eq!(kibibytes(text), None, "{text:?}");
+        }
+    }
+
     /// An operand of 20 elements.
     fn operand(format: Format, warmth: Warmth) -> Operand {
         Operand::new(&Memory::new(processor()), format, vec![4, 5], warmth, 7)
@@ -156,8 +183,8 @@ mod tests {
         for (format, bytes) in [(Format::F32, 4_usize), (Format::U32, 4), (Format::U8, 1)] {
             // Two, for warm tensors; for cold ones as many as fill the room.
             let stride = (20 * bytes).next_multiple_of(64);
-            let cold = COLD_BYTES / stride;
-            for (warmth, copies) in [(Warmth::Warm, 2), (Warmth::Cold, cold)] {
+            let cold = ROOM / stride;
+            for (warmth, copies) in [(Warmth::Warm, 2), (Warmth::Cold { room: ROOM }, cold)] {
                 let operand = operand(format, warmth);
                 for call in [0, 1, 2, copies - 1, copies, copies + 1, 5 * copies + 1] {
                     let start = call % copies * stride / bytes;

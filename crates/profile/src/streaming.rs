@@ -35,25 +35,25 @@ impl Streaming {
     /// If communication with the other ranks fails.
     pub fn seconds(self, elements: usize, bench: &mut Bench) -> Result<f64> {
         let memory = bench.memory.clone();
-        let device = memory.device();
+        let (device, cold) = (memory.device(), bench.cold());
         let tensor = |warmth| Operand::new(&memory, Format::F32, vec![elements], warmth, 0);
         match self {
             Streaming::Add => {
-                let (mut to, from) = (tensor(Warmth::Cold), tensor(Warmth::Warm));
+                let (mut to, from) = (tensor(cold), tensor(Warmth::Warm));
                 bench.seconds(Clock::Processor, |_, call| {
                     device.combine(to.view_mut(call), from.view(call), Combine::Sum);
                     Ok(())
                 })
             }
             Streaming::Copy => {
-                let (mut to, from) = (tensor(Warmth::Cold), tensor(Warmth::Warm));
+                let (mut to, from) = (tensor(cold), tensor(Warmth::Warm));
                 bench.seconds(Clock::Processor, |_, call| {
                     device.copy(from.view(call), to.view_mut(call));
                     Ok(())
                 })
             }
             Streaming::Norm => {
-                let gradient = tensor(Warmth::Cold);
+                let gradient = tensor(cold);
                 let mut total = 0.0;
                 bench.seconds(Clock::Processor, |_, call| {
                     total += device.squared_norm(std::hint::black_box(gradient.view(call)));
@@ -62,14 +62,14 @@ impl Streaming {
                 })
             }
             Streaming::Update(optimizer) => {
-                let mut parameter = Parameter::new(optimizer, elements, &memory);
+                let mut parameter = Parameter::new(optimizer, elements, cold, &memory);
                 bench.seconds(Clock::Processor, |_, call| {
                     parameter.update(call);
                     Ok(())
                 })
             }
             Streaming::Statistics(optimizer) => {
-                let mut parameter = Parameter::new(optimizer, elements, &memory);
+                let mut parameter = Parameter::new(optimizer, elements, cold, &memory);
                 let rounds = optimizer.rounds();
                 bench.seconds(Clock::Processor, |_, call| {
                     parameter.statistics(call / rounds, call % rounds);
@@ -94,10 +94,10 @@ struct Parameter {
 }
 
 impl Parameter {
-    fn new(optimizer: Optimizer, elements: usize, memory: &Memory) -> Parameter {
+    fn new(optimizer: Optimizer, elements: usize, cold: Warmth, memory: &Memory) -> Parameter {
         let columns = COLUMNS.min(elements);
         let piece = Piece::whole(elements / columns, columns);
-        let tensor = |len| Operand::new(memory, Format::F32, vec![len], Warmth::Cold, 0);
+        let tensor = |len| Operand::new(memory, Format::F32, vec![len], cold, 0);
         let lens =
             (0..optimizer.rounds()).map(|round| optimizer.statistics_len(&piece.block, round));
         let sums = lens.map(|len| {

@@ -25,7 +25,7 @@ pub(crate) struct Subject {
 
 impl Subject {
     /// The operands of `pass` of `op`, with real numbers in `format` but for gradients of parameters, which are in
-    /// fp32 as they usually are.
+    /// fp32 as they usually are, and with `cold` tensors where nothing has just made them.
     ///
     /// # Panics
     /// If the operator has no such pass.
@@ -34,7 +34,7 @@ impl Subject {
         op: OpId,
         pass: Pass,
         extents: &Extents,
-        format: Format,
+        (format, cold): (Format, Warmth),
         memory: &Memory,
     ) -> Subject {
         let node = graph.op(op);
@@ -56,19 +56,19 @@ impl Subject {
         };
         let operand = |id, warmth| of_format(id, warmth, format);
         let is_parameter = |value: ValueId| graph.value(value).parameter().is_some();
-        let weights_cold = |value| if is_parameter(value) { Warmth::Cold } else { Warmth::Warm };
+        let weights_cold = |value| if is_parameter(value) { cold } else { Warmth::Warm };
         let (reads, writes): (Vec<Operand>, Vec<Operand>) = match pass {
             Pass::Forward => (
                 node.inputs.iter().map(|&value| operand(value, weights_cold(value))).collect(),
-                node.outputs.iter().map(|&value| operand(value, Warmth::Cold)).collect(),
+                node.outputs.iter().map(|&value| operand(value, cold)).collect(),
             ),
             Pass::Input | Pass::Weight => {
                 let rule = gradient::rule(graph, op);
                 let found = if pass == Pass::Input { rule.input } else { rule.weight };
                 let gradient = found.expect("only passes that an operator has are measured");
                 let read = |which: &Which| match *which {
-                    Which::Input(index) => operand(node.inputs[index], Warmth::Cold),
-                    Which::Output(index) => operand(node.outputs[index], Warmth::Cold),
+                    Which::Input(index) => operand(node.inputs[index], cold),
+                    Which::Output(index) => operand(node.outputs[index], cold),
                     Which::OutputGradient => operand(node.outputs[0], Warmth::Warm),
                     Which::InputGradient(index) => operand(node.inputs[index], Warmth::Warm),
                 };
@@ -165,7 +165,9 @@ mod tests {
         let (op, _) = graph.ops().find(|(_, op)| is_it(&op.kind)).expect("it has one");
         let (device, memory) = (processor(), Memory::new(processor()));
         let extents = Extents::global(&graph, 3);
-        let mut subject = Subject::new(&graph, op, Pass::Forward, &extents, Format::F32, &memory);
+        let cold = Warmth::Cold { room: 1 << 20 };
+        let mut subject =
+            Subject::new(&graph, op, Pass::Forward, &extents, (Format::F32, cold), &memory);
         assert_eq!(subject.kind.name(), "relu");
         for call in 0..3 {
             let output = subject.writes[0].view_mut(call);

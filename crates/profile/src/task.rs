@@ -125,7 +125,8 @@ impl<'a> Task<'a> {
                     Precision::Bf16 => Format::Bf16,
                     _ => Format::F32,
                 };
-                let mut subject = Subject::new(graph, *op, *pass, extents, format, &bench.memory);
+                let mut subject =
+                    Subject::new(graph, *op, *pass, extents, (format, bench.cold()), &bench.memory);
                 bench.seconds(Clock::Processor, |_, call| {
                     subject.run(call);
                     Ok(())

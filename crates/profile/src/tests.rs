@@ -27,7 +27,7 @@ fn machine() -> Machine {
 
 fn hasty() -> Plan {
     Plan {
-        repeats: Repeats { batches: 1, batch_seconds: 1e-6, most: 1 },
+        repeats: Repeats { batches: 1, batch_seconds: 1e-6, most: 1, cold_bytes: 1 << 20 },
         rows: vec![2, 16],
         contractions: vec![[4, 8, 16], [16, 8, 4], [8, 8, 8]],
         attentions: vec![[4, 8], [8, 4]],
