@@ -61,10 +61,10 @@ pub struct Options {
 /// How long to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Effort {
-    /// Some ten seconds.
+    /// Half a minute, and up to a minute and a half where caches are large.
     #[default]
     Quick,
-    /// More repeats of more sizes, for a machine on which other work disturbs: about two minutes.
+    /// More repeats of more sizes, for a machine on which other work disturbs: some minutes.
     Thorough,
 }
 
