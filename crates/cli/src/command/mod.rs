@@ -238,7 +238,7 @@ fn load_cluster(text: &str, local: &LocalProfile, terminal: Terminal) -> Result<
             let path = local.path().display();
             bar.suspend(|| {
                 terminal.note(format_args!(
-                    "measuring this machine, once, for some ten seconds, or twice as long where other programs \
+                    "measuring this machine, once, for half a minute or more, twice as long where other programs \
                      disturb it; kept in {path}"
                 ));
             });
