@@ -195,9 +195,9 @@ fn multiply_bf16_by(
     c: MatrixMut,
     accumulate: bool,
 ) {
-    // SAFETY: the processor has the tier's features; so below.
     #[cfg(target_arch = "x86_64")]
     if tier == Tier::Amx && tiles::are_faster(&a, &c) {
+        // SAFETY: the processor has the tier's features; so below.
         return unsafe { blocked::by_tiles(a, b.transposed(), None, c, accumulate) };
     }
     let (a, b) = (Pairs(a), Pairs(b.transposed()));
