@@ -64,10 +64,13 @@ pub struct Request {
 }
 
 /// The 16-bit format that all devices of `cluster` compute in, bf16 before fp16, beside 32 bits for gradients and
-/// the optimizer; else 32 bits for all.
+/// the optimizer; else 32 bits for all, and so on processors, which train exactly where nobody says otherwise.
 pub fn usual_precision(cluster: &Cluster) -> Precision {
     let all = |format: Format| {
-        cluster.groups().iter().all(|group| group.profile.device.peak_flops(format).is_ok())
+        cluster.groups().iter().all(|group| {
+            let device = &group.profile.device;
+            device.lanes_overlap && device.peak_flops(format).is_ok()
+        })
     };
     match (all(Format::Bf16), all(Format::Fp16)) {
         (true, _) => Precision::MIXED,
