@@ -12,6 +12,10 @@ use std::{
 const SPINS: u32 = 2000;
 /// Polls that give the core to another thread before parking.
 const YIELDS: u32 = 50;
+/// For how long a waiter yields: less than the time for which Linux gives a core to a thread that others wait for.
+/// Where another program computes, each further yield would cost that time, while a waiter that sleeps is let in
+/// soon after it was woken.
+const YIELDING: Duration = Duration::from_millis(1);
 
 /// Where the threads of one rank wait, whatever for.
 ///
@@ -70,11 +74,15 @@ impl Wakeup {
             }
             hint::spin_loop();
         }
+        let began = Instant::now();
         // A timeout beyond what the clock can express is as good as none.
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let deadline = timeout.and_then(|timeout| began.checked_add(timeout));
         for _ in 0..YIELDS {
             if let Some(found) = poll() {
                 return Some(found);
+            }
+            if began.elapsed() > YIELDING {
+                break;
             }
             thread::yield_now();
         }
