@@ -2,7 +2,9 @@ use std::{collections::BTreeMap, fmt};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ClusterError, Curve, FusedAttention, MatmulRates, ProductSeconds, checked};
+use crate::{
+    ClusterError, Curve, FusedAttention, MatmulRates, MeasuredMatmul, ProductSeconds, checked,
+};
 
 /// Number format of a matrix product's operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -133,7 +135,8 @@ pub struct DeviceKind {
     /// listed here, [`DeviceKind::matmul`] is not asked.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub products: BTreeMap<String, ProductSeconds>,
-    /// The same of operators that compute in other formats. What is not listed of these is as in full precision.
+    /// What was measured in other formats. Of memory-bound classes that are not listed there, what was measured in full
+    /// precision holds; a product that is not listed is asked of the format's table.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub in_format: BTreeMap<Precision, FormatRates>,
 }
@@ -148,6 +151,9 @@ pub struct FormatRates {
     /// As [`DeviceKind::products`].
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub products: BTreeMap<String, ProductSeconds>,
+    /// How fast matrix products run in this format, where [`DeviceKind::matmul`] was measured in another.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub matmul: Option<MeasuredMatmul>,
 }
 
 impl DeviceKind {
@@ -211,14 +217,21 @@ impl DeviceKind {
                 let shape = [batch, m, n, k];
                 Ok(self.launch_seconds + analytic.seconds(precision, peak, memory, shape, rows))
             }
-            MatmulRates::Measured(measured) if measured.precision == precision => {
-                Ok(batch as f64 * measured.seconds(m, n, k))
+            MatmulRates::Measured(measured) => {
+                let others = self.in_format.values().filter_map(|it| it.matmul.as_ref());
+                let tables = || std::iter::once(measured).chain(others.clone());
+                match tables().find(|it| it.precision == precision) {
+                    Some(table) => Ok(batch as f64 * table.seconds(m, n, k)),
+                    None => Err(ClusterError::NoPrecision {
+                        device: self.name.clone(),
+                        precision,
+                        available: tables()
+                            .map(|it| it.precision.to_string())
+                            .collect::<Vec<_>>()
+                            .join(", "),
+                    }),
+                }
             }
-            MatmulRates::Measured(measured) => Err(ClusterError::NoPrecision {
-                device: self.name.clone(),
-                precision,
-                available: measured.precision.to_string(),
-            }),
         }
     }
 

@@ -17,8 +17,7 @@ use std::ops::Range;
 
 use crate::elementary::{exp, tanh};
 use crate::gemm::{Matrix, MatrixMut, multiply};
-use crate::matmul::multiplied::Multiplied;
-use crate::matmul::{Factor, Product};
+use crate::matmul::Factor;
 use crate::reduce::{max, sum, sum_pairs};
 use crate::simd::simd;
 
@@ -250,7 +249,7 @@ pub fn probs<T: Factor>(shape: &Attention, q: &[T], k: &[T], scores: Scores, p: 
         let p = &mut p[tile.elements(shape.keys)];
         let target = MatrixMut::new(&mut p[tile.first_key..], tile.rows, tile.seen, shape.keys);
         let k = shape.key(&tile, k).transposed();
-        T::multiply(scores.scale, shape.query(&tile, q), k, target);
+        T::multiply(scores.scale, shape.query(&tile, q), k, target, false);
         if let Some(cap) = scores.cap {
             cap_rows(p, shape.keys, tile.columns(), cap);
         }
@@ -336,7 +335,7 @@ pub fn whole_context<T: Factor>(shape: &Attention, p: &[T], v: &[T], o: &mut [f3
     }
     for tile in shape.tiles() {
         let p = shape.seen(&tile, p);
-        T::multiply(1.0, p, shape.key(&tile, v), shape.query_mut(&tile, o));
+        T::multiply(1.0, p, shape.key(&tile, v), shape.query_mut(&tile, o), false);
     }
 }
 
@@ -360,14 +359,8 @@ pub fn context_input_grad(
     let Some(dropout) = dropout else {
         return whole_context_input_grad(shape, p, v, d_o, dp, dv, accumulate_p, accumulate_v);
     };
-    shape.check_gradients(p, v, d_o, dp, dv);
-    if !accumulate_v {
-        dv.fill(0.0);
-    }
+    shape.begin_context_gradients(p, v, d_o, (&mut *dp, accumulate_p), (&mut *dv, accumulate_v));
     if shape.is_empty() {
-        if !accumulate_p {
-            dp.fill(0.0);
-        }
         return;
     }
     let Dropout { mask, keep_scale } = dropout;
@@ -397,28 +390,20 @@ pub fn whole_context_input_grad<T: Factor>(
     dv: &mut [f32],
     accumulate_p: bool,
     accumulate_v: bool,
-) where
-    f32: Product<T>,
-{
-    shape.check_gradients(p, v, d_o, dp, dv);
-    if !accumulate_v {
-        dv.fill(0.0);
-    }
+) {
+    shape.begin_context_gradients(p, v, d_o, (&mut *dp, accumulate_p), (&mut *dv, accumulate_v));
     if shape.is_empty() {
-        if !accumulate_p {
-            dp.fill(0.0);
-        }
         return;
     }
     let keys = shape.keys;
     for tile in shape.tiles() {
         let d_o = shape.query(&tile, d_o);
         let p = shape.seen(&tile, p).transposed();
-        <f32 as Multiplied<T>>::multiply(p, d_o, None, shape.key_mut(&tile, dv), true);
+        T::multiply(1.0, p, d_o, shape.key_mut(&tile, dv), true);
         let dp = &mut dp[tile.elements(keys)];
         let target = MatrixMut::new(&mut dp[tile.first_key..], tile.rows, tile.seen, keys);
         let v = shape.key(&tile, v).transposed();
-        <f32 as Multiplied<T>>::multiply(d_o, v, None, target, accumulate_p);
+        T::multiply(1.0, d_o, v, target, accumulate_p);
         clear_unseen(dp, keys, tile.sight, 0);
     }
 }
@@ -445,8 +430,23 @@ impl Attention {
         Matrix::new(dropped, tile.rows, tile.seen, tile.seen)
     }
 
-    fn check_gradients<T>(&self, p: &[T], v: &[T], d_o: &[T], dp: &[f32], dv: &[f32]) {
+    /// Checks the sizes of what gradients of a context are made of, and clears what they are to overwrite: that of the
+    /// values, to which each tile adds, and that of the probabilities, if there are none.
+    fn begin_context_gradients<T>(
+        &self,
+        p: &[T],
+        v: &[T],
+        d_o: &[T],
+        (dp, accumulate_p): (&mut [f32], bool),
+        (dv, accumulate_v): (&mut [f32], bool),
+    ) {
         self.check(&[d_o.len()], &[v.len(), dv.len()], &[p.len(), dp.len()]);
+        if !accumulate_v {
+            dv.fill(0.0);
+        }
+        if self.is_empty() && !accumulate_p {
+            dp.fill(0.0);
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! tensors in the order the graph's tables list them and says where the device's part of each loop
 //! begins.
 
+mod formats;
 mod sizes;
 
 use half::bf16;
@@ -22,9 +23,10 @@ use crate::random::dropout_mask;
 use crate::routing::{self, Decision};
 use crate::sampled_cross_entropy::Rows;
 use crate::{
-    Format, activation, attention, concat, cross_entropy, dropout, elementwise, embedding, gemm,
-    interaction, layer_norm, lstm, matmul, rms_norm, rotary, rows, sigmoid_cross_entropy, soft_cap,
+    activation, attention, concat, cross_entropy, dropout, elementwise, embedding, interaction,
+    layer_norm, lstm, matmul, rms_norm, rotary, rows, sigmoid_cross_entropy, soft_cap,
 };
+pub(crate) use formats::{multiplied_in_bf16, written_in_bf16};
 use sizes::{
     attention_shape, context_scratch, drawn, expert_shape, filled, fused_shape, linear, lstm_shape,
     rotary_table, routed, routing_sizes, sampled_softmax, visible,
@@ -50,49 +52,6 @@ pub(crate) enum Data<'a> {
     U8(&'a [u8]),
     /// Indices.
     U32(&'a [u32]),
-}
-
-/// Which of the tensors that a pass reads, of these formats, it multiplies in bfloat16 as they are. All others it takes
-/// in fp32.
-pub(crate) fn multiplied_in_bf16(
-    kind: &OpKind,
-    pass: Pass,
-    format: impl Fn(usize) -> Format,
-) -> &'static [usize] {
-    let factors: &[usize] = match (kind, pass) {
-        (OpKind::Contract { .. }, _) => &[0, 1],
-        (OpKind::ExpertContract, Pass::Forward | Pass::Weight) => &[0, 2],
-        (OpKind::ExpertContract, Pass::Input) => &[1, 2],
-        (OpKind::AttentionProbs { .. }, Pass::Forward) => &[0, 1],
-        // What is kept under dropout is scaled, in fp32.
-        (OpKind::AttentionContext { probability: 0.0, .. }, Pass::Forward) => &[0, 1],
-        (OpKind::AttentionContext { probability: 0.0, .. }, Pass::Input) => &[0, 1, 2],
-        _ => return &[],
-    };
-    let are_in_bf16 = factors.iter().all(|&factor| format(factor) == Format::Bf16);
-    if are_in_bf16 && gemm::multiplies_bf16() { factors } else { &[] }
-}
-
-/// Whether a pass writes its result, of this shape, in bfloat16 as it computes it, where the result is in that format. It
-/// reads tensors of these shapes and formats.
-pub(crate) fn written_in_bf16<'a>(
-    kind: &OpKind,
-    pass: Pass,
-    read: impl Fn(usize) -> &'a [usize],
-    written: &[usize],
-    format: impl Fn(usize) -> Format,
-) -> bool {
-    if multiplied_in_bf16(kind, pass, format).is_empty() {
-        return false;
-    }
-    let steps = match (kind, pass) {
-        (OpKind::Contract { .. }, Pass::Forward) => linear(read(0), read(1), written, false).inputs,
-        (OpKind::Contract { .. }, Pass::Input) => linear(written, read(0), read(1), false).outputs,
-        (OpKind::ExpertContract, Pass::Forward) => expert_shape(read(2)).inputs,
-        (OpKind::ExpertContract, Pass::Input) => expert_shape(read(1)).outputs,
-        _ => return false,
-    };
-    gemm::writes_bf16(steps)
 }
 
 /// `$body` of the elements of two inputs, which are both in bfloat16 or both in fp32, and of those of a result.

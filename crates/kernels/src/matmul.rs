@@ -6,9 +6,7 @@
 use half::bf16;
 
 pub use crate::gemm::writes_bf16;
-use crate::gemm::{
-    Matrix, MatrixMut, multiply, multiply_bf16, multiply_bf16_scaled, multiply_to_bf16,
-};
+use crate::gemm::{Matrix, MatrixMut, multiply, multiply_bf16, multiply_to_bf16};
 use crate::processor::cast::from_bf16;
 use crate::reduce::column_sums;
 use crate::simd::simd;
@@ -16,45 +14,55 @@ use crate::simd::simd;
 /// Numbers that products multiply: fp32 or bfloat16, whose products are summed in fp32. bfloat16 is multiplied as
 /// such, which is faster than widened where the tier is [`Tier::Avx512Bf16`](crate::Tier::Avx512Bf16) or
 /// [`Tier::Amx`](crate::Tier::Amx); elsewhere widen it.
-pub trait Factor: Copy + multiplied::Scaled {}
+pub trait Factor: Copy + multiplied::Summed {}
 
 impl Factor for f32 {}
 impl Factor for bf16 {}
 
 /// Numbers that results of products of `T` are written in: fp32, or bfloat16 where [`writes_bf16`] says so.
-pub trait Product<T>: Copy + multiplied::Multiplied<T> {}
+pub trait Product<T: Factor>: Copy + multiplied::Written<T> {}
 
-impl Product<f32> for f32 {}
-impl Product<bf16> for f32 {}
+impl<T: Factor> Product<T> for f32 {}
 impl Product<bf16> for bf16 {}
 
-pub(crate) mod multiplied {
-    use super::{
-        Matrix, MatrixMut, bf16, multiply, multiply_bf16, multiply_bf16_scaled, multiply_to_bf16,
-    };
+mod multiplied {
+    use super::{Factor, Matrix, MatrixMut, bf16, multiply, multiply_bf16, multiply_to_bf16};
 
-    pub trait Scaled: Sized {
-        /// c = scale a b.
+    pub trait Summed: Sized {
+        /// c = scale a b in fp32, or with `accumulate`, which goes with a scale of 1, c += a b.
         #[expect(private_interfaces, reason = "nobody else has such numbers")]
-        fn multiply(scale: f32, a: Matrix<'_, Self>, b: Matrix<'_, Self>, c: MatrixMut<'_>);
+        fn multiply(
+            scale: f32,
+            a: Matrix<'_, Self>,
+            b: Matrix<'_, Self>,
+            c: MatrixMut<'_>,
+            accumulate: bool,
+        );
     }
 
-    impl Scaled for f32 {
+    impl Summed for f32 {
         #[expect(private_interfaces, reason = "as of the trait")]
-        fn multiply(scale: f32, a: Matrix<'_>, b: Matrix<'_>, c: MatrixMut<'_>) {
-            multiply(scale, a, b, c, false);
+        fn multiply(scale: f32, a: Matrix, b: Matrix, c: MatrixMut, accumulate: bool) {
+            multiply(scale, a, b, c, accumulate);
         }
     }
 
-    impl Scaled for bf16 {
+    impl Summed for bf16 {
         #[expect(private_interfaces, reason = "as of the trait")]
-        fn multiply(scale: f32, a: Matrix<'_, bf16>, b: Matrix<'_, bf16>, c: MatrixMut<'_>) {
-            multiply_bf16_scaled(scale, a, b, c);
+        fn multiply(
+            scale: f32,
+            a: Matrix<'_, bf16>,
+            b: Matrix<'_, bf16>,
+            c: MatrixMut,
+            accumulate: bool,
+        ) {
+            multiply_bf16(scale, a, b, c, accumulate);
         }
     }
 
-    pub trait Multiplied<T>: Sized {
-        /// c = a b + bias, or with `accumulate` c += a b + bias. The bias has an element for each column.
+    pub trait Written<T>: Sized {
+        /// c = a b + bias, where the bias has an element for each column, or with `accumulate`, which goes without a
+        /// bias, c += a b.
         #[expect(private_interfaces, reason = "nobody else has such numbers")]
         fn multiply(
             a: Matrix<'_, T>,
@@ -65,31 +73,23 @@ pub(crate) mod multiplied {
         );
     }
 
-    /// Of results in fp32: onto the bias.
-    macro_rules! onto_bias {
-        ($factor:ty, $multiply:expr) => {
-            impl Multiplied<$factor> for f32 {
-                #[expect(private_interfaces, reason = "as of the trait")]
-                fn multiply(
-                    a: Matrix<'_, $factor>,
-                    b: Matrix<'_, $factor>,
-                    bias: Option<&[f32]>,
-                    mut c: MatrixMut<'_>,
-                    accumulate: bool,
-                ) {
-                    if let Some(bias) = bias {
-                        c.add_or_write(bias, accumulate);
-                    }
-                    $multiply(a, b, c, accumulate || bias.is_some());
-                }
+    impl<T: Factor> Written<T> for f32 {
+        #[expect(private_interfaces, reason = "as of the trait")]
+        fn multiply(
+            a: Matrix<'_, T>,
+            b: Matrix<'_, T>,
+            bias: Option<&[f32]>,
+            mut c: MatrixMut<'_>,
+            accumulate: bool,
+        ) {
+            if let Some(bias) = bias {
+                c.fill_rows(bias);
             }
-        };
+            T::multiply(1.0, a, b, c, accumulate || bias.is_some());
+        }
     }
 
-    onto_bias!(f32, |a, b, c, accumulate| multiply(1.0, a, b, c, accumulate));
-    onto_bias!(bf16, multiply_bf16);
-
-    impl Multiplied<bf16> for bf16 {
+    impl Written<bf16> for bf16 {
         #[expect(private_interfaces, reason = "as of the trait")]
         fn multiply(
             a: Matrix<'_, bf16>,

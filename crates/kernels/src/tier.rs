@@ -1,8 +1,8 @@
 //! Which instructions the kernels use.
 //!
-//! Every kernel exists in up to three versions, and products of bfloat16 in a fourth and a fifth. The best for the processor runs,
-//! unless the environment variable [`VARIABLE`] names another: to find out whether a difference between two
-//! machines comes from their kernels, and to test on one machine what others will run.
+//! Every kernel exists in up to three versions, and products of bfloat16 in a fourth and a fifth. The best for the
+//! processor runs, unless the environment variable [`VARIABLE`] names another: to find out whether a difference
+//! between two machines comes from their kernels, and to test on one machine what others will run.
 
 use std::fmt;
 use std::sync::OnceLock;

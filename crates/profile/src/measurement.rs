@@ -340,12 +340,24 @@ impl Measured<'_> {
         contractions.flat_map(|(_, points)| points).map(flops).fold(0.0, f64::max)
     }
 
-    fn rates(self) -> Result<FormatRates> {
+    /// The plain products as a table.
+    fn matmul(&self, format: Precision) -> Result<MeasuredMatmul> {
+        let points = self.products["contract.forward"].iter().map(|it| {
+            let [m, n, k] = [it.m, it.n, it.k].map(|size| size as u32);
+            MatmulPoint { m, n, k, seconds: it.seconds }
+        });
+        Ok(MeasuredMatmul::new(format, points.collect())?)
+    }
+
+    /// All of it, where it was timed in another format than the full one.
+    fn rates(self, format: Precision) -> Result<FormatRates> {
+        let matmul = Some(self.matmul(format)?);
         let rates = self.curves.into_iter();
         let rates = rates.map(|(name, points)| Ok((name.to_owned(), Curve::new(rising(&points))?)));
         let products = self.products.into_iter();
         let products = products.map(|(name, points)| (name.to_owned(), fit(&points)));
-        Ok(FormatRates { rates: rates.collect::<Result<_>>()?, products: products.collect() })
+        let rates = rates.collect::<Result<_>>()?;
+        Ok(FormatRates { rates, products: products.collect(), matmul })
     }
 }
 
@@ -368,8 +380,9 @@ fn profile<'a>(
     }
     let fastest = |format| measured.get(&format).map(Measured::fastest);
     let [fp32, bf16] = [Precision::Fp32, Precision::Bf16].map(fastest);
-    let Measured { curves, products } =
-        measured.remove(&Precision::Fp32).expect("full precision is always timed");
+    let full = measured.remove(&Precision::Fp32).expect("full precision is always timed");
+    let matmul = full.matmul(Precision::Fp32)?;
+    let Measured { curves, products } = full;
     let mut curves: BTreeMap<&str, Vec<(f64, f64)>> =
         curves.into_iter().map(|(name, points)| (name, rising(&points))).collect();
     let mut take = |name| curves.remove(name).expect("launches and messages are always timed");
@@ -379,12 +392,6 @@ fn profile<'a>(
     // Read once, written once.
     let (elements, seconds) = *curves[COPY].last().expect("copies have sizes");
     let memory_bytes_per_second = 2.0 * size_of::<f32>() as f64 * elements / seconds;
-    let plain = &products["contract.forward"];
-    let points = plain.iter().map(|it| {
-        let [m, n, k] = [it.m, it.n, it.k].map(|size| size as u32);
-        MatmulPoint { m, n, k, seconds: it.seconds }
-    });
-    let matmul = MeasuredMatmul::new(Precision::Fp32, points.collect())?;
     let link = Link {
         latency_seconds: messages[0].1,
         bytes_per_second: memory_bytes_per_second,
@@ -413,7 +420,7 @@ fn profile<'a>(
         .map(|(name, points)| Ok((name.to_owned(), Curve::new(points)?)))
         .collect::<Result<_>>()?;
     let fits = products.iter().map(|(name, points)| ((*name).to_owned(), fit(points)));
-    let in_format = measured.into_iter().map(|(format, it)| Ok((format, it.rates()?)));
+    let in_format = measured.into_iter().map(|(format, it)| Ok((format, it.rates(format)?)));
     let in_format = in_format.collect::<Result<_>>()?;
     Ok(Profile {
         stack: None,

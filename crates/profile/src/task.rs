@@ -121,10 +121,7 @@ impl<'a> Task<'a> {
             }
             Work::Message { elements, pairs } => return links::message(*elements, *pairs, bench),
             Work::Operator { graph, op, pass, extents, .. } => {
-                let format = match self.format {
-                    Precision::Bf16 => Format::Bf16,
-                    _ => Format::F32,
-                };
+                let format = operands(self.format);
                 let mut subject =
                     Subject::new(graph, *op, *pass, extents, (format, bench.cold()), &bench.memory);
                 bench.seconds(Clock::Processor, |_, call| {
@@ -144,6 +141,15 @@ impl<'a> Task<'a> {
             (Size::Product(shape), Work::Operator { turns, .. }) => turns * shape.batch,
             _ => 1,
         }
+    }
+}
+
+/// What real numbers are kept in.
+fn operands(format: Precision) -> Format {
+    match format {
+        Precision::Fp32 => Format::F32,
+        Precision::Bf16 => Format::Bf16,
+        other => unreachable!("nothing is measured in {other}"),
     }
 }
 

@@ -160,7 +160,9 @@ fn each_rank_is_a_device_with_its_share_of_the_memory() {
     assert!(!PROFILE.device.lanes_overlap);
     let device = &PROFILE.device;
     assert!(device.matmul_seconds(Precision::Fp32, 1, 8, 8, 8).expect("fp32 is measured") > 0.0);
-    assert!(device.matmul_seconds(Precision::Bf16, 1, 8, 8, 8).is_err());
+    assert!(device.matmul_seconds(Precision::Bf16, 1, 8, 8, 8).expect("so is bf16") > 0.0);
+    let error = device.matmul_seconds(Precision::Fp16, 1, 8, 8, 8).expect_err("fp16 is not");
+    assert_eq!(error.to_string(), "local has no fp16 rate; it has fp32, bf16");
 }
 
 #[test]
@@ -246,6 +248,13 @@ fn what_only_other_machines_have_is_left_out() {
     assert!(profiles[0] == profiles[1], "they differ");
     let alone = &profiles[2];
     assert_eq!(alone.node.devices, 1);
+    // Operators are each machine's own, in every format.
+    let operators = |it: &Profile| {
+        let in_bf16 = &it.device.in_format[&Precision::Bf16];
+        let names = in_bf16.rates.keys().chain(in_bf16.products.keys());
+        names.cloned().collect::<BTreeSet<String>>()
+    };
+    assert_eq!(operators(alone), operators(&profiles[0]));
     let names: BTreeSet<&str> = rates(alone).map(|(name, _)| name).collect();
     assert!(alone.device.products.contains_key("contract.forward"));
     assert!(!names.iter().any(|name| name.contains("all-reduce")), "{names:?}");

@@ -67,6 +67,7 @@ pub struct Request {
 /// the optimizer; else 32 bits for all, and so on processors, which train exactly where nobody says otherwise.
 pub fn usual_precision(cluster: &Cluster) -> Precision {
     let all = |format: Format| {
+        // What computes and communicates on the same cores is a processor.
         cluster.groups().iter().all(|group| {
             let device = &group.profile.device;
             device.lanes_overlap && device.peak_flops(format).is_ok()

@@ -40,7 +40,7 @@ fn command(plan: &Plan, project: Project) -> String {
     let Plan { model, cluster, global_batch, precision, optimizer, .. } = plan;
     let format = match precision {
         Precision { fp8_products: true, .. } => " --fp8",
-        Precision { compute: Number::Fp32, .. } => " --fp32",
+        Precision { compute: Number::Fp32, .. } => " --precision fp32",
         _ => "",
     };
     let optimizer = match optimizer.name() {

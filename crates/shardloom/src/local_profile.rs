@@ -113,7 +113,7 @@ impl LocalProfile {
 }
 
 /// Whether all was measured that is now; what was written by hand has what it is to have.
-fn has_all_formats(profile: &Profile) -> bool {
+pub(crate) fn has_all_formats(profile: &Profile) -> bool {
     profile.measured_on.is_none() || !profile.device.in_format.is_empty()
 }
 

@@ -10,7 +10,7 @@ use shardloom_plan::Plan;
 use shardloom_profile::{Effort, Sites, Timed, measure_among, this_machine};
 use shardloom_train::{Contribution, Processes};
 
-use crate::local_profile::write_whole;
+use crate::local_profile::{has_all_formats, write_whole};
 use crate::session::Run;
 use crate::{Error, LocalProfile, Result, model};
 
@@ -152,7 +152,8 @@ impl Launched {
         }
         let cluster = Cluster::read(&model::read(&file)?, None, &file.display().to_string());
         let cluster = cluster.map_err(|source| Error::Profile { source: Box::new(source) })?;
-        Ok(Some(cluster).filter(|cluster| self.are(cluster)))
+        let is_whole = cluster.groups().iter().all(|group| has_all_formats(&group.profile));
+        Ok(Some(cluster).filter(|cluster| is_whole && self.are(cluster)))
     }
 
     /// Measures the machines and keeps what was measured.

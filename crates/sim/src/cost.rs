@@ -223,10 +223,7 @@ impl<'a> CostModel<'a> {
                 device.memory_bound_seconds(name, elements as f64, bytes)
             }
         };
-        // Read and written.
-        let copied = |bytes: usize| {
-            moved("copy", (full_precision_elements(bytes as f64) / 2.0).ceil() as usize, bytes)
-        };
+        let copied = |bytes: usize| self.copy_seconds(device, bytes as f64);
         Ok(match &instruction.action {
             Action::Kernel { op, pass, assignment, .. } => {
                 let rows = self.rows_of(class, position, instruction, microbatch)?;
@@ -245,8 +242,7 @@ impl<'a> CostModel<'a> {
             | Action::Publish { .. } => copied(2 * written_bytes()),
             Action::TakeRows => {
                 let filled = self.lookups.filled(class, instruction, &self.rows)?;
-                let part = |all: usize| (filled * all as f64) as usize;
-                moved("copy", part(written()), part(2 * written_bytes()))
+                self.copy_seconds(device, filled * (2 * written_bytes()) as f64)
             }
             Action::Norm => {
                 let all = instruction.reads.iter();
@@ -277,8 +273,7 @@ impl<'a> CostModel<'a> {
                 let state = 2 * self.state_bytes(class, position, instruction);
                 // An earlier version is a copy; what corrections keep is read and written.
                 let kept = self.kept_bytes(class, position, instruction);
-                moved(&name, touched, bytes(gradients) + weights + state)
-                    + moved("copy", written() * usize::from(kept > 0), kept)
+                moved(&name, touched, bytes(gradients) + weights + state) + copied(kept)
             }
             // Everything is read and written once, as if it took one kernel.
             Action::Compress { .. } | Action::Decompress { .. } | Action::SumRows => {
@@ -300,6 +295,16 @@ impl<'a> CostModel<'a> {
             | Action::Test
             | Action::Free => 0.0,
         })
+    }
+
+    /// Seconds of a copy that reads and writes so many `bytes` in all.
+    fn copy_seconds(&self, device: &DeviceKind, bytes: f64) -> f64 {
+        if bytes == 0.0 {
+            return 0.0;
+        }
+        let stack = self.cluster.stack();
+        let moved = stack.memory_time * stack.kernels("copy").traffic * bytes;
+        device.memory_bound_seconds("copy", copied_elements(bytes), moved)
     }
 
     /// Bytes of what `instruction` writes of some content.
@@ -360,26 +365,25 @@ impl<'a> CostModel<'a> {
         if device.lanes_overlap || instruction.is_in_place() {
             return Ok(0.0);
         }
-        let moved =
-            |name: &str, view: View, times: u64| match class.view_range(view, position).len() {
-                0 => 0.0,
-                elements => {
-                    let bytes = times * class.view_bytes(view, position);
-                    let bytes = self.cluster.stack().memory_time * bytes as f64;
-                    device.memory_bound_seconds(name, elements as f64, bytes)
-                }
-            };
+        let copied =
+            |view: View| self.copy_seconds(device, (2 * class.view_bytes(view, position)) as f64);
+        let added = |view: View| match class.view_range(view, position).len() {
+            0 => 0.0,
+            elements => {
+                let bytes = (3 * class.view_bytes(view, position)) as f64;
+                let bytes = self.cluster.stack().memory_time * bytes;
+                device.memory_bound_seconds("add", elements as f64, bytes)
+            }
+        };
         let (read, written) = (instruction.reads[0], instruction.writes[0]);
         let of_value = class.tensor(read.tensor).is_activation();
         Ok(match kind {
             Collective::AllReduce(_) => 0.0,
             // Weights are gathered around one's own shard, gradients scattered into it.
-            Collective::AllGather { .. } if !of_value => moved("copy", read, 2),
-            Collective::ReduceScatter { .. } if !of_value => moved("add", written.to, 3),
-            Collective::AllGather { .. } => moved("copy", written.to, 2),
-            Collective::ReduceScatter { .. } | Collective::AllToAll { .. } => {
-                moved("copy", read, 2)
-            }
+            Collective::AllGather { .. } if !of_value => copied(read),
+            Collective::ReduceScatter { .. } if !of_value => added(written.to),
+            Collective::AllGather { .. } => copied(written.to),
+            Collective::ReduceScatter { .. } | Collective::AllToAll { .. } => copied(read),
         })
     }
 
@@ -395,8 +399,7 @@ impl<'a> CostModel<'a> {
     ) -> Result<f64, SimError> {
         let device = self.cluster.kind_of(self.program.class(class).devices[position])?;
         let Exchange { elements, element_bytes, .. } = *fused;
-        let bytes = self.cluster.stack().memory_time * (2 * elements * element_bytes) as f64;
-        Ok(2.0 * device.memory_bound_seconds("copy", elements as f64, bytes))
+        Ok(2.0 * self.copy_seconds(device, (2 * elements * element_bytes) as f64))
     }
 
     /// Seconds of a collective over `group` while `concurrent` groups like it, itself included, share
@@ -648,6 +651,11 @@ pub fn matmul_precision(compute: Number) -> Precision {
 /// As many elements as are so many bytes in full precision, in which what moves and adds them is measured.
 pub(crate) fn full_precision_elements(bytes: f64) -> f64 {
     bytes / f64::from(Precision::Fp32.bytes())
+}
+
+/// As many elements as a copy in full precision has that reads and writes so many bytes in all.
+pub(crate) fn copied_elements(bytes: f64) -> f64 {
+    full_precision_elements(bytes) / 2.0
 }
 
 fn pass_name(pass: Pass) -> &'static str {

@@ -9,7 +9,7 @@ use clap::Args;
 use serde::Serialize;
 use shardloom::cluster::Cluster;
 use shardloom::exchange::Project;
-use shardloom::plan::{Plan as Found, Precision};
+use shardloom::plan::{Number, Plan as Found, Precision};
 use shardloom::program::quantity::{digits, percent, seconds};
 use shardloom::search::{Outcome, Trials};
 use shardloom::{
@@ -24,7 +24,9 @@ use super::memory::{self, Memory};
 use super::plan_line::plan_line;
 use super::targets::counted;
 use super::uplink::Network;
-use super::{DeviceAnswer, ProfileFile, StackAnswer, StackName, devices_described, project};
+use super::{
+    DeviceAnswer, ProfileFile, StackAnswer, StackName, devices_described, number, project,
+};
 use crate::failure::Failure;
 use crate::number::{decimal, whole};
 use crate::output_file::OutputFile;
@@ -115,12 +117,14 @@ pub struct Plan {
     #[arg(long, requires = "method")]
     trials_compressed: bool,
 
-    /// Compute in 32 bits even where devices have 16-bit formats
-    #[arg(long)]
-    fp32: bool,
+    /// What weights in use, activations and their gradients are computed in: fp32, bf16 or fp16; in 16 bits with
+    /// gradients and weights of the optimizer in fp32 [default: the 16-bit format that all devices have, of
+    /// processors fp32]
+    #[arg(long, value_name = "FORMAT", value_parser = number)]
+    precision: Option<Number>,
 
     /// Compute products of activations and weights, but for the last, in 8 bits
-    #[arg(long, conflicts_with = "fp32")]
+    #[arg(long)]
     fp8: bool,
 
     /// Tokens to train on in all, to say how long that takes and what it costs
@@ -262,8 +266,12 @@ impl Plan {
             compressed: self.trials_compressed,
             file: self.trials_file.clone(),
         };
-        if self.fp32 {
-            request.precision = Precision::FP32;
+        if let (Some(Number::Fp32), true) = (self.precision, self.fp8) {
+            let message = "--fp8: operands are cast to 8 bits from a 16-bit format; leave out --precision fp32";
+            return Err(Failure::usage("--fp8", message));
+        }
+        if let Some(compute) = self.precision {
+            request.precision = Precision::usual(compute);
             request.formats_by_machines = false;
         }
         if self.fp8 {

@@ -333,7 +333,7 @@ fn a_drawn_order_can_be_trained_as_a_table() {
     let model = "gpt:layers=2,hidden=16,heads=2,seq=8,vocab=256";
     let arguments =
         format!("plan {model} --cluster h100-80g:2 --global-batch 8 --method torchgpipe");
-    place.run(&format!("{arguments} --fp32 -o plan.toml")).succeeds();
+    place.run(&format!("{arguments} --precision fp32 -o plan.toml")).succeeds();
     let path = place.path("plan.toml");
     let plan = std::fs::read_to_string(&path).expect("a plan");
     let lines = plan.lines().map(|line| match line.split_once(" = ") {

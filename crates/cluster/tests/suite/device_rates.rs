@@ -265,6 +265,7 @@ fn what_was_measured_in_a_format_is_for_that_format_and_the_rest_as_in_full_prec
     let in_bf16 = FormatRates {
         rates: [("layer-norm".to_owned(), curve(0.125))].into(),
         products: [("contract.forward".to_owned(), product(1e-12))].into(),
+        matmul: None,
     };
     device.in_format.insert(Precision::Bf16, in_bf16);
     device.products.insert("contract.forward".into(), product(4e-12));

@@ -84,14 +84,10 @@ impl MatrixMut<'_> {
         }
     }
 
-    /// Writes a row to all rows, or adds it.
-    pub(crate) fn add_or_write(&mut self, row: &[f32], accumulate: bool) {
+    /// Writes a row to all rows.
+    pub(crate) fn fill_rows(&mut self, row: &[f32]) {
         for number in 0..self.rows {
-            let to = &mut self.data[number * self.row_stride..][..self.columns];
-            match accumulate {
-                true => to.iter_mut().zip(row).for_each(|(to, row)| *to += row),
-                false => to.copy_from_slice(row),
-            }
+            self.data[number * self.row_stride..][..self.columns].copy_from_slice(row);
         }
     }
 }
@@ -134,27 +130,22 @@ pub(crate) fn multiplies_bf16() -> bool {
     matches!(Tier::current(), Tier::Avx512Bf16 | Tier::Amx)
 }
 
-/// c = a b, or with `accumulate` c += a b, in fp32. Where the processor has instructions for it, these add the products
-/// of a pair of steps at a time, and take numbers below the smallest normal one for 0.
+/// c = scale a b, or with `accumulate`, which goes with a scale of 1, c += a b, in fp32. Where the processor has
+/// instructions for it, these add the products of a pair of steps at a time, and take numbers below the smallest normal
+/// one for 0.
 pub(crate) fn multiply_bf16(
-    a: Matrix<'_, bf16>,
-    b: Matrix<'_, bf16>,
-    c: MatrixMut,
-    accumulate: bool,
-) {
-    check_shapes(&a, &b, &c);
-    multiply_bf16_by(Tier::current(), a, b, c, accumulate);
-}
-
-/// c = scale a b of bfloat16, in fp32.
-pub(crate) fn multiply_bf16_scaled(
     scale: f32,
     a: Matrix<'_, bf16>,
     b: Matrix<'_, bf16>,
     mut c: MatrixMut,
+    accumulate: bool,
 ) {
-    multiply_bf16(a, b, c.reborrow(), false);
-    c.scale(scale);
+    check_shapes(&a, &b, &c);
+    assert!(scale == 1.0 || !accumulate, "what is there would be scaled too");
+    multiply_bf16_by(Tier::current(), a, b, c.reborrow(), accumulate);
+    if scale != 1.0 {
+        c.scale(scale);
+    }
 }
 
 /// Whether products of bfloat16 of so many steps are written in bfloat16 as they are computed.

@@ -4,11 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::scenario::{GPT, h100, model};
-use shardloom_cluster::Cluster;
+use shardloom_cluster::{
+    Cluster, FormatRates, MatmulPoint, MatmulRates, MeasuredMatmul, Precision as Format,
+};
 use shardloom_graph::Graph;
 use shardloom_methods::baselines;
-use shardloom_plan::{AttentionKind, Axis, Plan, Precision, Recompute, ScheduleKind, Uniform};
-use shardloom_search::{Baseline, Only, Outcome, Request, Runner, SearchError, Space, auto, judge};
+use shardloom_plan::{
+    AttentionKind, Axis, Number, Plan, Precision, Recompute, ScheduleKind, Uniform,
+};
+use shardloom_search::{
+    Baseline, Only, Outcome, Request, Runner, SearchError, Space, auto, judge, usual_precision,
+};
 use shardloom_sim::estimate::{Cut, Estimator};
 
 const PLENTY: u64 = 80_000_000_000;
@@ -590,4 +596,36 @@ fn a_model_of_thousands_of_blocks_is_simulated_once() {
     let outcome = auto(&graph, &h100(1, 1, PLENTY), &request, no_baseline).expect("a plan");
     assert_eq!((outcome.search.simulated, outcome.baselines.len()), (1, 0));
     assert!(outcome.notes.iter().any(|note| note.contains("3002 blocks")), "{:?}", outcome.notes);
+}
+
+/// Processors as they are measured: tables of products in both formats, and bf16 ten times as fast.
+fn processors(devices: u32) -> Cluster {
+    let mut group = h100(1, devices, 8 << 30).groups()[0].clone();
+    let device = &mut group.profile.device;
+    (device.lanes_overlap, device.fused_attention) = (false, None);
+    let table = |format, seconds| {
+        let point = MatmulPoint { m: 256, n: 256, k: 256, seconds };
+        MeasuredMatmul::new(format, vec![point]).expect("a table")
+    };
+    device.matmul = MatmulRates::Measured(table(Format::Fp32, 1e-3));
+    let in_bf16 = FormatRates { matmul: Some(table(Format::Bf16, 1e-4)), ..FormatRates::default() };
+    device.in_format = [(Format::Bf16, in_bf16)].into();
+    Cluster::new(vec![group]).expect("a cluster")
+}
+
+#[test]
+fn plans_for_processors_are_in_fp32_unless_bf16_is_asked_for_where_it_was_measured() {
+    let (graph, cluster) = (model(GPT), processors(2));
+    assert_eq!(usual_precision(&cluster), Precision::FP32);
+    assert_eq!(usual_precision(&h100(1, 2, 80 << 30)), Precision::MIXED);
+    let found = |precision| {
+        let request = Request { precision, ..Request::new("gpt", "c", 8) };
+        auto(&graph, &cluster, &request, |cluster, request| baselines(&graph, cluster, request))
+    };
+    let [full, half] = [Precision::FP32, Precision::MIXED].map(|it| found(it).expect("a plan"));
+    assert_eq!(half.plan.precision, Precision::MIXED);
+    let [full, half] = [full, half].map(|it| it.judgement.step_seconds);
+    assert!(half < 0.5 * full, "{half} {full}");
+    let error = found(Precision::usual(Number::Fp16)).expect_err("it was not measured").to_string();
+    assert!(error.contains("no fp16 rate; it has fp32, bf16"), "{error}");
 }

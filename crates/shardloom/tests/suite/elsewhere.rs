@@ -157,8 +157,10 @@ fn a_refusal_names_what_finds_another_plan_if_there_is_one() {
     for project in Project::ALL {
         let error = refused(&dualpipe, project);
         assert!(matches!(*error, Error::Unexportable { .. }), "{error}");
-        let command =
-            format!("--cluster h100-80g:1x8 --global-batch 16 --fp32 --for {}", project.name());
+        let command = format!(
+            "--cluster h100-80g:1x8 --global-batch 16 --precision fp32 --for {}",
+            project.name()
+        );
         assert!(error.to_string().ends_with(&command), "{error}");
     }
     // Some devices of one machine and all of another are launched by none.

@@ -7,6 +7,7 @@ use shardloom_collectives::{Algorithm, Kind};
 use shardloom_plan::Number;
 
 use super::Candidate;
+use crate::cost::copied_elements;
 use crate::matmul_precision;
 
 /// The cluster as estimates see it: all nodes like those of its slowest kind.
@@ -90,6 +91,11 @@ impl<'c> Place<'c> {
     pub fn memory_bound_seconds(&self, class: &str, elements: f64, bytes: f64) -> f64 {
         let bytes = self.stack.memory_time * self.stack.kernels(class).traffic * bytes;
         self.device().memory_bound_seconds(class, elements, bytes)
+    }
+
+    /// Time of a copy that reads and writes so many `bytes` in all.
+    pub fn copy_seconds(&self, bytes: f64) -> f64 {
+        self.memory_bound_seconds("copy", copied_elements(bytes), bytes)
     }
 
     /// The `size` devices that work on one sample, one of the slowest kind first, and how many such sets

@@ -8,7 +8,6 @@ use super::collective::Collective;
 use super::parameters::{BUCKETS, Parameters, is_of_context, is_partial, is_split};
 use super::place::Place;
 use super::table::{BlockTable, SplitTable};
-use crate::cost::full_precision_elements;
 use crate::held::copy_bytes;
 
 /// What does not change between the stages of a candidate.
@@ -143,17 +142,18 @@ impl<'c> Terms<'_, 'c> {
     fn staging_seconds(&self, bucket: usize, elements: f64) -> (f64, f64) {
         let precision = self.settings.precision;
         let shard = self.owned(bucket, elements);
-        let moved = |name: &str, bytes: usize, staged: bool| match staged && shard > 0.0 {
-            true => self.place.memory_bound_seconds(name, shard, shard * bytes as f64),
+        let staged = !self.place.overlaps() && self.replicas(bucket).sharers > 1 && shard > 0.0;
+        let gradients = shard * (3 * precision.gradients.bytes()) as f64;
+        let weights = shard * (2 * precision.compute.bytes()) as f64;
+        let into = match staged && self.shards_gradients() {
+            true => self.place.memory_bound_seconds("add", shard, gradients),
             false => 0.0,
         };
-        let alone = !self.place.overlaps() && self.replicas(bucket).sharers > 1;
-        let gradients = 3 * precision.gradients.bytes();
-        let weights = 2 * precision.compute.bytes();
-        (
-            moved("add", gradients, alone && self.shards_gradients()),
-            moved("copy", weights, alone && self.shards_weights()),
-        )
+        let out = match staged && self.shards_weights() {
+            true => self.place.copy_seconds(weights),
+            false => 0.0,
+        };
+        (into, out)
     }
 
     /// One update of a bucket with its statistics.
@@ -169,8 +169,7 @@ impl<'c> Terms<'_, 'c> {
         if precision.master && elements > 0.0 {
             // The weights in use are made of those that were updated.
             let cast = elements * (updated + precision.compute.bytes()) as f64;
-            let copied = full_precision_elements(cast) / 2.0;
-            seconds += self.place.memory_bound_seconds("copy", copied, cast);
+            seconds += self.place.copy_seconds(cast);
         }
         let rounds = optimizer.statistics_rounds() as f64;
         if rounds > 0.0 {

@@ -302,6 +302,7 @@ fn operators_of_16_bits_take_what_was_measured_in_16_bits_and_copies_and_collect
             rates: [("layer-norm.forward".to_owned(), curve)].into(),
             products: [("contract+bias.forward".to_owned(), [0.0, 0.0, 0.0, 0.0, 1e-9].into())]
                 .into(),
+            matmul: None,
         },
     );
     let cluster = Cluster::new(groups).expect("a cluster");

@@ -114,7 +114,7 @@ fn prediction(job: &Job, first: u64, is_timed: bool) -> String {
             }
             false => {
                 "not known, as this machine has not been measured as it is now (`shardloom profile` does) or not in \
-                 the plan's number format (profiles are of fp32), or has fewer cores than there are ranks"
+                 the plan's number format (profiles are of fp32 and bf16), or has fewer cores than there are ranks"
             }
         }
         .into();

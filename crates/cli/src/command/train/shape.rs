@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use clap::Args;
 use shardloom::cluster::Cluster;
-use shardloom::plan::{LossScale, Plan, Precision, Sync};
+use shardloom::plan::{LossScale, Number, Plan, Precision, Sync};
 use shardloom::search::Request;
 use shardloom::{Launched, LocalProfile, Model, find_plan, usual_request};
 
@@ -106,9 +106,14 @@ impl Shape {
         }
         let found = found_on(on, terminal, |cluster, file| {
             let usual = usual_request(model, cluster, file, plan.global_batch);
-            // Machines are measured in fp32.
+            // No machine is measured in fp16.
+            let precision = match plan.precision.compute {
+                Number::Fp16 => Precision::FP32,
+                Number::Fp32 | Number::Bf16 => plan.precision,
+            };
             let request = Request {
-                precision: Precision::FP32,
+                precision,
+                formats_by_machines: false,
                 optimizer: plan.optimizer,
                 clip_norm: plan.clip_norm,
                 ..usual
@@ -195,7 +200,7 @@ mod tests {
 
     use super::*;
 
-    /// Machines are measured in fp32, and plans found for that.
+    /// Also where the plan was found for fp32, as no machine is measured in fp16.
     #[test]
     fn a_run_goes_on_in_its_own_formats() {
         let model = Model::load("mlp:inputs=4,hidden=8,layers=2,classes=2").expect("a model");

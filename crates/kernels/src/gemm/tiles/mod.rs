@@ -164,8 +164,8 @@ struct Tile<'a, R> {
     accumulate: bool,
 }
 
-/// Adds up the products of `$steps` registers of steps: for each, what `$load_rows`, `$load_columns` and `$products`
-/// say is executed.
+/// Adds up the products of a tile: the instructions, of which operands in braces are named below, are executed for
+/// each of its registers of steps.
 macro_rules! add_products {
     ($tile:ident, $($instruction:literal),+) => {
         asm!(
