@@ -4,6 +4,7 @@
 //! tensors in the order the graph's tables list them and says where the device's part of each loop
 //! begins.
 
+mod division;
 mod formats;
 mod sizes;
 
@@ -19,20 +20,20 @@ use crate::device::Setting;
 use crate::expert_contract::{
     expert_contract, expert_contract_input_grad, expert_contract_weight_grad,
 };
-use crate::random::dropout_mask;
 use crate::routing::{self, Decision};
 use crate::sampled_cross_entropy::Rows;
 use crate::{
     activation, attention, concat, cross_entropy, dropout, elementwise, embedding, interaction,
     layer_norm, lstm, matmul, rms_norm, rotary, rows, sigmoid_cross_entropy, soft_cap,
 };
-pub(crate) use formats::{multiplied_in_bf16, written_in_bf16};
+pub(crate) use division::{Division, Parts, division};
+pub(crate) use formats::{InBf16, in_bf16};
 use sizes::{
     attention_shape, context_scratch, drawn, expert_shape, filled, fused_shape, linear, lstm_shape,
     rotary_table, routed, routing_sizes, sampled_softmax, visible,
 };
 
-/// A tensor that a pass reads, with real numbers in fp32 but for what is multiplied.
+/// A tensor that a pass reads, with real numbers in fp32 but for what is taken as it is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Input<'a> {
     /// Local shape.
@@ -46,12 +47,14 @@ pub(crate) struct Input<'a> {
 pub(crate) enum Data<'a> {
     /// Real numbers.
     F32(&'a [f32]),
-    /// Real numbers that [are multiplied as they are](multiplied_in_bf16).
+    /// Real numbers that [are taken as they are](in_bf16).
     Bf16(&'a [bf16]),
     /// Masks.
     U8(&'a [u8]),
     /// Indices.
     U32(&'a [u32]),
+    /// What a pass [does not look at](unread).
+    Unread,
 }
 
 /// `$body` of the elements of two inputs, which are both in bfloat16 or both in fp32, and of those of a result.
@@ -87,7 +90,7 @@ pub(crate) struct Output<'a> {
 pub(crate) enum DataMut<'a> {
     /// Real numbers.
     F32(&'a mut [f32]),
-    /// Those that a pass [writes so](written_in_bf16).
+    /// Those that a pass [writes so](in_bf16).
     Bf16(&'a mut [bf16]),
     /// Masks.
     U8(&'a mut [u8]),
@@ -148,7 +151,7 @@ impl Output<'_> {
 
 /// Runs `pass` of an operator of kind `kind`, with as much `scratch` as [`scratch_elements`] says. Reads and
 /// writes stand in the order of the operator's inputs and outputs (forward), or of its gradient rule's reads
-/// and produced gradients.
+/// and produced gradients. The mask of what a forward pass drops has been drawn.
 ///
 /// # Panics
 /// If the tensors are not those of the pass: a mistake of the caller, never of a user.
@@ -164,6 +167,14 @@ pub(crate) fn run(
         Pass::Forward => forward(kind, reads, writes, setting, scratch),
         Pass::Input => input_gradient(kind, reads, writes, setting, scratch),
         Pass::Weight => weight_gradient(kind, reads, writes, setting, scratch),
+    }
+}
+
+/// Which of the tensors that a pass depends on it does not look at, as others say all of them.
+pub(crate) fn unread(kind: &OpKind, pass: Pass) -> &'static [usize] {
+    match (kind, pass) {
+        (OpKind::CrossEntropy, Pass::Forward) => &[0, 1, 4],
+        _ => &[],
     }
 }
 
@@ -223,14 +234,15 @@ fn forward(
     scratch: &mut [f32],
 ) {
     let keep_scale = kind.dropout().map_or(1.0, |probability| 1.0 / (1.0 - probability));
-    if let (Some(probability), [_, mask]) = (kind.dropout(), &mut *writes) {
-        let window = setting.mask.as_ref().expect("an operator with dropout has a mask");
-        dropout_mask(setting.key, window, probability, mask.u8());
-    }
     match (kind, reads, writes) {
         (OpKind::Embed, [tokens, table], [y]) => {
-            let (columns, first) = (table.columns(), setting.first_index);
-            embedding::gather(tokens.u32(), table.f32(), columns, first, y.f32());
+            let (tokens, columns, first) = (tokens.u32(), table.columns(), setting.first_index);
+            match (table.data, &mut y.data) {
+                (Data::Bf16(table), DataMut::Bf16(y)) => {
+                    embedding::gather(tokens, table, columns, first, y);
+                }
+                _ => embedding::gather(tokens, table.f32(), columns, first, y.f32()),
+            }
         }
         (OpKind::Contract { transposed }, [x, w, bias @ ..], [y]) => {
             let shape = linear(x.shape, w.shape, y.shape, *transposed);

@@ -4,16 +4,49 @@ use shardloom_graph::OpKind;
 use shardloom_graph::work::Pass;
 
 use super::sizes::{expert_shape, linear};
+use crate::device::OperandSize;
 use crate::{Format, gemm};
 
-/// Which of the tensors that a pass reads, of these formats, it multiplies in bfloat16 as they are. All others it takes
-/// in fp32.
-pub(crate) fn multiplied_in_bf16(
+/// What is in bfloat16 for a kernel too. All other real numbers it takes and writes in fp32.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct InBf16 {
+    /// Tensors read.
+    pub reads: &'static [usize],
+    /// Whether its results are written so, of those that are in that format.
+    pub results: bool,
+}
+
+/// What a pass takes and writes in bfloat16 as it is.
+pub(crate) fn in_bf16(
     kind: &OpKind,
     pass: Pass,
-    format: impl Fn(usize) -> Format,
-) -> &'static [usize] {
-    let factors: &[usize] = match (kind, pass) {
+    reads: &[OperandSize<'_>],
+    writes: &[OperandSize<'_>],
+) -> InBf16 {
+    let are_in_bf16 =
+        |numbers: &[usize]| numbers.iter().all(|&read| reads[read].format == Format::Bf16);
+    if let (OpKind::Embed, Pass::Forward) = (kind, pass) {
+        let is_copied = are_in_bf16(&[1]) && writes[0].format == Format::Bf16;
+        return if is_copied { InBf16 { reads: &[1], results: true } } else { InBf16::default() };
+    }
+    let factors = factors(kind, pass);
+    if factors.is_empty() || !are_in_bf16(factors) || !gemm::multiplies_bf16() {
+        return InBf16::default();
+    }
+    let (read, written) = (|number: usize| reads[number].shape, writes[0].shape);
+    let steps = match (kind, pass) {
+        (OpKind::Contract { .. }, Pass::Forward) => linear(read(0), read(1), written, false).inputs,
+        (OpKind::Contract { .. }, Pass::Input) => linear(written, read(0), read(1), false).outputs,
+        (OpKind::ExpertContract, Pass::Forward) => expert_shape(read(2)).inputs,
+        (OpKind::ExpertContract, Pass::Input) => expert_shape(read(1)).outputs,
+        _ => return InBf16 { reads: factors, results: false },
+    };
+    InBf16 { reads: factors, results: gemm::writes_bf16(steps) }
+}
+
+/// Which of the tensors that a pass reads it may multiply in bfloat16.
+fn factors(kind: &OpKind, pass: Pass) -> &'static [usize] {
+    match (kind, pass) {
         (OpKind::Contract { .. }, _) => &[0, 1],
         (OpKind::ExpertContract, Pass::Forward | Pass::Weight) => &[0, 2],
         (OpKind::ExpertContract, Pass::Input) => &[1, 2],
@@ -21,30 +54,6 @@ pub(crate) fn multiplied_in_bf16(
         // What is kept under dropout is scaled, in fp32.
         (OpKind::AttentionContext { probability: 0.0, .. }, Pass::Forward) => &[0, 1],
         (OpKind::AttentionContext { probability: 0.0, .. }, Pass::Input) => &[0, 1, 2],
-        _ => return &[],
-    };
-    let are_in_bf16 = factors.iter().all(|&factor| format(factor) == Format::Bf16);
-    if are_in_bf16 && gemm::multiplies_bf16() { factors } else { &[] }
-}
-
-/// Whether a pass writes its result, of this shape, in bfloat16 as it computes it, where the result is in that format. It
-/// reads tensors of these shapes and formats.
-pub(crate) fn written_in_bf16<'a>(
-    kind: &OpKind,
-    pass: Pass,
-    read: impl Fn(usize) -> &'a [usize],
-    written: &[usize],
-    format: impl Fn(usize) -> Format,
-) -> bool {
-    if multiplied_in_bf16(kind, pass, format).is_empty() {
-        return false;
+        _ => &[],
     }
-    let steps = match (kind, pass) {
-        (OpKind::Contract { .. }, Pass::Forward) => linear(read(0), read(1), written, false).inputs,
-        (OpKind::Contract { .. }, Pass::Input) => linear(written, read(0), read(1), false).outputs,
-        (OpKind::ExpertContract, Pass::Forward) => expert_shape(read(2)).inputs,
-        (OpKind::ExpertContract, Pass::Input) => expert_shape(read(1)).outputs,
-        _ => return false,
-    };
-    gemm::writes_bf16(steps)
 }

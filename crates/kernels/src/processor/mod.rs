@@ -3,6 +3,7 @@
 pub(crate) mod cast;
 mod compress;
 mod operands;
+mod parts;
 mod region;
 mod rows;
 
@@ -22,11 +23,12 @@ use crate::device::{
     Region, Rows, Update,
 };
 use crate::optimizer::{Optimizer, Piece};
-use crate::random::Key;
+use crate::random::{Key, dropout_mask};
 use crate::window::{copy_box, cut_box, place_box};
-use crate::{Format, View, ViewMut, dispatch, reduce};
+use crate::{Format, View, ViewMut, reduce};
 use compress::compress;
-use operands::{in_format, read, settle, widened, written};
+use operands::{in_format, widened};
+use parts::Parted;
 use region::Lines;
 
 /// The processor that this program runs on.
@@ -233,19 +235,7 @@ impl Device for Processor {
         reads: &[OperandSize<'_>],
         writes: &[OperandSize<'_>],
     ) -> usize {
-        let shapes: SmallVec<[&[usize]; 8]> = reads.iter().map(|read| read.shape).collect();
-        let own = dispatch::scratch_elements(kind, pass, &shapes, writes.len());
-        let wide = |operand: &OperandSize<'_>| {
-            operands::widened_elements(operand.shape.iter().product(), operand.format)
-        };
-        let (shape, format) = (|read: usize| reads[read].shape, |read: usize| reads[read].format);
-        let factors = dispatch::multiplied_in_bf16(kind, pass, format);
-        let as_they_are = dispatch::written_in_bf16(kind, pass, shape, writes[0].shape, format);
-        let is_factor = |read: usize| factors.contains(&read);
-        let wide_reads = reads.iter().enumerate().filter(|&(read, _)| !is_factor(read));
-        let wide_writes = writes.iter().filter(|it| !(as_they_are && it.format == Format::Bf16));
-        own + wide_reads.map(|(_, read)| wide(read)).sum::<usize>()
-            + wide_writes.map(wide).sum::<usize>()
+        Parted::new(kind, pass, reads, writes).scratch_elements(reads, writes)
     }
 
     fn run(
@@ -255,7 +245,6 @@ impl Device for Processor {
         writes: &mut [Output<'_>],
         scratch: ViewMut<'_>,
     ) {
-        let mut scratch: &mut [f32] = scratch.elements_mut();
         let Kernel { kind, pass, setting } = kernel;
         let kind = match *kind {
             OpKind::Scale { factor } => {
@@ -263,29 +252,18 @@ impl Device for Processor {
             }
             other => other,
         };
-        let format = |read: usize| reads[read].data.format();
-        let factors = dispatch::multiplied_in_bf16(&kind, pass, format);
-        let is_factor = |read: usize| factors.contains(&read);
-        let as_they_are =
-            dispatch::written_in_bf16(&kind, pass, |it| reads[it].shape, writes[0].shape, format);
-        let reads: SmallVec<[dispatch::Input<'_>; 8]> = reads
-            .iter()
-            .enumerate()
-            .map(|(number, input)| read(input, is_factor(number), &mut scratch))
-            .collect();
-        let mut results: SmallVec<[dispatch::Output<'_>; 4]> = SmallVec::new();
-        let mut left: SmallVec<[operands::Rest<'_>; 4]> = SmallVec::new();
-        for output in writes {
-            let (result, rest) = written(output, as_they_are, &mut scratch);
-            results.push(result);
-            left.push(rest);
+        let of = |shape, format| OperandSize { shape, format };
+        let read_sizes: SmallVec<[OperandSize<'_>; 8]> =
+            reads.iter().map(|it| of(it.shape, it.data.format())).collect();
+        let write_sizes: SmallVec<[OperandSize<'_>; 4]> =
+            writes.iter().map(|it| of(it.shape, it.data.format())).collect();
+        let parted = Parted::new(&kind, pass, &read_sizes, &write_sizes);
+        if let (Pass::Forward, Some(probability), [_, mask]) = (pass, kind.dropout(), &mut *writes)
+        {
+            let window = setting.mask.as_ref().expect("an operator with dropout has a mask");
+            dropout_mask(setting.key, window, probability, mask.data.reborrow().elements_mut());
         }
-        dispatch::run(&kind, pass, &reads, &mut results, setting, scratch);
-        for (result, rest) in results.into_iter().zip(left) {
-            if let (dispatch::DataMut::F32(wide), Some(rest)) = (result.data, rest) {
-                settle(wide, rest);
-            }
-        }
+        parted.run(reads, writes, setting, scratch.elements_mut());
     }
 
     fn round_stochastically(&self, from: View<'_>, to: ViewMut<'_>, key: Key, piece: &Piece) {

@@ -19,6 +19,7 @@ mod memory;
 mod norm;
 mod optimizer;
 mod oracle;
+mod parts;
 mod processor;
 mod random;
 mod reduce;
