@@ -11,7 +11,7 @@ use shardloom_fabric::{Collective, Endpoint, Engine, Group, Lent, MOST_RANKS, Se
 use shardloom_kernels::{Arithmetic, Memory, processor};
 
 use crate::machine::Machine;
-use crate::operand::{Operand, Warmth};
+use crate::operand::{Operand, Rooms, Warmth};
 use crate::{ProfileError, Result, Sites};
 
 /// How often to repeat.
@@ -87,6 +87,8 @@ impl Lent for Timed {
 pub(super) struct Bench {
     pub endpoint: Box<dyn Endpoint<Timed>>,
     pub memory: Memory,
+    /// Where operands of operators are.
+    pub rooms: Rooms,
     /// Where all ranks are.
     pub sites: Sites,
     repeats: Repeats,
@@ -223,6 +225,7 @@ pub(crate) fn run<T: Send>(
                 let memory = Memory::new(processor());
                 let mut bench = Bench {
                     endpoint,
+                    rooms: Rooms::new(memory.clone()),
                     memory,
                     sites,
                     repeats,

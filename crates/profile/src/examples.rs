@@ -311,7 +311,7 @@ pub(crate) fn contraction(graph: &Graph, op: OpId, sizes: [usize; 3]) -> Extents
 /// Extents in which attention is over so many positions and has heads of such a width, and enough
 /// of them that they come out of memory.
 pub(crate) fn attention(graph: &Graph, [positions, head_dim]: [usize; 2]) -> Extents {
-    const PROBABILITIES: usize = 1 << 18;
+    const PROBABILITIES: usize = 1 << 20;
     let batch = (PROBABILITIES / (positions * positions * HEADS)).max(1);
     let mut extents = Extents::global(graph, batch);
     for (name, size) in [("seq", positions), ("keys", positions), ("head_dim", head_dim)] {

@@ -1,6 +1,7 @@
 //! Tensors for kernels to work on, several copies of each, so that calls do not find their operands
 //! where the call before left them.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -36,13 +37,117 @@ pub(crate) enum Warmth {
     Cold { room: usize },
 }
 
-/// Copies of one tensor, side by side.
-pub(crate) struct Operand {
-    shape: Vec<usize>,
+/// What kernels do with an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// They read it.
+    Read,
+    /// They write it, whatever was there.
+    Written,
+    /// They add to it.
+    AddedTo,
+}
+
+/// Where operands are made, and memory of cold ones that are no longer needed, for later ones: to fill it takes longer
+/// than most measurements do.
+pub(crate) struct Rooms {
+    memory: Memory,
+    /// Those last left last.
+    left: VecDeque<(Buffer, Use)>,
+}
+
+impl Rooms {
+    /// As many as the operands of most operators: each fills a large share of the last-level cache.
+    const MOST: usize = 6;
+
+    pub fn new(memory: Memory) -> Rooms {
+        Rooms { memory, left: VecDeque::new() }
+    }
+
+    /// Where operands are made.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Copies of a tensor as [`Operand::new`] makes them, where an operand of the same use was, if one has been left:
+    /// what was read is as it was filled, and what is written may be anything.
+    pub fn operand(
+        &mut self,
+        format: Format,
+        shape: Vec<usize>,
+        warmth: Warmth,
+        indices: usize,
+        of: Use,
+    ) -> Operand {
+        let layout = Layout::of(format, &shape, warmth);
+        let fits = |(buffer, before): &(Buffer, Use)| {
+            *before == of && buffer.format() == format && buffer.len() >= layout.held
+        };
+        let found = match warmth {
+            Warmth::Cold { .. } => self.left.iter().rposition(fits),
+            Warmth::Warm => None,
+        };
+        match found.and_then(|found| self.left.remove(found)) {
+            Some((buffer, _)) => Operand { shape, layout, buffer, is_as_filled: true },
+            None => {
+                if layout.is_cold {
+                    // Instead of one that nothing has needed for longest.
+                    self.left.pop_front();
+                }
+                Operand::new(&self.memory, format, shape, warmth, indices)
+            }
+        }
+    }
+
+    /// Keeps the room of an operand for others, if it is worth it: indices have limits of their own, and what was added
+    /// to is no longer small.
+    pub fn leave(&mut self, operand: Operand, of: Use) {
+        let Operand { layout, buffer, is_as_filled, .. } = operand;
+        let is_as_others = is_as_filled && of != Use::AddedTo && buffer.format() != Format::U32;
+        if layout.is_cold && is_as_others {
+            self.left.push_back((buffer, of));
+            if self.left.len() > Rooms::MOST {
+                self.left.pop_front();
+            }
+        }
+    }
+}
+
+/// How copies of a tensor lie side by side.
+#[derive(Clone, Copy)]
+struct Layout {
     elements: usize,
     stride: usize,
     copies: usize,
+    /// Elements that they are held in.
+    held: usize,
+    is_cold: bool,
+}
+
+impl Layout {
+    fn of(format: Format, shape: &[usize], warmth: Warmth) -> Layout {
+        let elements: usize = shape.iter().product();
+        // Each copy begins a cache line, as tensors do.
+        let stride = elements.max(1).next_multiple_of(64 / format.bytes());
+        match warmth {
+            Warmth::Warm => {
+                Layout { elements, stride, copies: 2, held: 2 * stride, is_cold: false }
+            }
+            Warmth::Cold { room } => {
+                let room = room / format.bytes();
+                let copies = (room / stride).max(1);
+                Layout { elements, stride, copies, held: room.max(stride), is_cold: true }
+            }
+        }
+    }
+}
+
+/// Copies of one tensor, side by side.
+pub(crate) struct Operand {
+    shape: Vec<usize>,
+    layout: Layout,
     buffer: Buffer,
+    is_as_filled: bool,
 }
 
 impl Operand {
@@ -54,18 +159,8 @@ impl Operand {
         warmth: Warmth,
         indices: usize,
     ) -> Operand {
-        let elements: usize = shape.iter().product();
-        // Each copy begins a cache line, as tensors do.
-        let stride = elements.max(1).next_multiple_of(64 / format.bytes());
-        let (copies, held) = match warmth {
-            Warmth::Warm => (2, 2 * stride),
-            Warmth::Cold { room } => {
-                let room = room / format.bytes();
-                let copies = (room / stride).max(1);
-                (copies, room.max(stride))
-            }
-        };
-        let mut buffer = memory.alloc(format, held);
+        let layout = Layout::of(format, &shape, warmth);
+        let mut buffer = memory.alloc(format, layout.held);
         memory.device().lend(buffer.view_mut(), &mut |elements| match elements {
             HostSliceMut::F32(all) => repeat(all, |i| (i * 37 % 61) as f32 / 64.0 - 0.4),
             HostSliceMut::Bf16(all) => {
@@ -75,12 +170,13 @@ impl Operand {
             HostSliceMut::U32(all) => repeat(all, |i| (i * 7919 % indices.max(1)) as u32),
             other => unreachable!("nothing measured is {other:?}"),
         });
-        Operand { shape, elements, stride, copies, buffer }
+        Operand { shape, layout, buffer, is_as_filled: true }
     }
 
     /// The same with other contents: element by element of each copy.
     pub fn holding(mut self, value: impl Fn(usize) -> u32) -> Operand {
-        let Operand { stride, elements, copies, .. } = self;
+        let Layout { stride, elements, copies, .. } = self.layout;
+        self.is_as_filled = false;
         let device = Arc::clone(self.device());
         for copy in 0..copies {
             let place = copy * stride..copy * stride + elements;
@@ -98,8 +194,9 @@ impl Operand {
 
     /// Where the copy for the n-th call lies.
     fn place(&self, call: usize) -> Range<usize> {
-        let start = call % self.copies * self.stride;
-        start..start + self.elements
+        let Layout { elements, stride, copies, .. } = self.layout;
+        let start = call % copies * stride;
+        start..start + elements
     }
 
     /// Where it lies.
@@ -220,6 +317,41 @@ mod tests {
             other => panic!("{other:?}"),
         });
         assert!((10..20).contains(&kept), "{kept} of 20 are kept");
+    }
+
+    #[test]
+    fn memory_is_used_again_for_what_is_only_read_or_only_written_and_is_filled_anew_for_all_else()
+    {
+        let device = processor();
+        let mut rooms = Rooms::new(Memory::new(processor()));
+        let cold = Warmth::Cold { room: ROOM };
+        let marked = 7.0;
+        // Marks the room of an operand, and says whether one of other uses and formats is there afterwards.
+        let mut is_used_again = |first: (Format, Warmth, Use), then: (Format, Warmth, Use)| {
+            let (format, warmth, of) = first;
+            let mut operand = rooms.operand(format, vec![20], warmth, 7, of);
+            device.fill(operand.view_mut(3), marked);
+            rooms.leave(operand, of);
+            let (format, warmth, of) = then;
+            let operand = rooms.operand(format, vec![20], warmth, 7, of);
+            let is_there = device.reals(operand.view(3)).iter().all(|&it| it == marked);
+            rooms.left.clear();
+            is_there
+        };
+        let of = |of| (Format::F32, cold, of);
+        for use_ in [Use::Read, Use::Written] {
+            assert!(is_used_again(of(use_), of(use_)), "{use_:?}");
+        }
+        for (first, then) in [
+            (of(Use::Read), of(Use::Written)),
+            (of(Use::Written), of(Use::Read)),
+            (of(Use::AddedTo), of(Use::AddedTo)),
+            (of(Use::Read), (Format::Bf16, cold, Use::Read)),
+            (of(Use::Read), (Format::F32, Warmth::Warm, Use::Read)),
+            (of(Use::Read), (Format::F32, Warmth::Cold { room: 2 * ROOM }, Use::Read)),
+        ] {
+            assert!(!is_used_again(first, then), "{first:?}, {then:?}");
+        }
     }
 
     #[test]

@@ -8,9 +8,9 @@ use shardloom_graph::{Extents, Graph, OpId, OpKind, ValueId};
 use shardloom_kernels::device::{Input, Kernel, OperandSize, Output, Setting};
 use shardloom_kernels::random::Key;
 use shardloom_kernels::window::Window;
-use shardloom_kernels::{Buffer, Format, Memory};
+use shardloom_kernels::{Buffer, Format};
 
-use crate::operand::{Operand, Warmth};
+use crate::operand::{Operand, Rooms, Use, Warmth};
 
 /// A pass of an operator at certain extents.
 pub(crate) struct Subject {
@@ -35,12 +35,41 @@ impl Subject {
         pass: Pass,
         extents: &Extents,
         (format, cold): (Format, Warmth),
-        memory: &Memory,
+        rooms: &mut Rooms,
     ) -> Subject {
         let node = graph.op(op);
         let indices = node.index_loop();
         let indices = indices.map_or(1, |it| extents.get(node.signature.loops[it].dim));
-        let of_format = |id: ValueId, warmth, format| {
+        let of = |value, warmth| (value, warmth, format);
+        let is_parameter = |value: ValueId| graph.value(value).parameter().is_some();
+        let weights_cold = |value| if is_parameter(value) { cold } else { Warmth::Warm };
+        let (reads, writes): (Vec<_>, Vec<_>) = match pass {
+            Pass::Forward => (
+                node.inputs.iter().map(|&value| of(value, weights_cold(value))).collect(),
+                node.outputs.iter().map(|&value| of(value, cold)).collect(),
+            ),
+            Pass::Input | Pass::Weight => {
+                let rule = gradient::rule(graph, op);
+                let found = if pass == Pass::Input { rule.input } else { rule.weight };
+                let gradient = found.expect("only passes that an operator has are measured");
+                let read = |which: &Which| match *which {
+                    Which::Input(index) => of(node.inputs[index], cold),
+                    Which::Output(index) => of(node.outputs[index], cold),
+                    Which::OutputGradient => of(node.outputs[0], Warmth::Warm),
+                    Which::InputGradient(index) => of(node.inputs[index], Warmth::Warm),
+                };
+                let write = |&index: &usize| {
+                    let value = node.inputs[index];
+                    let format = if is_parameter(value) { Format::F32 } else { format };
+                    (value, weights_cold(value), format)
+                };
+                let reads = gradient.reads.iter().map(read).collect();
+                (reads, gradient.produces.iter().map(write).collect())
+            }
+        };
+        // A table's gradient is cleared once a step, however many rows are added to.
+        let accumulate = node.kind == OpKind::Embed;
+        let mut operand = |id: ValueId, warmth, format, of| {
             let value = graph.value(id);
             let format = match value.dtype {
                 shardloom_graph::DType::Real => format,
@@ -48,39 +77,17 @@ impl Subject {
                 shardloom_graph::DType::Index => Format::U32,
                 shardloom_graph::DType::Mask => Format::U8,
             };
-            let made = Operand::new(memory, format, extents.shape(&value.axes), warmth, indices);
+            let made = rooms.operand(format, extents.shape(&value.axes), warmth, indices, of);
             match Routed::of(graph, id, extents) {
                 Some(routed) => made.holding(|at| routed.element(at)),
                 None => made,
             }
         };
-        let operand = |id, warmth| of_format(id, warmth, format);
-        let is_parameter = |value: ValueId| graph.value(value).parameter().is_some();
-        let weights_cold = |value| if is_parameter(value) { cold } else { Warmth::Warm };
-        let (reads, writes): (Vec<Operand>, Vec<Operand>) = match pass {
-            Pass::Forward => (
-                node.inputs.iter().map(|&value| operand(value, weights_cold(value))).collect(),
-                node.outputs.iter().map(|&value| operand(value, cold)).collect(),
-            ),
-            Pass::Input | Pass::Weight => {
-                let rule = gradient::rule(graph, op);
-                let found = if pass == Pass::Input { rule.input } else { rule.weight };
-                let gradient = found.expect("only passes that an operator has are measured");
-                let read = |which: &Which| match *which {
-                    Which::Input(index) => operand(node.inputs[index], cold),
-                    Which::Output(index) => operand(node.outputs[index], cold),
-                    Which::OutputGradient => operand(node.outputs[0], Warmth::Warm),
-                    Which::InputGradient(index) => operand(node.inputs[index], Warmth::Warm),
-                };
-                let write = |&index: &usize| {
-                    let value = node.inputs[index];
-                    let format = if is_parameter(value) { Format::F32 } else { format };
-                    of_format(value, weights_cold(value), format)
-                };
-                let reads = gradient.reads.iter().map(read).collect();
-                (reads, gradient.produces.iter().map(write).collect())
-            }
+        let mut operands = |all: Vec<(ValueId, Warmth, Format)>, of| -> Vec<Operand> {
+            all.into_iter().map(|(id, warmth, format)| operand(id, warmth, format, of)).collect()
         };
+        let reads = operands(reads, Use::Read);
+        let writes = operands(writes, written(accumulate));
         let mask = node.mask_loops().map(|loops| {
             let dims = loops.iter().map(|&each| node.signature.loops[each].dim);
             Window::whole(&extents.shape(&dims.collect::<Vec<_>>()))
@@ -92,11 +99,10 @@ impl Subject {
             loss_scale: 1.0,
             key: Key { seed: 1, stream: 2, step: 3 },
         };
-        // A table's gradient is cleared once a step, however many rows are added to.
-        let accumulate = node.kind == OpKind::Embed;
         let [read, written] = [&reads, &writes].map(|operands| -> Vec<OperandSize<'_>> {
             operands.iter().map(Operand::size).collect()
         });
+        let memory = rooms.memory();
         let elements = memory.device().scratch_elements(&node.kind, pass, &read, &written);
         let scratch = memory.alloc(Format::F32, elements);
         Subject { kind: node.kind, pass, reads, writes, accumulate, setting, scratch }
@@ -112,6 +118,18 @@ impl Subject {
         let kernel = Kernel { kind, pass: *pass, setting };
         device.run(kernel, &reads, &mut writes, scratch.view_mut());
     }
+
+    /// Leaves the operands' memory for others.
+    pub fn leave(self, rooms: &mut Rooms) {
+        self.reads.into_iter().for_each(|operand| rooms.leave(operand, Use::Read));
+        let of = written(self.accumulate);
+        self.writes.into_iter().for_each(|operand| rooms.leave(operand, of));
+    }
+}
+
+/// The use of what a pass writes.
+fn written(accumulate: bool) -> Use {
+    if accumulate { Use::AddedTo } else { Use::Written }
 }
 
 /// A routing that fills every slot: the rows of a sample go to one expert after another.
@@ -152,7 +170,7 @@ impl Routed {
 #[cfg(test)]
 mod tests {
     use shardloom_graph::ModelSpec;
-    use shardloom_kernels::processor;
+    use shardloom_kernels::{Memory, processor};
 
     use super::*;
 
@@ -163,11 +181,11 @@ mod tests {
         let graph = ModelSpec::parse(model).and_then(|spec| spec.graph()).expect("a model");
         let is_it = |kind: &OpKind| matches!(kind, OpKind::Pointwise(_));
         let (op, _) = graph.ops().find(|(_, op)| is_it(&op.kind)).expect("it has one");
-        let (device, memory) = (processor(), Memory::new(processor()));
+        let (device, mut rooms) = (processor(), Rooms::new(Memory::new(processor())));
         let extents = Extents::global(&graph, 3);
         let cold = Warmth::Cold { room: 1 << 20 };
         let mut subject =
-            Subject::new(&graph, op, Pass::Forward, &extents, (Format::F32, cold), &memory);
+            Subject::new(&graph, op, Pass::Forward, &extents, (Format::F32, cold), &mut rooms);
         assert_eq!(subject.kind.name(), "relu");
         for call in 0..3 {
             let output = subject.writes[0].view_mut(call);

@@ -122,12 +122,15 @@ impl<'a> Task<'a> {
             Work::Message { elements, pairs } => return links::message(*elements, *pairs, bench),
             Work::Operator { graph, op, pass, extents, .. } => {
                 let format = operands(self.format);
+                let formats = (format, bench.cold());
                 let mut subject =
-                    Subject::new(graph, *op, *pass, extents, (format, bench.cold()), &bench.memory);
-                bench.seconds(Clock::Processor, |_, call| {
+                    Subject::new(graph, *op, *pass, extents, formats, &mut bench.rooms);
+                let seconds = bench.seconds(Clock::Processor, |_, call| {
                     subject.run(call);
                     Ok(())
-                })
+                });
+                subject.leave(&mut bench.rooms);
+                seconds
             }
             Work::Streaming { streaming, elements } => streaming.seconds(*elements, bench),
             Work::Launch => launch_seconds(bench),

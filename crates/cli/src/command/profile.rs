@@ -39,7 +39,7 @@ pub struct Profile {
     #[arg(long, value_name = "N", value_parser = whole::<NonZeroUsize>)]
     ranks: Option<NonZeroUsize>,
 
-    /// Measure for some minutes instead of some seconds
+    /// Measure for some minutes instead of about one
     #[arg(long)]
     thorough: bool,
 
