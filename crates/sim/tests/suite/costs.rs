@@ -272,6 +272,23 @@ fn a_message_takes_the_time_of_its_link() {
     assert_eq!(message(0), 0.0);
 }
 
+/// What the first byte takes keeps nobody else from coming in meanwhile.
+#[test]
+fn a_message_occupies_the_way_into_its_receiver_for_its_bytes_and_not_for_its_latency() {
+    let (graph, program) = two_cores(0, Optimizer::default());
+    let mut groups = cores(1).groups().to_vec();
+    groups[0].nodes = 2;
+    let [apart, beside] = [Cluster::new(groups).expect("a cluster"), cores(2)];
+    let inflow = |cluster: &Cluster, to| {
+        let costs = CostModel::new(&graph, cluster, &program);
+        costs.inflow_seconds(DeviceId(0), DeviceId(to), 1_000_000).expect("a link")
+    };
+    // At 100 MB/s between nodes, whose first byte takes 0.1 ms, and at 5 GB/s within.
+    close(inflow(&apart, 1), 0.01);
+    close(inflow(&beside, 1), 0.0002);
+    assert_eq!(inflow(&beside, 0), 0.0);
+}
+
 #[test]
 fn a_device_without_the_precision_is_named() {
     let graph = gpt(2, false);

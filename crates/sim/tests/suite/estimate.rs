@@ -618,6 +618,68 @@ fn waiting_for_the_norm_takes_a_sum_of_one_number_and_a_pass_over_gradients() {
     assert!((found / (sum + read) - 1.0).abs() < 1e-6, "{found} is not {sum} + {read}");
 }
 
+/// The second stage of each mesh counts too.
+#[test]
+fn a_mesh_passes_over_the_gradients_of_all_of_its_stages_for_the_norm() {
+    let graph = gpt(10, false);
+    let mut groups = cores(2).groups().to_vec();
+    let slow = Curve::new(vec![(1.0, 1e-5)]).expect("a curve");
+    groups[0].profile.device.rates.insert("norm".to_owned(), slow);
+    let cluster = Cluster::new(groups).expect("a cluster");
+    let settings = Settings { precision: Precision::FP32, ..MIXED };
+    for (schedule, chunks) in
+        [(ScheduleKind::OneForwardOneBackward, 1), (ScheduleKind::Interleaved, 2)]
+    {
+        let candidate = Candidate { schedule, chunks, ..pipeline(2, 1, 4) };
+        assert_as_simulated(&times(&graph, &cluster, &settings, &[candidate]), 0.02);
+    }
+}
+
+/// Over links so slow that sums of the embedding are most of a step.
+#[test]
+fn replicas_that_share_optimizer_state_add_up_shares_of_tied_weights() {
+    let graph = model("gpt:layers=4,hidden=256,heads=4,seq=64,vocab=16384,tied=true");
+    let mut groups = Cluster::parse("h100-80g:4x1").expect("a preset").groups().to_vec();
+    let node = &mut groups[0].profile.node;
+    node.inter.bytes_per_second /= 50.0;
+    node.uplink_bytes_per_second /= 50.0;
+    let cluster = Cluster::new(groups).expect("a cluster");
+    for zero in [0, 1] {
+        let candidate = Candidate { dp: 2, sharing: 2, zero, ..pipeline(2, 1, 4) };
+        assert_as_simulated(&times(&graph, &cluster, &MIXED, &[candidate]), 0.05);
+    }
+}
+
+/// Over slow links, which bring little but the weights of frozen blocks.
+#[test]
+fn sharded_weights_that_are_frozen_are_gathered_as_others_are() {
+    let graph = model("gpt:layers=8,hidden=512,heads=8,seq=64,vocab=1024");
+    let mut groups = Cluster::parse("h100-80g:2x1").expect("a preset").groups().to_vec();
+    let node = &mut groups[0].profile.node;
+    node.inter.bytes_per_second /= 10.0;
+    node.uplink_bytes_per_second /= 10.0;
+    let cluster = Cluster::new(groups).expect("a cluster");
+    let settings = frozen(&["block.[1-7].*"]);
+    let candidate = Candidate { dp: 2, sharing: 2, zero: 3, ..pipeline(1, 1, 2) };
+    assert_as_simulated(&times(&graph, &cluster, &settings, &[candidate]), 0.1);
+}
+
+/// Nothing is freed before all have gone forward, also of so many that only some rounds of them are run.
+#[test]
+fn where_all_go_forward_first_each_micro_batch_is_held_besides_those_before() {
+    let graph = gpt(4, false);
+    let cluster = h100(2);
+    let mut estimator = Estimator::new(&graph, &cluster, MIXED).expect("an estimator");
+    let mut peak = |microbatches| {
+        let candidate = Candidate { schedule: ScheduleKind::Afab, ..pipeline(2, 1, microbatches) };
+        estimator.estimate(&candidate).expect("costs").expect("a layout").peak_bytes
+    };
+    let (four, eight, thousands) = (peak(4), peak(8), peak(4004));
+    let each = (eight - four) / 4.0;
+    assert!(each > 0.0);
+    assert_eq!(thousands, four + 4000.0 * each);
+}
+
 /// Each round of statistics of a split bucket is added up in its tensor-parallel group; who holds a whole
 /// bucket knows all of it. An embedding that tensor parallelism divides has no whole bucket.
 #[test]

@@ -11,7 +11,7 @@ use shardloom_cluster::{
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{ModelSpec, OpKind};
-use shardloom_plan::{AttentionKind, Plan, Uniform};
+use shardloom_plan::{AttentionKind, Optimizer, Plan, Precision, Recompute, ScheduleKind, Uniform};
 use shardloom_program::timeline::Picos;
 use shardloom_program::{Action, Exchange, Instruction, Program, lower};
 use shardloom_sim::estimate::{Candidate, Cut, Estimator, Settings};
@@ -523,6 +523,47 @@ fn the_estimate_knows_the_host() {
     let simulated = step(&program, &cluster, &graph).seconds();
     let ratio = estimate.step_seconds / simulated;
     assert!((0.9..1.1).contains(&ratio), "{ratio}");
+}
+
+/// A pipeline that fills a node sends nothing out of it.
+#[test]
+fn the_estimate_has_what_hosts_do_between_nodes_where_a_pipeline_has_several() {
+    let graph = gpt(2, false);
+    let candidate = Candidate {
+        pp: 2,
+        dp: 1,
+        cp: 1,
+        tp: 4,
+        sequence_parallel: false,
+        zero: 0,
+        sharing: 1,
+        microbatch: 1,
+        microbatches: 2,
+        recompute: Recompute::None,
+        schedule: ScheduleKind::OneForwardOneBackward,
+        chunks: 1,
+        cut: Cut::Even,
+    };
+    let settings = Settings {
+        precision: Precision::MIXED,
+        optimizer: Optimizer::sgd(0.9),
+        norm: false,
+        algorithm: Algorithm::Ring,
+        bucket_bytes: 1 << 20,
+        frozen: vec![],
+        own_cuts: BTreeMap::new(),
+    };
+    let step = |nodes: u32, seconds: f64| {
+        let mut stack = Stack::default();
+        stack.host.between_nodes = BetweenNodes { seconds, exponent: 1.0 };
+        let text = format!("h100-80g:{nodes}x{}", 8 / nodes);
+        let cluster = Cluster::parse(&text).map(|it| it.under(stack)).expect("a preset");
+        let mut estimator = Estimator::new(&graph, &cluster, settings.clone()).expect("a cluster");
+        estimator.estimate(&candidate).expect("it runs").expect("it divides").step_seconds
+    };
+    assert_eq!(step(1, 1e-2), step(1, 0.0));
+    // At least a forward and a backward pass of both micro-batches, each with a collective of four.
+    assert!(step(2, 1e-2) > step(2, 0.0) + 4.0 * 4e-2);
 }
 
 #[test]
