@@ -110,6 +110,15 @@ mod tests {
     }
 
     #[test]
+    fn of_unlike_nodes_the_smallest_and_the_slowest_links_count() {
+        let cluster = Cluster::parse("h100-80g:2x8+v100-16g:3x4").expect("presets");
+        let links = Interconnect::of(&cluster);
+        let slow = Interconnect::of(&Cluster::parse("v100-16g:3x4").expect("a preset"));
+        assert_eq!(links, slow);
+        assert_eq!(links.per_node, 4);
+    }
+
+    #[test]
     fn a_torus_has_no_slower_links_between_nodes() {
         let links = Interconnect::of(&Cluster::parse("tpu-v4:4x4").expect("a preset"));
         assert_eq!(links.across, links.within);

@@ -3,7 +3,7 @@
 use shardloom_cluster::{Cluster, DeviceId};
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_methods::partition::{LayerProfile, Level, StageTime, pipedream, profile};
-use shardloom_plan::{Precision, ScheduleKind, Uniform};
+use shardloom_plan::{ParameterGroup, Precision, ScheduleKind, Uniform};
 use shardloom_program::{BodyKind, lower};
 use shardloom_sim::{CostModel, Options, simulate};
 
@@ -115,4 +115,21 @@ fn a_device_that_is_not_there_is_refused() {
     let (graph, cluster) = (graph(), Cluster::parse("a100-80g:1").expect("a preset"));
     assert!(profile(&graph, &cluster, DeviceId(1), (Precision::MIXED, &[]), 1).is_err());
     assert!(profile(&graph, &cluster, DeviceId(0), (Precision::MIXED, &[]), 0).is_err());
+}
+
+#[test]
+fn frozen_parameters_are_held_and_have_no_gradients_to_exchange() {
+    let (graph, cluster) = (graph(), Cluster::parse("a100-80g:1").expect("a preset"));
+    let group = ParameterGroup { frozen: true, ..ParameterGroup::named("block.0.*") };
+    let of = |frozen: &[ParameterGroup]| {
+        profile(&graph, &cluster, DeviceId(0), (Precision::MIXED, frozen), 4).expect("a profile")
+    };
+    let (all, some) = (of(&[]), of(&[group]));
+    // The first block of layers stands behind the embedding.
+    for (block, (all, some)) in all.iter().zip(&some).enumerate() {
+        assert_eq!(all.parameter_bytes, some.parameter_bytes, "block {block}");
+        let exchanged = if block == 1 { 0.0 } else { all.gradient_bytes };
+        assert_eq!(some.gradient_bytes, exchanged, "block {block}");
+    }
+    assert!(all[1].gradient_bytes > 0.0);
 }

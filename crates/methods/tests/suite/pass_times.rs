@@ -94,3 +94,26 @@ fn the_passes_of_a_device_are_those_of_all_of_its_stages() {
     assert!((sums[1] / sums[0] - 1.0).abs() < 0.3, "{sums:?}");
     assert!(one.input > 0.0 && one.weight > 0.0 && one.input != one.weight);
 }
+
+/// A device has a stage of each of two pipelines, and a micro-batch goes through one of them.
+#[test]
+fn passes_of_two_pipelines_count_as_those_of_one() {
+    let (graph, cluster) = (graph(), Cluster::parse("a100-80g:2").expect("a preset"));
+    let one = pass_times(&graph, &cluster, &plan(&graph, 2, ScheduleKind::OneForwardOneBackward));
+    let uniform = Uniform {
+        pp: 2,
+        global_batch: MICROBATCH * MICROBATCHES,
+        microbatches: MICROBATCHES,
+        schedule: ScheduleKind::Chimera,
+        precision: Precision::MIXED,
+        ..Uniform::default()
+    };
+    let both = uniform.plan_in_chunks(&graph, "gpt", "a100-80g", 2).expect("a plan");
+    assert_eq!(both.pipeline.len(), 2);
+    let both = pass_times(&graph, &cluster, &both);
+    let [one, both] = [one, both].map(|it| it.expect("it simulates"));
+    // The mean of both stages, which is at most what the slower takes, and all of what the faster does not.
+    for (one, both) in [(one.forward, both.forward), (one.input, both.input)] {
+        assert!(both <= 1.01 * one && both > 0.5 * one, "{both} of two pipelines, {one} of one");
+    }
+}

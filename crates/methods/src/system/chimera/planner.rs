@@ -337,7 +337,7 @@ mod tests {
             let layers = (0..depth).map(|stage| LayerProfile {
                 // The largest in the middle, so that it is of a worker's first or second stage.
                 kept_bytes: 1e3 * f64::from((stage + 1) * (depth + 1 - stage)),
-                output_bytes: 1.0,
+                output_bytes: f64::from(stage + 1),
                 ..LayerProfile::default()
             });
             let layers: Vec<LayerProfile> = layers.collect();
@@ -345,13 +345,16 @@ mod tests {
                 let stages = [worker, depth - 1 - worker];
                 // The first stage reads samples and no activations.
                 let inputs = stages.iter().filter(|&&stage| stage > 0);
-                let inputs: i32 =
-                    inputs.map(|&stage| most_under_way(&actions, worker, stage)).sum();
+                let of_stage = |&stage: &u32| {
+                    let count = f64::from(most_under_way(&actions, worker, stage));
+                    count * layers[stage as usize - 1].output_bytes
+                };
+                let inputs: f64 = inputs.map(of_stage).sum();
                 let again = stages.map(|stage| layers[stage as usize].kept_bytes);
                 let it = ChimeraConfiguration { recompute: true, ..configuration(depth, n) };
                 assert_eq!(
                     it.held_bytes(worker as usize, &layers, &request(depth, n)),
-                    f64::from(inputs) + again[0].max(again[1]),
+                    inputs + again[0].max(again[1]),
                     "worker {worker} of {depth}, N = {n}"
                 );
             }

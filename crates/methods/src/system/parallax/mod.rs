@@ -185,3 +185,51 @@ fn used(plan: &Plan) -> u32 {
     let named = plan.parameters.iter().filter_map(|group| group.servers.as_ref()).flatten();
     named.collect::<BTreeSet<_>>().len() as u32
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(name: &str, rows: usize, share: f64) -> Table<'_> {
+        Table { name, rows, columns: 10, share }
+    }
+
+    /// The servers of each table, in order of its pieces.
+    fn dealt(tables: &[Table<'_>], servers: u32, pieces: usize) -> Vec<Vec<u32>> {
+        let groups = groups(tables, Optimizer::sgd(0.9), (servers, pieces));
+        groups.into_iter().filter_map(|it| it.servers).collect()
+    }
+
+    #[test]
+    fn pieces_go_to_the_server_with_the_least_to_send_largest_tables_first() {
+        // 8,000, 2,000 and 1,000 numbers are looked up. Of the first each server has 4,000, of the second
+        // 1,000, of the third 500; in the end nobody holds what workers keep.
+        let tables = [table("few", 1000, 0.1), table("most", 1000, 0.8), table("some", 1000, 0.2)];
+        assert_eq!(dealt(&tables, 2, 2), [vec![0, 1], vec![0, 1], vec![0, 1], vec![]]);
+        // Whole tables: the largest is alone, and the third is where less is.
+        assert_eq!(dealt(&tables, 2, 1), [vec![1], vec![0], vec![1], vec![]]);
+        // 2,667 numbers a piece, of which the first server has two; of 1,800 a piece the second then has two.
+        let two = [table("some", 600, 0.9), table("most", 1000, 0.8)];
+        assert_eq!(dealt(&two, 2, 3), [vec![1, 1, 0], vec![0, 1, 0], vec![]]);
+        // The only row is 900; three pieces of 200 are less.
+        let row = Table { name: "row", rows: 1, columns: 1000, share: 0.9 };
+        let three = [row, table("pieces", 100, 0.6)];
+        assert_eq!(dealt(&three, 2, 3), [vec![0], vec![1, 1, 1], vec![]]);
+    }
+
+    #[test]
+    fn what_is_looked_up_counts_and_not_what_a_table_has() {
+        // 900 of 9,000 numbers, and 1,000 of 2,000.
+        let tables = [table("large", 900, 0.1), table("small", 200, 0.5), table("last", 100, 0.5)];
+        // The small one goes first, the large one to the other server, and so does the last.
+        assert_eq!(dealt(&tables, 2, 1), [vec![1], vec![0], vec![1], vec![]]);
+    }
+
+    #[test]
+    fn a_table_has_no_more_pieces_than_rows_and_one_where_an_optimizer_looks_at_all_of_it() {
+        let tables = [table("short", 3, 0.5)];
+        assert_eq!(dealt(&tables, 2, 5), [vec![0, 1, 0], vec![]]);
+        let lamb = Optimizer::Lamb { beta1: 0.9, beta2: 0.999, epsilon: 1e-6, weight_decay: 0.0 };
+        assert_eq!(groups(&tables, lamb, (2, 5))[0].servers, Some(vec![0]));
+    }
+}
