@@ -87,7 +87,8 @@ fn end_of_first(track: &Track, most: usize) -> Picos {
 
 #[cfg(test)]
 mod tests {
-    use shardloom_program::timeline::{Activity, Clock};
+    use shardloom_program::RouteId;
+    use shardloom_program::timeline::{Activity, Clock, MessageEnd};
 
     use super::*;
     use crate::visible::tests::interval;
@@ -138,6 +139,21 @@ mod tests {
             left_out[0].contains("only the first 50.0 ps of the first are there"),
             "{left_out:?}"
         );
+    }
+
+    #[test]
+    fn messages_behind_what_is_drawn_are_left_out_too() {
+        let mut timeline = timeline(&[100, 1]);
+        let message = |start: u64| MessageEnd {
+            route: RouteId(0),
+            interval: interval(Activity::Send, "send", start, start + 1),
+        };
+        timeline.tracks[0].messages = [0, 49, 50, 900].map(message).into();
+        // Five passes of 10.
+        let drawn = Drawn::of(&[("predicted", &timeline)], 10, "a page draws");
+        let messages = &drawn.timelines[0].1.tracks[0].messages;
+        let starts: Vec<u64> = messages.iter().map(|it| it.interval.start.0).collect();
+        assert_eq!(starts, [0, 49]);
     }
 
     #[test]

@@ -254,6 +254,12 @@ mod tests {
     }
 
     #[test]
+    fn the_error_of_a_series_is_the_mean_of_absolute_ones() {
+        let text = page(vec![row("a", 1.0, 1.5, 8.0), row("a", 1.0, 0.7, 16.0)]).html();
+        assert!(text.contains(" (2 rows, error 40.0%)"), "{text}");
+    }
+
+    #[test]
     fn the_worst_rows_come_first() {
         let rows = (1..=30).map(|it| row("a", 1.0, 1.0 + f64::from(it) / 100.0, f64::from(it)));
         let text = page(rows.collect()).html();

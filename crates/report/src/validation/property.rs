@@ -31,9 +31,10 @@ impl PropertyAxis {
     pub fn of<'v>(values: impl Iterator<Item = &'v Property> + Clone) -> Option<PropertyAxis> {
         let words: BTreeSet<&'static str> = values.clone().filter_map(word).collect();
         let numbers = values.filter_map(number);
-        let [least, most] = numbers.fold([f64::INFINITY, 0.0f64], |[least, most], it| {
-            [least.min(it.log2()), most.max(it.log2())]
-        });
+        let [least, most] = numbers
+            .fold([f64::INFINITY, f64::NEG_INFINITY], |[least, most], it| {
+                [least.min(it.log2()), most.max(it.log2())]
+            });
         match (words.len(), most > least) {
             (0, true) => Some(PropertyAxis::Numbers { least: least - 0.5, most: most + 0.5 }),
             (2.., false) => Some(PropertyAxis::Words(words.into_iter().collect())),
@@ -147,6 +148,24 @@ mod tests {
         assert!((middle - places[0].0).abs() < 1e-12 && (width - 1.0 / 7.0).abs() < 1e-12);
         let labels: Vec<String> = axis.marks(7).into_iter().map(|it| it.label).collect();
         assert_eq!(labels, ["1", "2", "4", "8", "16", "32", "64"]);
+        // Also where numbers begin later, which is 2^0.5 then.
+        let later = [2.0, 8.0].map(Property::Number);
+        let axis = PropertyAxis::of(later.iter()).expect("they differ");
+        for value in &later {
+            let (place, column) = axis.place(value).expect("a number");
+            assert!((axis.column(column).0 - place).abs() < 1e-12, "{value:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_below_1_have_an_axis_that_ends_behind_the_greatest_of_them() {
+        let values = [0.125, 0.5].map(Property::Number);
+        let axis = PropertyAxis::of(values.iter()).expect("they differ");
+        // From 2^-3.5 to 2^-0.5.
+        let place = |value: &Property| axis.place(value).expect("a number").0;
+        assert_eq!([place(&values[0]), place(&values[1])], [0.5 / 3.0, 2.5 / 3.0]);
+        let labels: Vec<String> = axis.marks(7).into_iter().map(|it| it.label).collect();
+        assert_eq!(labels, ["0.125", "0.25", "0.5"]);
     }
 
     #[test]
@@ -161,6 +180,8 @@ mod tests {
     fn what_is_always_the_same_has_no_axis() {
         let same = [Property::Number(8.0), Property::Number(8.0)];
         assert!(PropertyAxis::of(same.iter()).is_none());
+        let small = [Property::Number(0.25), Property::Number(0.25)];
+        assert!(PropertyAxis::of(small.iter()).is_none());
         assert!(PropertyAxis::of([Property::Word("a")].iter()).is_none());
         assert!(
             PropertyAxis::of([Property::Number(-1.0), Property::Number(f64::NAN)].iter()).is_none()

@@ -187,4 +187,36 @@ mod tests {
         assert_eq!(shown(&[(0, 4.0)])[1], 4.0 * 1.1 + 0.02);
         assert_eq!(shown(&[]), [-0.27, 0.27]);
     }
+
+    #[test]
+    fn an_error_beyond_the_axis_stands_at_its_end() {
+        let row = |devices: f64| ComparedRow {
+            properties: vec![("devices", Property::Number(devices))],
+            ..ComparedRow::default()
+        };
+        let rows = [1.0, 2.0, 4.0].map(row);
+        let errors = [(0, 0.0), (1, 8.0), (2, -0.9)];
+        let plot = plot("devices", &rows, &errors, [-0.5, 0.5], &SeriesList::of(&rows));
+        let text = plot.expect("they differ").into_string();
+        for (row, y) in [(0, "109.0"), (1, "10.0"), (2, "208.0")] {
+            assert!(text.contains(&format!("y=\"{y}\" data-row=\"{row}\"")), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_outer_tenths_of_a_column_are_drawn_where_it_has_eight_rows() {
+        let words = ["a", "b"].map(Property::Word);
+        let axis = PropertyAxis::of(words.iter()).expect("they differ");
+        // Errors of 0, 1, 2 and so on, ten high each.
+        let drawn = |count: i32| {
+            let errors: Vec<f64> = (0..count).map(f64::from).collect();
+            let y = |error| 100.0 - 10.0 * error;
+            summary(&axis, 0, &errors, &|place| 100.0 * place, &y).into_string()
+        };
+        // Of eight, from 0.7 to 6.3 around 3.5.
+        let eight = drawn(8);
+        assert!(eight.contains("y=\"37.0\" height=\"56.0\""), "{eight}");
+        assert!(eight.contains("y1=\"65.0\" y2=\"65.0\""), "{eight}");
+        assert!(!drawn(7).contains("<rect"));
+    }
 }

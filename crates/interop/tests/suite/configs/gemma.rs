@@ -42,6 +42,18 @@ fn gemma_is_the_preset_whatever_its_gelu_is_called() {
     assert!(matches!(untied.network(), Network::Llama(llama) if !llama.tied));
 }
 
+/// As its configuration class has it, and not the width over the number of heads.
+#[test]
+fn heads_of_a_gemma_are_256_wide_where_nothing_else_is_said() {
+    let wide = GEMMA
+        .replace("\"head_dim\": 256,", "")
+        .replace("\"hidden_size\": 2048", "\"hidden_size\": 3072")
+        .replace("\"num_attention_heads\": 8", "\"num_attention_heads\": 16");
+    let spec = read(&wide);
+    let Network::Llama(llama) = spec.network() else { panic!("{spec}") };
+    assert_eq!((llama.hidden, llama.heads, llama.head_dim), (3072, 16, Some(256)));
+}
+
 #[test]
 fn what_a_gemma_may_have_besides_is_refused_by_key() {
     refused(GEMMA, "\"gelu\"", "\"silu\"", &["hidden_act = silu"]);
