@@ -119,15 +119,19 @@ fn enough_nodes(
 }
 
 fn name(candidate: &Candidate) -> String {
-    let Candidate { pp, dp, cp, tp, zero, sharing, recompute, .. } = candidate;
+    let Candidate { pp, dp, cp, tp, zero, sharing, microbatch, recompute, .. } = candidate;
     let recompute = recompute.name();
     let within = match sharing == dp {
         true => String::new(),
         false => format!(" within {sharing} replicas"),
     };
     let context = if *cp > 1 { format!(" x context {cp}") } else { String::new() };
+    let samples = match microbatch {
+        1 => "one sample".to_owned(),
+        several => format!("{several} samples"),
+    };
     format!(
-        "pipeline {pp} x data {dp}{context} x tensor {tp} with ZeRO-{zero}{within}, one sample a micro-batch and \
+        "pipeline {pp} x data {dp}{context} x tensor {tp} with ZeRO-{zero}{within}, {samples} a micro-batch and \
          recomputation {recompute}"
     )
 }

@@ -185,7 +185,8 @@ mod tests {
                         let found = estimator.estimate(candidate).expect("it is estimated");
                         found.filter(|it| it.peak_bytes <= limit_bytes)
                     };
-                    let mut larger = larger(candidate.schedule).filter(|_| is_paired(&candidate));
+                    let enough = candidate.microbatches >= candidate.pp;
+                    let mut larger = larger(candidate.schedule).filter(|_| enough);
                     let mut is_looked_at = true;
                     while let Some(schedule) = larger {
                         is_looked_at &= fits(&Candidate { schedule, ..candidate }).is_none();

@@ -171,3 +171,18 @@ fn an_explanation_says_how_the_algorithm_compares() {
     assert!(fast.starts_with("sync.algorithm is \"direct\"; with "), "{fast}");
     assert!(fast.ends_with(" more") || fast.ends_with(" as long"), "{fast}");
 }
+
+/// Their weights are gathered where they are sharded; else nothing of them is exchanged.
+#[test]
+fn frozen_parameters_have_an_algorithm_where_their_weights_are_sharded() {
+    let cluster = h100(4, 4, MEMORY);
+    for (zero, has) in [(0, false), (2, false), (3, true)] {
+        let mut plan = replicas(16, zero, 1 << 20);
+        plan.parameters = vec![ParameterGroup { frozen: true, ..ParameterGroup::named("block.*") }];
+        let facts = explain(&graph(), &cluster, &plan, &[]).expect("it can be simulated").facts;
+        let compared = facts.iter().filter(|it| it.topic == Topic::Algorithm);
+        let found =
+            compared.filter(|it| it.sentence.starts_with("parameters[0].algorithm")).count();
+        assert_eq!(found, usize::from(has), "ZeRO stage {zero}");
+    }
+}

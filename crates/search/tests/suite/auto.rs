@@ -13,7 +13,8 @@ use shardloom_plan::{
     AttentionKind, Axis, Number, Plan, Precision, Recompute, ScheduleKind, Uniform,
 };
 use shardloom_search::{
-    Baseline, Only, Outcome, Request, Runner, SearchError, Space, auto, judge, usual_precision,
+    Baseline, Only, Outcome, Request, Runner, SearchError, Space, auto, judge,
+    single_device_seconds, usual_precision,
 };
 use shardloom_sim::estimate::{Cut, Estimator};
 
@@ -173,6 +174,24 @@ fn slower_devices_are_left_out_where_that_is_faster() {
 }
 
 #[test]
+fn a_single_device_is_the_fastest_that_there_is_however_little_memory_it_has() {
+    let graph = model(GPT);
+    let request = Request::new(GPT, "c", 8);
+    let seconds = |text: &str| {
+        let cluster = Cluster::parse(text).expect("presets");
+        single_device_seconds(&graph, &cluster, &request).expect("an estimate")
+    };
+    let [slow, fast] = ["a100-80g:1", "h100-80g:1"].map(seconds);
+    assert!(fast < slow);
+    for mixed in ["a100-80g:2x4+h100-80g:1x8", "h100-80g:1x8+a100-80g:2x4"] {
+        assert_eq!(seconds(mixed), fast, "{mixed}");
+    }
+    let small = single_device_seconds(&graph, &h100(1, 1, 1000), &request).expect("an estimate");
+    let large = single_device_seconds(&graph, &h100(1, 1, PLENTY), &request).expect("an estimate");
+    assert!(small.is_some() && small == large);
+}
+
+#[test]
 fn another_batch_that_uses_more_devices_is_named() {
     let graph = model(LARGER);
     let cluster = h100(1, 7, PLENTY);
@@ -277,6 +296,41 @@ fn the_remedy_names_the_first_doubling_of_nodes_that_is_enough() {
 }
 
 #[test]
+fn no_more_nodes_are_asked_for_than_are_needed() {
+    let text = "gpt:layers=6,hidden=64,heads=4,seq=16,vocab=64";
+    let graph = model(text);
+    let request = Request::new(text, "c", 1);
+    for nodes in [2, 4] {
+        let needed = least_bytes(&graph, &h100(nodes, 1, PLENTY), &request);
+        let cluster = h100(1, 1, (1.02 * needed / request.memory_share) as u64);
+        let error = search(&graph, &cluster, &request).expect_err("too small");
+        let SearchError::NothingFits { remedy, .. } = error else { panic!("{error}") };
+        let end = format!("so would {nodes} times as many nodes ({nodes} devices)");
+        assert!(remedy.ends_with(&end), "{remedy}");
+    }
+}
+
+/// In fp16 the scale of the loss follows from the norm, which every update waits for.
+#[test]
+fn updates_are_validated_afterwards_where_no_scale_of_the_loss_waits_for_the_norm() {
+    let graph = model(GPT);
+    let cluster = h100(1, 4, PLENTY);
+    let only = Only { pp: Some(4), ..Only::default() };
+    for (compute, validates) in [(Number::Bf16, true), (Number::Fp16, false)] {
+        let request = Request {
+            precision: Precision::usual(compute),
+            schedules: vec![ScheduleKind::ZeroBubbleH1],
+            only: only.clone(),
+            ..Request::new(GPT, "c", 32)
+        };
+        assert!(request.clip_norm.is_some());
+        let found = search(&graph, &cluster, &request).expect("an answer").finalists;
+        let some = found.iter().any(|it| it.plan.post_validation);
+        assert_eq!(some, validates, "{compute:?}");
+    }
+}
+
+#[test]
 fn where_nothing_fits_the_closest_plan_and_a_remedy_are_named() {
     let graph = model(GPT);
     let cluster = h100(1, 2, 12_000_000);
@@ -299,6 +353,15 @@ fn where_nothing_fits_the_closest_plan_and_a_remedy_are_named() {
         .and_then(|number| number.parse().ok())
         .expect("the remedy has a number of nodes");
     check(&graph, &h100(times, 2, 12_000_000), &request);
+}
+
+#[test]
+fn the_closest_plan_has_the_micro_batches_that_were_asked_for() {
+    let only = Only { microbatch: Some(4), ..Only::default() };
+    let request = Request { only, ..Request::new(GPT, "tiny", 32) };
+    let error = search(&model(GPT), &h100(1, 2, 12_000_000), &request).expect_err("too small");
+    let SearchError::NothingFits { closest, .. } = error else { panic!("{error}") };
+    assert!(closest.contains(", 4 samples a micro-batch and"), "{closest}");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use crate::scenario::{GPT, h100, model};
 use shardloom_cluster::{Cluster, NodeGroup, Stack};
 use shardloom_graph::Graph;
 use shardloom_plan::{Mesh, Plan, Precision, Recompute, Uniform};
+use shardloom_program::lower;
 use shardloom_search::{Circumstance, Judgement, Needed, circumstances, judge, step_parts};
 
 fn plan(pp: usize, dp: u32, tp: u32) -> Plan {
@@ -249,4 +250,23 @@ fn without_overlap_a_step_takes_longer_by_what_was_hidden() {
     groups[0].profile.device.lanes_overlap = false;
     let one_lane = cluster.with_groups(groups).expect("a cluster");
     assert!(apart <= seconds(&graph, &one_lane, &plan) * (1.0 + 1e-9));
+}
+
+/// The head's stage computes longest, since the vocabulary is most of the model.
+#[test]
+fn the_slow_device_is_in_the_stage_that_computes_longest() {
+    let text = "gpt:layers=4,hidden=256,heads=4,seq=128,vocab=32768";
+    let graph = model(text);
+    let plan = Uniform {
+        pp: 2,
+        global_batch: 8,
+        microbatches: 4,
+        precision: Precision::MIXED,
+        ..Uniform::default()
+    };
+    let plan = plan.plan(&graph, text, "c");
+    let all = circumstances(&graph, &h100(1, 2, 80_000_000_000), &plan).expect("it simulates");
+    let program = lower(&graph, &plan, 2).expect("the plan can be lowered");
+    let last = program.classes.last().expect("two stages").place();
+    found(&all, &format!("one device ({last}) computing at 50.0% of its speed"));
 }

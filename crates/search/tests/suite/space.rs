@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use crate::scenario::{GPT, h100, model};
 use shardloom_cluster::Cluster;
-use shardloom_plan::{PassTimes, Recompute, even_cuts};
+use shardloom_plan::{PassTimes, Recompute, ScheduleKind, even_cuts};
 use shardloom_search::{Request, Space, judge};
 
 /// In how many orders `pp` meshes can run `blocks` blocks, by listing them.
@@ -127,6 +127,42 @@ fn shorter_sequences_are_split_where_there_are_more_devices_than_samples() {
     assert_eq!(contexts(8_192, 8, 8), [1].into());
     assert_eq!(contexts(8_192, 8, 4), [1, 2].into());
     assert_eq!(contexts(4_096, 8, 4), [1].into());
+}
+
+/// Those who work on one sequence hold the same parameters, as replicas do.
+#[test]
+fn ranks_of_one_sequence_share_within_a_node_that_has_no_room_for_another_replica() {
+    let text = "gpt:layers=2,hidden=64,heads=4,seq=32768,vocab=101";
+    let graph = model(text);
+    let request = Request::new(text, "c", 64);
+    let space = Space::new(&graph, &h100(2, 4, 80_000_000_000), &request).expect("a space");
+    let sharing = |cp: u32, tp: u32| -> BTreeSet<(u8, u32)> {
+        let all = space.candidates().filter(|it| [it.pp, it.dp, it.cp, it.tp] == [1, 2, cp, tp]);
+        all.map(|it| (it.zero, it.sharing)).collect()
+    };
+    let over_all = [(0, 2), (1, 2), (2, 2), (3, 2)];
+    assert_eq!(sharing(1, 4), over_all.into());
+    let within = [(1, 1), (2, 1), (3, 1)];
+    assert_eq!(sharing(4, 1), over_all.into_iter().chain(within).collect());
+}
+
+/// There is nothing to put in order.
+#[test]
+fn one_stage_has_a_schedule_of_one_stage_on_each_device_whichever_are_asked_for() {
+    let graph = model(GPT);
+    for (asked, expected) in [
+        (ScheduleKind::ZeroBubbleV, ScheduleKind::OneForwardOneBackward),
+        (ScheduleKind::Chimera, ScheduleKind::OneForwardOneBackward),
+        (ScheduleKind::Afab, ScheduleKind::Afab),
+    ] {
+        let request = Request { schedules: vec![asked], ..Request::new(GPT, "c", 8) };
+        let space = Space::new(&graph, &h100(1, 1, 80_000_000_000), &request).expect("a space");
+        assert!(space.count() > 0);
+        assert!(
+            space.candidates().all(|it| (it.schedule, it.chunks) == (expected, 1)),
+            "{asked:?}"
+        );
+    }
 }
 
 #[test]

@@ -156,6 +156,27 @@ fn small_variables_are_never_cut_and_large_ones_always() {
     });
 }
 
+#[test]
+fn no_variable_is_cut_into_more_shards_than_it_has_rows() {
+    with(|_, problem| {
+        let mut problem = problem.clone();
+        problem.shapes.truncate(2);
+        problem.shapes.remove(0);
+        // So large that it is always cut.
+        let elements: usize = problem.variables.iter().map(|it| it.elements()).sum();
+        (problem.variables[0].rows, problem.variables[0].columns) = (3, 100 * elements);
+        let sampler = Sampler::new(&problem, false);
+        let random = &mut Random::new(7);
+        let mut counts = BTreeSet::new();
+        for _ in 0..200 {
+            if let Synchroniser::Servers(servers) = &sampler.sample(random).synchronisers[0] {
+                counts.insert(servers.len());
+            }
+        }
+        assert_eq!(counts, BTreeSet::from([2, 3]));
+    });
+}
+
 /// On the program: each element of a variable is summed by the server that the strategy says, or with its group.
 #[test]
 fn plans_of_drawn_strategies_are_sound_and_sum_every_shard_where_the_strategy_says() {
