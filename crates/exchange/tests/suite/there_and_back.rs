@@ -142,3 +142,38 @@ fn nanotron_keeps_what_is_gathered_or_gathers_it_again() {
         assert_back(&case, Project::Nanotron, &plan);
     }
 }
+
+#[test]
+fn one_replica_has_nobody_to_shard_with_and_a_scale_of_the_loss_is_of_fp16_only() {
+    let sync = Sync { zero: 2, ..numbers().sync };
+    let (mesh, recompute) = (Mesh::of(1, 1, 2), Recompute::None);
+    let numbers = Uniform { mesh, sync, recompute, ..numbers() };
+    let loss_scale = Some(LossScale::Constant { scale: 128.0 });
+    let attention = AttentionKind::Fused;
+    let case = Case::of("alone", Plan { loss_scale, attention, ..plan(LLAMA, &numbers, 1) });
+    let exported = export(Project::Megatron, &case.plan, &case.spec, &case.graph, case.machines());
+    let exported = exported.expect("it is said");
+    let text = &exported.files[0].text;
+    for word in ["--use-distributed-optimizer", "--use-megatron-fsdp", "--loss-scale"] {
+        assert!(!text.contains(word), "{text}");
+    }
+    for (key, value) in [("sync.zero", "2"), ("loss_scale", "128")] {
+        let said = exported.unsaid.iter().any(|it| (&it.key[..], &it.value[..]) == (key, value));
+        assert!(said, "{key}: {:?}", exported.unsaid);
+    }
+}
+
+/// Without ZeRO gradients are accumulated there in the format of the weights in use.
+#[test]
+fn gradients_of_more_bits_than_weights_take_deepspeeds_first_stage_also_of_one_replica() {
+    for (gradients, stage) in [(Number::Fp32, 1), (Number::Bf16, 0)] {
+        let precision = Precision { gradients, ..Precision::MIXED };
+        let numbers = Uniform { precision, recompute: Recompute::None, ..numbers() };
+        let attention = AttentionKind::Unfused;
+        let case = Case::of("alone", Plan { attention, ..plan(LLAMA, &numbers, 1) });
+        let exported =
+            export(Project::DeepSpeed, &case.plan, &case.spec, &case.graph, case.machines());
+        let text = &exported.expect("it is said").files[0].text;
+        assert!(text.contains(&format!("\"stage\": {stage}")), "{text}");
+    }
+}

@@ -306,3 +306,13 @@ fn megatrons_scales_of_eight_bits_that_are_found_otherwise_are_noted() {
         assert_eq!(found, is_noted, "{words}: {notes:?}");
     }
 }
+
+/// As there, where nothing else looks at their number.
+#[test]
+fn query_groups_count_only_where_attention_is_grouped() {
+    let base = Base { place: "run.sh", text: MEGATRON_LLAMA, given: given(16) };
+    let model = |words: &str| base.read("--bf16", &format!("--bf16 {words}")).expect("a plan").spec;
+    let (plain, two) = (model(""), "--num-query-groups 2");
+    assert_eq!(model(two).network(), plain.network());
+    assert_ne!(model(&format!("--group-query-attention {two}")).network(), plain.network());
+}
