@@ -79,6 +79,27 @@ impl GroupShape<'_> {
         })
     }
 
+    /// Time of an all-reduce of `bytes` per member in a double binary tree over nodes, with a chain of the members in
+    /// each, as NCCL has it: pieces are so small beside the buffer that levels pass them on while more come. A byte
+    /// goes up and down through all levels, each with its link's latency, and the busiest node sends the buffer twice.
+    /// So NCCL itself estimates it, to choose between trees and rings (`ncclTopoTuneModel` in its `graph/tuning.cc`).
+    /// On one node it is a chain up and down.
+    pub fn tree_of_nodes_seconds(&self, bytes: f64) -> f64 {
+        if self.members <= 1 || bytes <= 0.0 {
+            return 0.0;
+        }
+        let nodes = self.members.div_ceil(self.members_per_node.max(1));
+        let levels = f64::from(nodes.next_power_of_two().ilog2());
+        let chain = f64::from(self.members_per_node.saturating_sub(1));
+        let (within, across) = (self.intra.latency_seconds, self.inter.latency_seconds);
+        // The last hop's latency is that of passing on the bytes.
+        let before = match nodes {
+            1 => (2.0 * chain - 1.0) * within,
+            _ => 2.0 * chain * within + (2.0 * levels - 1.0) * across,
+        };
+        before + self.neighbours(2.0 * bytes)
+    }
+
     /// A step in which some member sends `intra_bytes` within its node and some node
     /// sends `inter_bytes` to the network.
     pub(crate) fn step(&self, intra_bytes: f64, inter_bytes: f64) -> f64 {

@@ -229,11 +229,19 @@ pub struct PlanDefaults {
     pub reduces_at_end: bool,
     /// Whether they are where optimizer states are sharded, and in buckets otherwise.
     pub reduces_shards_at_end: bool,
+    /// Whether replicas that share optimizer states alone (ZeRO-1) all-reduce gradients, where a reduce-scatter would
+    /// do.
+    pub all_reduces_shards: bool,
 }
 
 impl PlanDefaults {
     /// More than the gradients of any stage take, so that they are reduced as one.
     const ONE_BUCKET: usize = 1 << 40;
+
+    /// Whether replicas all-reduce gradients of which each updates a share, under ZeRO stage `zero`.
+    pub fn all_reduces(self, zero: u8) -> bool {
+        self.all_reduces_shards && zero == 1
+    }
 
     /// Bytes of gradients that are reduced together under ZeRO stage `zero`, where `usual` are with other
     /// stacks. Weights that are gathered for use (stage 3) are so in buckets.

@@ -266,6 +266,10 @@ pub struct Sync {
     /// Consecutive blocks share one collective up to this many bytes of gradient. ZeRO-3 works block by
     /// block whatever this says.
     pub bucket_bytes: usize,
+    /// Whether replicas that share optimizer state alone (ZeRO-1) sum gradients up by an all-reduce, so that each has
+    /// the sums of all and updates its share, where a reduce-scatter would do.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub all_reduces: bool,
     /// The mesh axes along which replicas share what `zero` says, some of
     /// [`Plan::replica_axes`]; all of them if absent. Replicas along the others hold the same shares (hybrid
     /// sharding).
@@ -311,6 +315,7 @@ impl Default for Sync {
             algorithm: Algorithm::Ring,
             zero: 0,
             bucket_bytes: 25_000_000,
+            all_reduces: false,
             shard_over: None,
             servers: None,
             compression: Compression::None,

@@ -557,6 +557,11 @@ fn check_sync(key: &str, sync: Sync, precision: Precision) -> Result<(), PlanErr
     if sync.bucket_bytes == 0 {
         return refuse("bucket_bytes", "0".into(), "at least 1");
     }
+    if sync.all_reduces && sync.zero != 1 {
+        let rule =
+            "for replicas that share optimizer state alone: zero = 1, or leave all_reduces out";
+        return refuse("all_reduces", "true".into(), rule);
+    }
     let algorithm = sync.algorithm;
     let scatters = [Kind::ReduceScatter, Kind::AllGather].iter().all(|kind| kind.has(algorithm));
     if sync.zero > 0 && !scatters {

@@ -274,6 +274,7 @@ impl Request {
                 algorithm: self.algorithm,
                 zero: candidate.zero,
                 bucket_bytes: self.plan_defaults.bucket_bytes(self.bucket_bytes, candidate.zero),
+                all_reduces: self.plan_defaults.all_reduces(candidate.zero),
                 shard_over: None,
                 servers: None,
                 compression: Compression::None,

@@ -215,6 +215,8 @@ impl Case {
         let cuts = self.split.cut.cuts(&self.shape, stages)?;
         let (usual, plan_defaults) = (Sync::default(), cluster.stack().plan_defaults);
         let attention = usual_attention(graph, cluster.fuses_attention());
+        // One replica has nobody to share its state with.
+        let zero = if sharing * cp > 1 { self.split.zero } else { 0 };
         let numbers = Uniform {
             // Idle devices are in no pipeline.
             pp: (cuts.len() - 1) / chunks.max(1) as usize,
@@ -228,8 +230,8 @@ impl Case {
             },
             recompute: recompute.under(cluster.stack()),
             sync: Sync {
-                // One replica has nobody to share its state with.
-                zero: if sharing * cp > 1 { self.split.zero } else { 0 },
+                zero,
+                all_reduces: plan_defaults.all_reduces(zero),
                 bucket_bytes: plan_defaults.bucket_bytes(usual.bucket_bytes, self.split.zero),
                 ..usual
             },

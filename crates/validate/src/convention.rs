@@ -74,8 +74,8 @@ impl Convention {
                 // 8 cards of 400 Gb/s.
                 uplink_bytes_per_second: Some(400e9),
                 // Fitted with the stack: the network is Amazon's (EFA).
-                network_latency_seconds: Some(30e-6),
-                network_reachable: Some(0.58),
+                network_latency_seconds: Some(45e-6),
+                network_reachable: Some(0.65),
                 cut: Cut::ByArithmetic,
                 stack: "nanotron",
                 // Rank 0 alone writes what it has reserved (`log_throughput` in `helpers.py` at 67c5ebb).

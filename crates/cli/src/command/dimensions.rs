@@ -652,6 +652,7 @@ impl Dimensions {
                 negotiation,
                 sparse: self.split.sparse,
                 bucket_bytes: place.plan_defaults.bucket_bytes(place.bucket_bytes, zero),
+                all_reduces: place.plan_defaults.all_reduces(zero),
                 shard_over: None,
             },
             precision: match (self.precision, servers) {

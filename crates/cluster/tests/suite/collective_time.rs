@@ -164,6 +164,25 @@ fn a_ring_in_a_node_takes_its_textbook_time() {
 }
 
 #[test]
+fn a_tree_of_nodes_takes_each_latency_twice_and_the_buffer_twice() {
+    let bytes = 1e9;
+    let seconds = |nodes: u32| {
+        let cluster = Cluster::parse(&format!("h100-80g:{nodes}x8")).unwrap();
+        let shape = cluster.group_shape(&group(nodes, 8), 1).unwrap();
+        assert_eq!(shape.tree_of_nodes_seconds(0.0), 0.0);
+        shape.tree_of_nodes_seconds(bytes)
+    };
+    // Of 16 nodes there are 4 levels, and 7 hops in each node; of 9 there are as many.
+    let latency = 2.0 * (7.0 * 2.5e-6 + 4.0 * 6e-6);
+    let expected = latency + 2.0 * bytes / (400e9 * 0.85);
+    for nodes in [9, 16] {
+        assert!((seconds(nodes) - expected).abs() < 1e-12, "{} {expected}", seconds(nodes));
+    }
+    let chain = 14.0 * 2.5e-6 + 2.0 * bytes / (450e9 * 0.8);
+    assert!((seconds(1) - chain).abs() < 1e-12, "{} {chain}", seconds(1));
+}
+
+#[test]
 fn a_ring_across_nodes_runs_at_the_slower_of_link_and_cards() {
     let bytes = 1e10;
     let bus_bandwidth = |machine: &str, per_node: u32, concurrent| {

@@ -203,6 +203,10 @@ impl Recipe {
             let reason = "the last micro-batch is computed twice as the others are";
             leave_out("recompute_last", "false".into(), reason);
         }
+        if sync.all_reduces && project != Project::Nanotron {
+            let reason = "gradients are reduced as the project does it";
+            leave_out("sync.all_reduces", "true".into(), reason);
+        }
         if *keeps_gathered && project != Project::Nanotron {
             let reason = "what is gathered is kept or gathered again as the project does it";
             leave_out("keeps_gathered", "true".into(), reason);

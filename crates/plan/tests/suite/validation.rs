@@ -178,6 +178,15 @@ fn layouts_name_dimensions_of_the_model_and_use_every_axis() {
 }
 
 #[test]
+fn gradients_are_all_reduced_where_states_alone_are_shared() {
+    let with = |zero| complaint(|it| it.sync = Sync { zero, all_reduces: true, ..it.sync });
+    let rule = "for replicas that share optimizer state alone: zero = 1, or leave all_reduces out";
+    for zero in [0, 2, 3] {
+        assert_eq!(with(zero), format!("sync.all_reduces = true: {rule}"));
+    }
+}
+
+#[test]
 fn compression_is_possible() {
     let with = |how: &str, change: &dyn Fn(&mut Plan)| {
         complaint(|it| {

@@ -22,7 +22,7 @@ pub(crate) fn way(sync: Sync) -> Box<dyn Synchronisation> {
             how => Box::new(Compressed { how, algorithm }),
         },
         (None, stage) => {
-            let within = Zero { stage, algorithm };
+            let within = Zero { stage, all_reduces: sync.all_reduces, algorithm };
             match sync.shard_over {
                 None => Box::new(within),
                 Some(_) => Box::new(Hybrid { within }),
@@ -57,7 +57,8 @@ impl<'a> Ways<'a> {
     pub fn new(plan: &Plan, common: &'a dyn Synchronisation) -> Result<Ways<'a>, PlanError> {
         let frozen = |group: &ParameterGroup| {
             let sync = group.sync(plan.sync);
-            let shared = Zero { stage: sync.zero, algorithm: sync.algorithm };
+            let Sync { zero: stage, algorithm, .. } = sync;
+            let shared = Zero { stage, all_reduces: false, algorithm };
             group.frozen.then_some(Frozen { shared: (sync.zero >= 3).then_some(shared) })
         };
         Ok(Ways {

@@ -6,7 +6,7 @@
 use shardloom_collectives::Algorithm;
 use shardloom_graph::Reduction;
 
-use super::{Gradients, Replicated, Synchronisation, Unheld, add, share};
+use super::{Gradients, Replicated, SUM, Synchronisation, Unheld, add, share};
 use crate::{Collective, Extent, Instruction, Keep, Mode, Tensor, View};
 
 /// Replicas that each update a share of a bucket.
@@ -14,6 +14,8 @@ use crate::{Collective, Extent, Instruction, Keep, Mode, Tensor, View};
 pub struct Zero {
     /// ZeRO stage, 1 to 3.
     pub stage: u8,
+    /// Whether gradients are summed up by an all-reduce, of which each replica uses its share (stage 1 alone).
+    pub all_reduces: bool,
     /// The collectives' algorithm.
     pub algorithm: Algorithm,
 }
@@ -65,6 +67,10 @@ impl Synchronisation for Zero {
 
     fn after_gradient(&self, bucket: &Unheld<'_>, held: &Replicated) -> Vec<Instruction> {
         let Gradients { written, reduced, .. } = held.expect_gradients();
+        if self.all_reduces {
+            let whole = View::whole(written);
+            return vec![bucket.over_replicas(SUM, self.algorithm, whole, whole)];
+        }
         let scatter = bucket.over_replicas(SCATTER, self.algorithm, View::whole(written), reduced);
         vec![match reduced.tensor == written {
             true => scatter,

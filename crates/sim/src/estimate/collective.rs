@@ -1,6 +1,6 @@
 //! The time of one kind of collective over one group, by the size of the buffer.
 
-use shardloom_cluster::{Curve, GroupShape, Stack};
+use shardloom_cluster::{Algorithms, Curve, GroupShape, Stack};
 use shardloom_collectives::{Algorithm, Kind};
 
 use super::place::Place;
@@ -44,6 +44,10 @@ impl<'c> Collective<'c> {
             None => {
                 let bytes = elements * self.element_bytes;
                 let seconds = |algorithm| {
+                    let by_size = self.stack.algorithms == Algorithms::BySize;
+                    if by_size && algorithm == Algorithm::DoubleBinaryTree {
+                        return self.shape.tree_of_nodes_seconds(bytes);
+                    }
                     self.shape.seconds(self.kind, algorithm, bytes).unwrap_or(f64::INFINITY)
                 };
                 let algorithms = self.stack.algorithms(self.kind, self.algorithm);

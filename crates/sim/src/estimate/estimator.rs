@@ -450,7 +450,11 @@ impl<'a> Estimator<'a> {
         let over = |kind, algorithm, shape, bytes| {
             Collective::new(&self.place, kind, algorithm, shape, bytes)
         };
-        let reduced = if candidate.zero >= 1 { Kind::ReduceScatter } else { Kind::AllReduce };
+        let reduced = match candidate.zero {
+            0 => Kind::AllReduce,
+            zero if self.place.stack.plan_defaults.all_reduces(zero) => Kind::AllReduce,
+            _ => Kind::ReduceScatter,
+        };
         let gradient_bytes = precision.gradients.bytes();
         let (others, far) =
             (candidate.dp / candidate.sharing, candidate.sharing * candidate.sample_devices());

@@ -73,6 +73,25 @@ fn shares_are_summed_up_once_a_step_over_those_who_hold_the_same() {
     }
 }
 
+/// Under ZeRO-1 with all-reduces each replica has the sums of all gradients, and updates its share of the weights.
+#[test]
+fn replicas_may_all_reduce_gradients_of_which_each_updates_a_share() {
+    let graph = llama();
+    let sync = Sync { zero: 1, all_reduces: true, bucket_bytes: 1, ..Sync::default() };
+    let uniform = Uniform { mesh: Mesh::of(4, 1, 1), global_batch: 16, sync, ..single() };
+    let program = program(&uniform.plan(&graph, "model", "local"), &graph);
+    check_invariants(&program);
+    let class = &program.classes[0];
+    let elements: usize = class.buckets.iter().map(|bucket| bucket.elements).sum();
+    let whole = ((false, vec![Axis::DP]), (class.buckets.len(), elements));
+    assert_eq!(reduced(class), [whole].into());
+    let updates = class.entries().flat_map(|entry| &class.body_of(entry).instructions);
+    let updated = updates.filter(|it| it.action == Action::Optimizer);
+    let updated: usize = updated.map(|it| class.view_range(it.reads[0], 0).len()).sum();
+    let shares = class.buckets.iter().map(|bucket| class.shard_range(bucket, 0).len());
+    assert_eq!(updated, shares.sum::<usize>());
+}
+
 #[test]
 fn a_rank_holds_what_it_would_hold_if_only_those_it_shares_with_were_there() {
     let graph = gpt(true);

@@ -456,6 +456,7 @@ impl Words {
                 algorithm: ALGORITHMS[row[ALGORITHM]].parse().ok()?,
                 zero,
                 bucket_bytes: BUCKETS[row[8]],
+                all_reduces: zero == 1 && row[8] > 0,
                 shard_over: None,
                 servers: way.servers,
                 compression: match COMPRESSIONS[row[COMPRESSION]] {
