@@ -213,7 +213,7 @@ pub enum Algorithms {
     #[default]
     Planned,
     /// Of ring and double binary tree what is faster for the size, as NCCL chooses for all-reduces since its
-    /// version 2.4; an all-to-all is direct, and other collectives take the ring.
+    /// version 2.4, with trees over nodes; an all-to-all is direct, and other collectives take the ring.
     BySize,
 }
 
