@@ -129,6 +129,7 @@ facts! {
         lists_that_are_repeated_come_to_the_same_bits
         a_rank_that_fails_ends_all_requests_with_its_reason
         a_list_that_is_carried_out_one_by_one_ends_with_the_first_that_fails
+        requests_that_are_unlike_or_too_large_together_are_carried_out_one_by_one
         requests_that_others_do_not_make_are_given_up
     }
     messages {

@@ -222,6 +222,36 @@ pub fn a_list_that_is_carried_out_one_by_one_ends_with_the_first_that_fails(engi
     }
 }
 
+/// In room for 12 numbers: a sum and a maximum, and two sums of 8.
+pub fn requests_that_are_unlike_or_too_large_together_are_carried_out_one_by_one(engine: &Tested) {
+    const REQUESTS: [(Reduction, usize); 4] =
+        [(Reduction::Sum, 3), (Reduction::Max, 3), (Reduction::Sum, 8), (Reduction::Sum, 8)];
+    let all = on_ranks(engine, 2, PATIENT, |mut endpoint| {
+        let (algorithm, format) = (Algorithm::Direct, Format::F32);
+        let request = |(reduction, elements)| Request { algorithm, reduction, format, elements };
+        let requests = REQUESTS.map(request).into();
+        let (cycle, timeout) = (Duration::ZERO, PATIENT);
+        let negotiation = Negotiation { requests, cycle, fused_bytes: 0, timeout };
+        let group = endpoint.group_apart(&[0, 1]).unwrap();
+        let [told, room] = [(Format::U32, REQUESTS.len()), (format, 12)]
+            .map(|(format, elements)| Contents::zeroed(format, elements));
+        let mut members = Negotiated::new(group, negotiation, told, vec![room]).unwrap();
+        members.repeat(Some(vec![vec![0, 1], vec![2, 3]]));
+        let own = (endpoint.rank() + 1) as f32;
+        let start = |request: usize| members.start(request, reals(&vec![own; REQUESTS[request].1]));
+        let handles: Vec<_> = (0..REQUESTS.len()).map(start).collect();
+        let result = |handle| {
+            let (sum, outcome) = members.wait(handle);
+            outcome.unwrap();
+            as_reals(sum.view()).to_vec()
+        };
+        handles.into_iter().map(result).collect::<Vec<Vec<f32>>>()
+    });
+    for found in all {
+        assert_eq!(found, [vec![3.0; 3], vec![2.0; 3], vec![3.0; 8], vec![3.0; 8]]);
+    }
+}
+
 pub fn requests_that_others_do_not_make_are_given_up(engine: &Tested) {
     let errors = on_ranks(engine, 2, PATIENT, |mut endpoint| {
         let cycle = Duration::from_micros(100);
