@@ -664,6 +664,18 @@ fn sharded_weights_that_are_frozen_are_gathered_as_others_are() {
     assert_as_simulated(&times(&graph, &cluster, &settings, &[candidate]), 0.1);
 }
 
+/// Over links so slow that sums of a tensor-parallel group take longer than products.
+#[test]
+fn passes_at_the_same_time_hide_no_more_of_each_other_than_they_compute() {
+    let graph = model("gpt:layers=6,hidden=512,heads=8,seq=256,vocab=1024");
+    let mut groups = h100(4).groups().to_vec();
+    groups[0].profile.node.intra.bytes_per_second /= 1000.0;
+    let cluster = Cluster::new(groups).expect("a cluster");
+    let candidate =
+        Candidate { schedule: ScheduleKind::DualPipeV, chunks: 2, ..pipeline(2, 2, 16) };
+    assert_as_simulated(&times(&graph, &cluster, &MIXED, &[candidate]), 0.05);
+}
+
 /// Nothing is freed before all have gone forward, also of so many that only some rounds of them are run.
 #[test]
 fn where_all_go_forward_first_each_micro_batch_is_held_besides_those_before() {
