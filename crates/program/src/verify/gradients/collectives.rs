@@ -17,7 +17,7 @@ impl Reductions<'_> {
             tensor: step.tensor_name(tensor),
         };
         let over = over(group);
-        let (from, to) = (place(read), place(write.to));
+        let (from, to) = (place(read), self.kept(step, write.to, &over));
         let mut sum = match self.sums.get_mut(&from) {
             Some(sum) if sum.is_pending() => {
                 let taken = sum.clone();
@@ -58,6 +58,15 @@ impl Reductions<'_> {
             (None, _) => {}
         }
         self.sums.insert(to, sum);
+    }
+
+    /// Where sums are from now on that a collective over these writes to `to`: of whole gradients that all sharers have
+    /// summed up, each goes on with its share.
+    fn kept(&self, step: &Step<'_>, to: View, over: &BTreeSet<Over>) -> (TensorId, bool) {
+        let bucket = self.bucket(step, to).filter(|bucket| !bucket.shards.is_empty());
+        let shared = bucket.filter(|it| it.shards.iter().all(|&at| over.contains(&Over::Axis(at))));
+        let reduced = shared.and_then(|it| it.held.replicated.gradients).map(|it| it.reduced);
+        place(reduced.filter(|it| it.tensor == to.tensor).unwrap_or(to))
     }
 
     /// Gradients are compressed to what is exchanged, or what was exchanged is to what is exchanged next.
