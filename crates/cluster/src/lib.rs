@@ -63,5 +63,7 @@ pub use node::{NodeKind, Torus};
 pub use product::ProductSeconds;
 pub use profile::{MeasuredOn, Profile};
 pub use residuals::{Residuals, StepGroup, StepKind};
-pub use stack::{Algorithms, Attention, BetweenNodes, Host, Kernels, PlanDefaults, Stack};
+pub use stack::{
+    Algorithms, Attention, BetweenNodes, Host, Kernels, LibraryAlgorithm, PlanDefaults, Stack,
+};
 pub use uplink::Uplink;

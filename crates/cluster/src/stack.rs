@@ -217,6 +217,16 @@ pub enum Algorithms {
     BySize,
 }
 
+/// An algorithm that a stack's library takes for a collective.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LibraryAlgorithm {
+    /// One that plans name, of which each message is listed.
+    Listed(Algorithm),
+    /// NCCL's double binary tree over nodes:
+    /// [`GroupShape::tree_of_nodes_seconds`](crate::GroupShape::tree_of_nodes_seconds).
+    TreeOfNodes,
+}
+
 /// What plans made for a stack usually have, where nobody asks for anything else.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -337,17 +347,18 @@ impl Stack {
         &self,
         kind: Kind,
         planned: Algorithm,
-    ) -> impl Iterator<Item = Algorithm> + use<> {
-        let (first, second) = match (self.algorithms, kind) {
-            (Algorithms::Planned, _) => (planned, None),
-            (Algorithms::BySize, Kind::AllReduce) => {
-                (Algorithm::Ring, Some(Algorithm::DoubleBinaryTree))
-            }
-            // NCCL's is point-to-point messages among all members.
-            (Algorithms::BySize, Kind::AllToAll) => (Algorithm::Direct, None),
-            (Algorithms::BySize, _) => (Algorithm::Ring, None),
+    ) -> impl Iterator<Item = LibraryAlgorithm> + use<> {
+        let trees = match (self.algorithms, kind) {
+            (Algorithms::BySize, Kind::AllReduce) => Some(LibraryAlgorithm::TreeOfNodes),
+            _ => None,
         };
-        std::iter::once(first).chain(second)
+        let listed = match (self.algorithms, kind) {
+            (Algorithms::Planned, _) => planned,
+            // NCCL's is point-to-point messages among all members.
+            (Algorithms::BySize, Kind::AllToAll) => Algorithm::Direct,
+            (Algorithms::BySize, _) => Algorithm::Ring,
+        };
+        std::iter::once(LibraryAlgorithm::Listed(listed)).chain(trees)
     }
 
     /// The residuals of published rows that were steps like `step`, if there are enough of them.

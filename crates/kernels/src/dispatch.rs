@@ -170,7 +170,8 @@ pub(crate) fn run(
     }
 }
 
-/// Which of the tensors that a pass depends on it does not look at, as others say all of them.
+/// Which of the tensors that a pass is given it does not look at. The mean of losses follows from the sums that were
+/// made of logits; its inputs name the logits for its gradient.
 pub(crate) fn unread(kind: &OpKind, pass: Pass) -> &'static [usize] {
     match (kind, pass) {
         (OpKind::CrossEntropy, Pass::Forward) => &[0, 1, 4],

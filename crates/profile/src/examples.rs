@@ -309,7 +309,7 @@ pub(crate) fn contraction(graph: &Graph, op: OpId, sizes: [usize; 3]) -> Extents
 }
 
 /// Extents in which attention is over so many positions and has heads of such a width, and enough
-/// of them that they come out of memory.
+/// of them that probabilities are larger than a core's own cache, as they are in training.
 pub(crate) fn attention(graph: &Graph, [positions, head_dim]: [usize; 2]) -> Extents {
     const PROBABILITIES: usize = 1 << 20;
     let batch = (PROBABILITIES / (positions * positions * HEADS)).max(1);

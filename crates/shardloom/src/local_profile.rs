@@ -114,7 +114,9 @@ impl LocalProfile {
 
 /// Whether all was measured that is now; what was written by hand has what it is to have.
 pub(crate) fn has_all_formats(profile: &Profile) -> bool {
-    profile.measured_on.is_none() || !profile.device.in_format.is_empty()
+    let formats = &profile.device.in_format;
+    let is_whole = !formats.is_empty() && formats.values().all(|it| it.matmul.is_some());
+    profile.measured_on.is_none() || is_whole
 }
 
 /// Of the processors' time what other programs took while they were measured, in percent, if that is enough to matter.
@@ -138,7 +140,7 @@ pub(crate) fn write_whole(path: &Path, text: &str) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use shardloom_cluster::{FormatRates, MeasuredOn, Precision};
+    use shardloom_cluster::{FormatRates, MatmulPoint, MeasuredMatmul, MeasuredOn, Precision};
 
     use super::*;
 
@@ -193,8 +195,14 @@ mod tests {
         assert!(has_all_formats(&profile));
         profile.measured_on = Some(this_machine().expect("a machine"));
         assert!(!has_all_formats(&profile));
-        profile.device.in_format.insert(Precision::Bf16, FormatRates::default());
-        assert!(has_all_formats(&profile));
+        let point = MatmulPoint { m: 8, n: 8, k: 8, seconds: 1e-6 };
+        let matmul = MeasuredMatmul::new(Precision::Bf16, vec![point]).expect("a rate");
+        // Also not if products have no table of their own, as in profiles of some days.
+        for (table, is_whole) in [(None, false), (Some(matmul), true)] {
+            let rates = FormatRates { matmul: table, ..FormatRates::default() };
+            profile.device.in_format.insert(Precision::Bf16, rates);
+            assert_eq!(has_all_formats(&profile), is_whole);
+        }
     }
 
     #[test]

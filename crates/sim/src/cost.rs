@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use shardloom_cluster::{Algorithms, Cluster, DeviceId, DeviceKind, Kernels, Path, Precision};
-use shardloom_collectives::Algorithm;
+use shardloom_cluster::{
+    Cluster, DeviceId, DeviceKind, Kernels, LibraryAlgorithm, Path, Precision,
+};
 use shardloom_graph::work::{self, MatmulShape, Pass, Work};
 use shardloom_graph::{Extents, Graph, OpId, OpKind};
 use shardloom_plan::Number;
@@ -431,11 +432,13 @@ impl<'a> CostModel<'a> {
         let stack = self.cluster.stack();
         let mut least = f64::INFINITY;
         for algorithm in stack.algorithms(kind, algorithm) {
-            let seconds = match (stack.algorithms, algorithm) {
-                (Algorithms::BySize, Algorithm::DoubleBinaryTree) => {
+            let seconds = match algorithm {
+                LibraryAlgorithm::Listed(algorithm) => {
+                    self.cluster.collective_seconds(kind, algorithm, group, bytes, concurrent)?
+                }
+                LibraryAlgorithm::TreeOfNodes => {
                     self.cluster.group_shape(group, concurrent)?.tree_of_nodes_seconds(bytes)
                 }
-                _ => self.cluster.collective_seconds(kind, algorithm, group, bytes, concurrent)?,
             };
             least = least.min(seconds);
         }

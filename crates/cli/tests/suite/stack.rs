@@ -150,6 +150,11 @@ fn products_in_8_bits_are_planned_where_devices_have_them_and_are_not_trained() 
     place
         .run(&format!("plan {model} --cluster a100-80g:1 --global-batch 4 --fp8 --json"))
         .refuses("cluster", "fp8");
+    place
+        .run(&format!(
+            "plan {model} --cluster h100-80g:1 --global-batch 4 --precision fp32 --fp8 --json"
+        ))
+        .refuses("usage", "leave out --precision fp32");
     place.write("text.txt", "a text ".repeat(4000));
     place
         .run("train narrow.toml --data text.txt --steps 1 --json")

@@ -85,7 +85,10 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
     };
     recipe.stages = stages;
     let notes = unread_note(&words.unread()?).into_iter().collect();
-    recipe.plan(spec, given.cluster, given.devices, &words.place, notes)
+    let mut imported = recipe.plan(spec, given.cluster, given.devices, &words.place, notes)?;
+    // As a reduce-scatter is "too memory hungry" there (trainer.py at 2411b02).
+    imported.plan.sync.all_reduces = imported.plan.sync.zero == 1;
+    Ok(imported)
 }
 
 fn described(words: &Words) -> Result<Transformer, ExchangeError> {

@@ -203,9 +203,11 @@ impl Recipe {
             let reason = "the last micro-batch is computed twice as the others are";
             leave_out("recompute_last", "false".into(), reason);
         }
-        if sync.all_reduces && project != Project::Nanotron {
+        // What nanotron does of the two.
+        let all_reduces = project == Project::Nanotron;
+        if recipe.zero == 1 && sync.all_reduces != all_reduces {
             let reason = "gradients are reduced as the project does it";
-            leave_out("sync.all_reduces", "true".into(), reason);
+            leave_out("sync.all_reduces", sync.all_reduces.to_string(), reason);
         }
         if *keeps_gathered && project != Project::Nanotron {
             let reason = "what is gathered is kept or gathered again as the project does it";

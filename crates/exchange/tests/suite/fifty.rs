@@ -299,6 +299,7 @@ fn nanotrons_come_back_the_same() {
                 };
                 let index = 2 * first + second + usize::from(schedule == ScheduleKind::Afab);
                 let sequence_parallel = mesh.tp() > 1 && index % 3 > 0;
+                let zero = if mesh.dp() > 1 { turn(&[0, 1], index / 2) } else { 0 };
                 let numbers = Uniform {
                     pp,
                     mesh,
@@ -306,7 +307,8 @@ fn nanotrons_come_back_the_same() {
                     sequence_parallel,
                     recompute: turn(&[Recompute::None, Recompute::Block], index),
                     sync: Sync {
-                        zero: if mesh.dp() > 1 { turn(&[0, 1], index / 2) } else { 0 },
+                        zero,
+                        all_reduces: zero == 1,
                         bucket_bytes: turn(&[25 << 20, 4 << 20], index),
                         ..Sync::default()
                     },

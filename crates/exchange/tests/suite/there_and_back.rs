@@ -143,6 +143,28 @@ fn nanotron_keeps_what_is_gathered_or_gathers_it_again() {
     }
 }
 
+/// Under ZeRO-1 it all-reduces gradients, and no other project does.
+#[test]
+fn nanotron_all_reduces_gradients_of_which_replicas_update_shares() {
+    for all_reduces in [false, true] {
+        let sync = Sync { zero: 1, all_reduces, ..numbers().sync };
+        let (mesh, recompute) = (Mesh::of(2, 1, 4), Recompute::Block);
+        let numbers = Uniform { mesh, sequence_parallel: true, recompute, sync, ..numbers() };
+        let attention = AttentionKind::Fused;
+        let case = Case::of("shared", Plan { attention, ..plan(LLAMA, &numbers, 1) });
+        let back = there_and_back(&case, Project::Nanotron).expect("it is said").plan;
+        assert!(back.sync.all_reduces && back.sync.zero == 1, "{}", back.to_toml());
+        let said = |project| {
+            let exported = export(project, &case.plan, &case.spec, &case.graph, case.machines());
+            let unsaid = exported.expect("it is said").unsaid;
+            let found = unsaid.into_iter().find(|it| it.key == "sync.all_reduces");
+            found.map(|it| it.value)
+        };
+        assert_eq!(said(Project::Nanotron), (!all_reduces).then(|| "false".into()));
+        assert_eq!(said(Project::Megatron), all_reduces.then(|| "true".into()));
+    }
+}
+
 #[test]
 fn one_replica_has_nobody_to_shard_with_and_a_scale_of_the_loss_is_of_fp16_only() {
     let sync = Sync { zero: 2, ..numbers().sync };

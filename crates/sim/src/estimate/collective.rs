@@ -1,6 +1,6 @@
 //! The time of one kind of collective over one group, by the size of the buffer.
 
-use shardloom_cluster::{Algorithms, Curve, GroupShape, Stack};
+use shardloom_cluster::{Curve, GroupShape, LibraryAlgorithm, Stack};
 use shardloom_collectives::{Algorithm, Kind};
 
 use super::place::Place;
@@ -43,12 +43,11 @@ impl<'c> Collective<'c> {
             }
             None => {
                 let bytes = elements * self.element_bytes;
-                let seconds = |algorithm| {
-                    let by_size = self.stack.algorithms == Algorithms::BySize;
-                    if by_size && algorithm == Algorithm::DoubleBinaryTree {
-                        return self.shape.tree_of_nodes_seconds(bytes);
+                let seconds = |algorithm| match algorithm {
+                    LibraryAlgorithm::Listed(algorithm) => {
+                        self.shape.seconds(self.kind, algorithm, bytes).unwrap_or(f64::INFINITY)
                     }
-                    self.shape.seconds(self.kind, algorithm, bytes).unwrap_or(f64::INFINITY)
+                    LibraryAlgorithm::TreeOfNodes => self.shape.tree_of_nodes_seconds(bytes),
                 };
                 let algorithms = self.stack.algorithms(self.kind, self.algorithm);
                 let least = algorithms.map(seconds).fold(f64::INFINITY, f64::min);
