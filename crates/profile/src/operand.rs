@@ -53,7 +53,15 @@ pub(crate) enum Use {
 pub(crate) struct Rooms {
     memory: Memory,
     /// Those last left last.
-    left: VecDeque<(Buffer, Use)>,
+    left: VecDeque<Room>,
+}
+
+/// What a cold operand was in.
+struct Room {
+    buffer: Buffer,
+    of: Use,
+    /// The element behind the copy that was used last. What lies before it may still be in a cache.
+    end: usize,
 }
 
 impl Rooms {
@@ -80,15 +88,18 @@ impl Rooms {
         of: Use,
     ) -> Operand {
         let layout = Layout::of(format, &shape, warmth);
-        let fits = |(buffer, before): &(Buffer, Use)| {
-            *before == of && buffer.format() == format && buffer.len() >= layout.held
+        let fits = |room: &Room| {
+            room.of == of && room.buffer.format() == format && room.buffer.len() >= layout.held
         };
         let found = match warmth {
             Warmth::Cold { .. } => self.left.iter().rposition(fits),
             Warmth::Warm => None,
         };
         match found.and_then(|found| self.left.remove(found)) {
-            Some((buffer, _)) => Operand { shape, layout, buffer, is_as_filled: true },
+            Some(Room { buffer, end, .. }) => {
+                let first = end.div_ceil(layout.stride);
+                Operand { shape, layout, first, buffer, is_as_filled: true }
+            }
             None => {
                 if layout.is_cold {
                     // Instead of one that nothing has needed for longest.
@@ -99,13 +110,14 @@ impl Rooms {
         }
     }
 
-    /// Keeps the room of an operand for others, if it is worth it: indices have limits of their own, and what was added
-    /// to is no longer small.
-    pub fn leave(&mut self, operand: Operand, of: Use) {
+    /// Keeps the room of an operand, of which so many calls used a copy each, for others, if it is worth it: indices have
+    /// limits of their own, and what was added to is no longer small.
+    pub fn leave(&mut self, operand: Operand, of: Use, calls: usize) {
+        let end = operand.place(calls).start;
         let Operand { layout, buffer, is_as_filled, .. } = operand;
         let is_as_others = is_as_filled && of != Use::AddedTo && buffer.format() != Format::U32;
         if layout.is_cold && is_as_others {
-            self.left.push_back((buffer, of));
+            self.left.push_back(Room { buffer, of, end });
             if self.left.len() > Rooms::MOST {
                 self.left.pop_front();
             }
@@ -146,6 +158,8 @@ impl Layout {
 pub(crate) struct Operand {
     shape: Vec<usize>,
     layout: Layout,
+    /// The copy that the first call uses.
+    first: usize,
     buffer: Buffer,
     is_as_filled: bool,
 }
@@ -170,7 +184,7 @@ impl Operand {
             HostSliceMut::U32(all) => repeat(all, |i| (i * 7919 % indices.max(1)) as u32),
             other => unreachable!("nothing measured is {other:?}"),
         });
-        Operand { shape, layout, buffer, is_as_filled: true }
+        Operand { shape, layout, first: 0, buffer, is_as_filled: true }
     }
 
     /// The same with other contents: element by element of each copy.
@@ -195,7 +209,7 @@ impl Operand {
     /// Where the copy for the n-th call lies.
     fn place(&self, call: usize) -> Range<usize> {
         let Layout { elements, stride, copies, .. } = self.layout;
-        let start = call % copies * stride;
+        let start = (self.first + call) % copies * stride;
         start..start + elements
     }
 
@@ -331,7 +345,8 @@ mod tests {
             let (format, warmth, of) = first;
             let mut operand = rooms.operand(format, vec![20], warmth, 7, of);
             device.fill(operand.view_mut(3), marked);
-            rooms.leave(operand, of);
+            // After as many calls as there are copies.
+            rooms.leave(operand, of, ROOM / format.bytes() / 32);
             let (format, warmth, of) = then;
             let operand = rooms.operand(format, vec![20], warmth, 7, of);
             let is_there = device.reals(operand.view(3)).iter().all(|&it| it == marked);
@@ -351,6 +366,22 @@ mod tests {
             (of(Use::Read), (Format::F32, Warmth::Cold { room: 2 * ROOM }, Use::Read)),
         ] {
             assert!(!is_used_again(first, then), "{first:?}, {then:?}");
+        }
+    }
+
+    #[test]
+    fn calls_go_on_behind_what_calls_on_another_operand_have_just_used() {
+        let mut rooms = Rooms::new(Memory::new(processor()));
+        let cold = Warmth::Cold { room: ROOM };
+        // 32 elements a copy, and 96, of which the fourth begins with the 288th.
+        for (calls, first) in [(0, 0), (1, 96), (9, 288), (10, 384)] {
+            let operand = rooms.operand(Format::F32, vec![20], cold, 7, Use::Read);
+            assert_eq!(operand.place(0).start, 0);
+            rooms.leave(operand, Use::Read, calls);
+            let operand = rooms.operand(Format::F32, vec![90], cold, 7, Use::Read);
+            assert_eq!(operand.place(0), first..first + 90, "after {calls} calls");
+            assert_eq!(operand.place(1).start, first + 96);
+            rooms.left.clear();
         }
     }
 

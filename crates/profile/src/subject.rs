@@ -21,6 +21,8 @@ pub(crate) struct Subject {
     accumulate: bool,
     setting: Setting,
     scratch: Buffer,
+    /// How many calls there were.
+    calls: usize,
 }
 
 impl Subject {
@@ -105,12 +107,13 @@ impl Subject {
         let memory = rooms.memory();
         let elements = memory.device().scratch_elements(&node.kind, pass, &read, &written);
         let scratch = memory.alloc(Format::F32, elements);
-        Subject { kind: node.kind, pass, reads, writes, accumulate, setting, scratch }
+        Subject { kind: node.kind, pass, reads, writes, accumulate, setting, scratch, calls: 0 }
     }
 
     /// Runs the pass on the operands' next copies.
     pub fn run(&mut self, call: usize) {
-        let Subject { kind, pass, reads, writes, accumulate, setting, scratch } = self;
+        self.calls = call + 1;
+        let Subject { kind, pass, reads, writes, accumulate, setting, scratch, .. } = self;
         let device = Arc::clone(scratch.device());
         let reads: Vec<Input<'_>> = reads.iter().map(|operand| operand.input(call)).collect();
         let mut writes: Vec<Output<'_>> =
@@ -121,9 +124,10 @@ impl Subject {
 
     /// Leaves the operands' memory for others.
     pub fn leave(self, rooms: &mut Rooms) {
-        self.reads.into_iter().for_each(|operand| rooms.leave(operand, Use::Read));
+        let Subject { reads, writes, calls, .. } = self;
+        reads.into_iter().for_each(|operand| rooms.leave(operand, Use::Read, calls));
         let of = written(self.accumulate);
-        self.writes.into_iter().for_each(|operand| rooms.leave(operand, of));
+        writes.into_iter().for_each(|operand| rooms.leave(operand, of, calls));
     }
 }
 
