@@ -34,6 +34,11 @@ pub(crate) fn factor<'de, D: Deserializer<'de>>(input: D) -> Result<f64, D::Erro
     number(input, "above 0 and at most 1000", |value| value > 0.0 && value <= 1e3)
 }
 
+/// How many times as long something takes beside something else.
+pub(crate) fn slowing<'de, D: Deserializer<'de>>(input: D) -> Result<f64, D::Error> {
+    number(input, "from 1 to 1000", |value| (1.0..=1e3).contains(&value))
+}
+
 /// How often something is, in terms of what is usual; also not at all.
 pub(crate) fn multiple<'de, D: Deserializer<'de>>(input: D) -> Result<f64, D::Error> {
     number(input, "from 0 to 1000", |value| (0.0..=1e3).contains(&value))

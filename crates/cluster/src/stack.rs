@@ -50,6 +50,10 @@ pub struct Stack {
     /// Time of a collective, in terms of what the links' bandwidth and latency say.
     #[serde(default = "one", deserialize_with = "checked::factor")]
     pub collective_time: f64,
+    /// Time of computation while its device is in a collective, in terms of what it takes alone: kernels of
+    /// collectives take multiprocessors and bandwidth of memory. Where lanes overlap.
+    #[serde(default = "one", deserialize_with = "checked::slowing")]
+    pub beside_collectives: f64,
     /// Which algorithm a collective takes.
     #[serde(default)]
     pub algorithms: Algorithms,
@@ -242,6 +246,10 @@ pub struct PlanDefaults {
     /// Whether replicas that share optimizer states alone (ZeRO-1) all-reduce gradients, where a reduce-scatter would
     /// do.
     pub all_reduces_shards: bool,
+    /// Bytes of a rank's gradients that are reduced together, where the software has a default of its own.
+    pub bucket_bytes: Option<usize>,
+    /// Whether buckets end within blocks (`splits_blocks` of plans), where none is of more than one.
+    pub splits_blocks: bool,
 }
 
 impl PlanDefaults {
@@ -253,11 +261,24 @@ impl PlanDefaults {
         self.all_reduces_shards && zero == 1
     }
 
-    /// Bytes of gradients that are reduced together under ZeRO stage `zero`, where `usual` are with other
-    /// stacks. Weights that are gathered for use (stage 3) are so in buckets.
-    pub fn bucket_bytes(self, usual: usize, zero: u8) -> usize {
-        let sharded = self.reduces_shards_at_end && matches!(zero, 1 | 2);
-        if self.reduces_at_end || sharded { Self::ONE_BUCKET } else { usual }
+    /// Bytes of gradients that are reduced together under ZeRO stage `zero`, on all `ranks` that have parts of a
+    /// replica's together, where `usual` are with other stacks. Weights that are gathered for use (stage 3) are so in
+    /// buckets.
+    pub fn bucket_bytes(self, usual: usize, zero: u8, ranks: usize) -> usize {
+        match self.bucket_bytes {
+            _ if self.has_one_bucket(zero) => Self::ONE_BUCKET,
+            Some(of_rank) => of_rank.saturating_mul(ranks),
+            None => usual,
+        }
+    }
+
+    /// Whether buckets end within blocks under ZeRO stage `zero`.
+    pub fn splits_blocks(self, zero: u8) -> bool {
+        self.splits_blocks && zero < 3 && !self.has_one_bucket(zero)
+    }
+
+    fn has_one_bucket(self, zero: u8) -> bool {
+        self.reduces_at_end || (self.reduces_shards_at_end && matches!(zero, 1 | 2))
     }
 }
 
@@ -388,6 +409,7 @@ impl Default for Stack {
             memory_time: 1.0,
             fused_attention: BTreeMap::new(),
             collective_time: 1.0,
+            beside_collectives: 1.0,
             algorithms: Algorithms::Planned,
             context_bytes: 0,
             memory: Memory::default(),

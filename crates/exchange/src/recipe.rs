@@ -181,9 +181,10 @@ impl Recipe {
         self.precision.gradients.bytes()
     }
 
-    /// Parameters whose gradients share a collective.
+    /// Parameters of a rank whose gradients share a collective: plans count those of all tensor-parallel ranks, and
+    /// other projects each rank's own.
     pub(crate) fn bucket_elements(&self) -> usize {
-        (self.bucket_bytes / self.gradient_bytes()).max(1)
+        (self.bucket_bytes / self.gradient_bytes() / self.tp).max(1)
     }
 }
 

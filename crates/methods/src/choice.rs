@@ -199,7 +199,7 @@ impl<'a> Task<'a> {
         let uniform = Uniform {
             recompute,
             schedule: configuration.schedule,
-            sync: Sync { zero: configuration.zero, ..self.unsharded() },
+            sync: self.sync(mesh, configuration.zero),
             clip_norm: request.clip_norm.filter(|_| configuration.schedule.flushes()),
             ..self.uniform(pp, mesh, microbatches)
         };
@@ -233,7 +233,7 @@ impl<'a> Task<'a> {
             global_batch: self.request.global_batch,
             microbatches,
             schedule: ScheduleKind::Afab,
-            sync: self.unsharded(),
+            sync: self.sync(mesh, 0),
             precision: self.request.precision,
             optimizer: self.request.optimizer,
             clip_norm: self.request.clip_norm,
@@ -241,10 +241,16 @@ impl<'a> Task<'a> {
         }
     }
 
-    fn unsharded(&self) -> Sync {
+    fn sync(&self, mesh: Mesh, zero: u8) -> Sync {
         let Request { algorithm, bucket_bytes, plan_defaults, .. } = *self.request;
-        let bucket_bytes = plan_defaults.bucket_bytes(bucket_bytes, 0);
-        Sync { algorithm, zero: 0, bucket_bytes, ..Sync::default() }
+        Sync {
+            algorithm,
+            zero,
+            bucket_bytes: plan_defaults.bucket_bytes(bucket_bytes, zero, mesh.tp() as usize),
+            splits_blocks: plan_defaults.splits_blocks(zero),
+            all_reduces: plan_defaults.all_reduces(zero),
+            ..Sync::default()
+        }
     }
 
     /// What to say where gradients are not clipped although that was asked for.

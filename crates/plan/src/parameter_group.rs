@@ -93,6 +93,7 @@ impl ParameterGroup {
             algorithm: self.algorithm.unwrap_or(sync.algorithm),
             zero,
             bucket_bytes: self.bucket_bytes.unwrap_or(sync.bucket_bytes),
+            splits_blocks: sync.splits_blocks && zero < 3,
             all_reduces: sync.all_reduces && zero == 1,
             // Where nothing is shared, what the plan says of others has no meaning.
             shard_over: self.shard_over.or(sync.shard_over.filter(|_| zero > 0)),

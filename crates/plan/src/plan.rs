@@ -266,6 +266,11 @@ pub struct Sync {
     /// Consecutive blocks share one collective up to this many bytes of gradient. ZeRO-3 works block by
     /// block whatever this says.
     pub bucket_bytes: usize,
+    /// Whether the gradients of one block fill several buckets where they are more than that: parameters, the last
+    /// first, share a collective up to the one with which they reach `bucket_bytes`, as in PyTorch's
+    /// DistributedDataParallel.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub splits_blocks: bool,
     /// Whether replicas that share optimizer state alone (ZeRO-1) sum gradients up by an all-reduce, so that each has
     /// the sums of all and updates its share, where a reduce-scatter would do.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -315,6 +320,7 @@ impl Default for Sync {
             algorithm: Algorithm::Ring,
             zero: 0,
             bucket_bytes: 25_000_000,
+            splits_blocks: false,
             all_reduces: false,
             shard_over: None,
             servers: None,

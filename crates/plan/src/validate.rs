@@ -557,6 +557,10 @@ fn check_sync(key: &str, sync: Sync, precision: Precision) -> Result<(), PlanErr
     if sync.bucket_bytes == 0 {
         return refuse("bucket_bytes", "0".into(), "at least 1");
     }
+    if sync.splits_blocks && sync.zero > 2 {
+        let rule = "for weights that are not gathered block by block: zero up to 2, or leave splits_blocks out";
+        return refuse("splits_blocks", "true".into(), rule);
+    }
     if sync.all_reduces && sync.zero != 1 {
         let rule =
             "for replicas that share optimizer state alone: zero = 1, or leave all_reduces out";

@@ -126,6 +126,8 @@ impl Request {
             attention: Some(plan.attention),
             plan_defaults: PlanDefaults {
                 keeps_gathered: plan.keeps_gathered,
+                all_reduces_shards: plan.sync.all_reduces,
+                splits_blocks: plan.sync.splits_blocks,
                 ..PlanDefaults::default()
             },
             ..Request::new(&plan.model, &plan.cluster, plan.global_batch)
@@ -262,6 +264,7 @@ impl Request {
 
     /// The numbers of `candidate`.
     pub(crate) fn numbers(&self, candidate: &Candidate) -> Uniform {
+        let defaults = self.plan_defaults;
         Uniform {
             pp: candidate.pp as usize,
             mesh: candidate.mesh(),
@@ -273,8 +276,13 @@ impl Request {
             sync: Sync {
                 algorithm: self.algorithm,
                 zero: candidate.zero,
-                bucket_bytes: self.plan_defaults.bucket_bytes(self.bucket_bytes, candidate.zero),
-                all_reduces: self.plan_defaults.all_reduces(candidate.zero),
+                bucket_bytes: defaults.bucket_bytes(
+                    self.bucket_bytes,
+                    candidate.zero,
+                    candidate.tp as usize,
+                ),
+                splits_blocks: defaults.splits_blocks(candidate.zero),
+                all_reduces: defaults.all_reduces(candidate.zero),
                 shard_over: None,
                 servers: None,
                 compression: Compression::None,

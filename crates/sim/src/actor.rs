@@ -6,6 +6,7 @@ use shardloom_program::timeline::Picos;
 use shardloom_program::{Cursor, Guard, Issued, Next, Outstanding, Program, Queue, RouteId, Run};
 
 use crate::script::{Doing, Event, Item, Line, Script, Wait};
+use crate::slowing::{Collectives, Slowing};
 use crate::{Actor, Call};
 
 /// What of a device's work runs beside what.
@@ -79,6 +80,8 @@ pub(crate) struct ActorState<'s, 'p> {
     step: i64,
     /// How often it has run each body.
     times: Vec<u64>,
+    /// What its device is in beside its computation.
+    collectives: Collectives,
 }
 
 /// How far an actor has come by moving on.
@@ -129,6 +132,7 @@ impl<'s, 'p> ActorState<'s, 'p> {
             index: 0,
             step: i64::MIN,
             times: vec![0; script.class.bodies.len()],
+            collectives: Collectives::default(),
         }
     }
 
@@ -348,6 +352,18 @@ impl<'s, 'p> ActorState<'s, 'p> {
             self.ends.push_back(end);
         }
         self.note_end(line, self.table, end);
+    }
+
+    /// Its device is in a collective from `start` to `end`.
+    pub fn enter_collective(&mut self, start: Picos, end: Picos) {
+        if self.lanes == Lanes::Overlap {
+            self.collectives.add(start, end);
+        }
+    }
+
+    /// When computation ends that starts at `start`, and takes `alone` where its device is in no collective.
+    pub fn end_of(&mut self, start: Picos, alone: Picos, slowing: Slowing) -> Picos {
+        self.collectives.end_of(start, alone, slowing)
     }
 
     /// The current instruction as a call that starts at `start`.

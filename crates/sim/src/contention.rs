@@ -146,6 +146,7 @@ mod tests {
                 algorithm: Algorithm::Ring,
                 zero: 0,
                 bucket_bytes: 1,
+                splits_blocks: false,
                 all_reduces: false,
                 shard_over: None,
                 servers: None,

@@ -3,8 +3,9 @@
 //! Instructions are issued in the order of control and join their [queues](shardloom_program::Queue), each of
 //! which works through its instructions in order. An instruction starts when its queue comes to it and
 //! the [points](shardloom_program::Point) in other queues that it follows have been reached, so
-//! communication holds back only the computation that reads its result. Queues do not slow each other
-//! down, even where two groups share a link. An actor on a device whose lanes do not overlap finishes
+//! communication holds back only the computation that reads its result. Computation that runs beside a collective takes
+//! longer, by what the software stack says; other queues do not slow each other down, even where two groups share a
+//! link. An actor on a device whose lanes do not overlap finishes
 //! each instruction before the next, as an executor does that computes and communicates on the same
 //! cores; where ranks have a communication thread, that runs collectives one after the other beside the rest,
 //! which waits for them as [`Outstanding`](shardloom_program::Outstanding) says.
@@ -36,6 +37,7 @@ use crate::held::ExtraBytes;
 use crate::negotiation::Negotiations;
 use crate::rendezvous::{self, Rendezvous};
 use crate::script::{Doing, Line, Script};
+use crate::slowing::Slowing;
 use crate::track_writer::TrackWriter;
 use crate::transfers::{Delivery, Transfers};
 use crate::{Actor, Call, Driver, SimError, Simulation};
@@ -97,6 +99,8 @@ struct Engine<'s, 'p> {
     waits_for_messages: bool,
     /// What hosts wait after the end of a step before they launch, if they wait for it.
     pause: Option<Picos>,
+    /// How much collectives slow down the computation beside them.
+    slowing: Slowing,
     actors: Vec<ActorState<'s, 'p>>,
     tracks: Vec<TrackWriter<'p>>,
     step_ends: Vec<Vec<Picos>>,
@@ -153,6 +157,7 @@ impl<'s, 'p> Engine<'s, 'p> {
             launches: false,
             waits_for_messages: host.waits_for_messages,
             pause: host.waits_for_steps.then(|| Picos::from_seconds(host.pause_seconds())),
+            slowing: Slowing(cluster.stack().beside_collectives),
             step_ends: vec![vec![]; actors.len()],
             inflows: vec![Picos::ZERO; actors.len()],
             published: vec![None; actors.len()],
@@ -338,7 +343,7 @@ impl<'s, 'p> Engine<'s, 'p> {
             Doing::Publish => driver.publish(&call)?,
             _ => driver.local(&call)?,
         };
-        let end = start + took;
+        let end = actor.end_of(start, took, self.slowing);
         actor.end(line, end);
         self.tracks[index].compute(actor, start, end);
         Ok(end)
@@ -498,6 +503,7 @@ impl<'s, 'p> Engine<'s, 'p> {
             let actor = &mut self.actors[member];
             let line = actor.line();
             actor.end(line, end);
+            actor.enter_collective(start, end);
             self.tracks[member].end_collective(actor, end);
             self.tracks[member].communicate(line, shown(actor), start, end);
             let goes_on = self.advance(member, driver)?;
@@ -552,6 +558,7 @@ impl<'s, 'p> Engine<'s, 'p> {
                 for made in request {
                     let member = made.call.actor.index as usize;
                     self.actors[member].answer(made, end);
+                    self.actors[member].enter_collective(shown[0], shown[1]);
                     self.tracks[member].communicate(made.line, made.shown, shown[0], shown[1]);
                 }
             }

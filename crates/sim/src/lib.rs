@@ -66,6 +66,7 @@ mod row_counts;
 mod script;
 mod shares;
 mod simulate;
+mod slowing;
 mod step_kind;
 mod summary;
 mod track_writer;

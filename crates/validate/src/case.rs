@@ -232,7 +232,8 @@ impl Case {
             sync: Sync {
                 zero,
                 all_reduces: plan_defaults.all_reduces(zero),
-                bucket_bytes: plan_defaults.bucket_bytes(usual.bucket_bytes, self.split.zero),
+                bucket_bytes: plan_defaults.bucket_bytes(usual.bucket_bytes, zero, tp as usize),
+                splits_blocks: plan_defaults.splits_blocks(zero),
                 ..usual
             },
             precision: Precision {

@@ -634,9 +634,10 @@ impl Dimensions {
             fusion_bytes: self.split.fusion_bytes.unwrap_or(usual.fusion_bytes),
         });
         let zero = self.split.zero.unwrap_or(0);
+        let mesh = self.mesh()?;
         Ok(Uniform {
             pp: self.pp(),
-            mesh: self.mesh()?,
+            mesh,
             sequence_parallel: self.split.sequence_parallel,
             global_batch: self.global_batch(),
             microbatches,
@@ -651,7 +652,12 @@ impl Dimensions {
                 summation,
                 negotiation,
                 sparse: self.split.sparse,
-                bucket_bytes: place.plan_defaults.bucket_bytes(place.bucket_bytes, zero),
+                bucket_bytes: place.plan_defaults.bucket_bytes(
+                    place.bucket_bytes,
+                    zero,
+                    mesh.tp() as usize,
+                ),
+                splits_blocks: place.plan_defaults.splits_blocks(zero),
                 all_reduces: place.plan_defaults.all_reduces(zero),
                 shard_over: None,
             },

@@ -149,11 +149,29 @@ fn gradients_are_reduced_in_buckets_or_at_the_end_as_software_does_it() {
     let of = |reduces_at_end, reduces_shards_at_end| {
         let plan_defaults =
             PlanDefaults { reduces_at_end, reduces_shards_at_end, ..PlanDefaults::default() };
-        [0, 1, 2, 3].map(|zero| plan_defaults.bucket_bytes(1000, zero) > 1000)
+        [0, 1, 2, 3].map(|zero| plan_defaults.bucket_bytes(1000, zero, 2) > 1000)
     };
     assert_eq!(of(false, false), [false; 4]);
     assert_eq!(of(false, true), [false, true, true, false]);
     assert_eq!(of(true, false), [true; 4]);
+}
+
+#[test]
+fn a_default_size_of_buckets_is_of_one_rank_and_plans_count_all_ranks_of_a_replica() {
+    let plan_defaults = PlanDefaults {
+        reduces_shards_at_end: true,
+        bucket_bytes: Some(300),
+        splits_blocks: true,
+        ..PlanDefaults::default()
+    };
+    assert_eq!(plan_defaults.bucket_bytes(1000, 0, 4), 1200);
+    assert_eq!(plan_defaults.bucket_bytes(1000, 3, 1), 300);
+    // One bucket has no end within a block, and weights are gathered block by block.
+    assert!(plan_defaults.bucket_bytes(1000, 1, 4) > 1_000_000_000);
+    assert_eq!(
+        [0, 1, 2, 3].map(|zero| plan_defaults.splits_blocks(zero)),
+        [true, false, false, false]
+    );
 }
 
 /// A stack with residuals of these groups: name, rows, low and high.

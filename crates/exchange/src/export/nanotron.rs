@@ -12,10 +12,11 @@ pub(super) fn export(mut leaving: Leaving<'_>) -> Result<Exported, ExchangeError
     let parallelism = parallelism(&mut leaving)?;
     let (dtype, accumulate) = precision(&leaving)?;
     let optimizer = optimizer(&leaving, accumulate)?;
-    let bucket_bytes = leaving.recipe.bucket_bytes;
-    let bucket = (bucket_bytes >> 20).max(1);
-    if bucket << 20 != bucket_bytes {
-        let reason = format!("buckets have whole mebibytes: {bucket}");
+    let weight_bytes = leaving.recipe.bucket_elements() * leaving.recipe.precision.compute.bytes();
+    let bucket = (weight_bytes >> 20).max(1);
+    if bucket << 20 != weight_bytes {
+        let reason = format!("buckets have whole mebibytes of a rank's weights: {bucket}");
+        let bucket_bytes = leaving.recipe.bucket_bytes;
         leaving.leave_out("sync.bucket_bytes", bucket_bytes, &reason);
     }
     let recipe = &leaving.recipe;

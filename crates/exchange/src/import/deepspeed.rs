@@ -69,7 +69,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         global_batch,
         microbatches,
         zero,
-        bucket_bytes: bucket_bytes(words, precision)?,
+        bucket_bytes: bucket_bytes(words, tp, precision)?,
         precision,
         optimizer: optimizer(words)?,
         clip_norm: words.real("gradient_clipping")?.filter(|&norm| norm > 0.0),
@@ -151,10 +151,10 @@ fn groups(words: &Words, dp: usize, zero: u8) -> Result<usize, ExchangeError> {
     }
 }
 
-fn bucket_bytes(words: &Words, precision: Precision) -> Result<usize, ExchangeError> {
+fn bucket_bytes(words: &Words, tp: usize, precision: Precision) -> Result<usize, ExchangeError> {
     words.get("zero_optimization.overlap_comm");
     let elements = words.size("zero_optimization.reduce_bucket_size")?.unwrap_or(500_000_000);
-    Ok(elements.saturating_mul(precision.gradients.bytes()).min(ONE_BUCKET))
+    Ok(elements.saturating_mul(tp * precision.gradients.bytes()).min(ONE_BUCKET))
 }
 
 fn precision(words: &Words) -> Result<Precision, ExchangeError> {

@@ -51,7 +51,7 @@ pub(super) fn import(
         return arguments.error("global-batch-size", global_batch, rule);
     }
     let precision = precision(&arguments)?;
-    let (zero, bucket_bytes) = replication(&arguments, dp * cp, precision)?;
+    let (zero, bucket_bytes) = replication(&arguments, dp * cp, tp, precision)?;
     let groups = groups(&arguments, dp, zero)?;
     let ep = ep(&arguments, &model, dp)?;
     let mut recipe = Recipe {
@@ -367,6 +367,7 @@ fn precision(arguments: &Arguments) -> Result<Precision, ExchangeError> {
 fn replication(
     arguments: &Arguments,
     replicas: usize,
+    tp: usize,
     precision: Precision,
 ) -> Result<(u8, usize), ExchangeError> {
     let sharded = arguments.has("use-distributed-optimizer");
@@ -394,7 +395,7 @@ fn replication(
         false => ONE_BUCKET,
         true => {
             let elements = elements.unwrap_or(40_000_000.max(1_000_000 * replicas));
-            elements.saturating_mul(precision.gradients.bytes())
+            elements.saturating_mul(tp * precision.gradients.bytes())
         }
     };
     Ok((zero, bucket_bytes))

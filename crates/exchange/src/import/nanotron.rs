@@ -45,7 +45,10 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
     // Gathered again where it is not said.
     let gathers_again = words.get(again).is_none() || words.flag(again)?;
     let precision = precision(words)?;
-    let bucket_bytes = words.size("model.ddp_bucket_cap_mb")?.unwrap_or(25).saturating_mul(1 << 20);
+    // Of a rank's weights, as PyTorch's DistributedDataParallel counts them.
+    let weight_bytes = words.size("model.ddp_bucket_cap_mb")?.unwrap_or(25).saturating_mul(1 << 20);
+    let elements = (weight_bytes / precision.compute.bytes()).saturating_mul(tp);
+    let bucket_bytes = elements.saturating_mul(precision.gradients.bytes());
     let mut recipe = Recipe {
         model,
         pp,
@@ -86,8 +89,11 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
     recipe.stages = stages;
     let notes = unread_note(&words.unread()?).into_iter().collect();
     let mut imported = recipe.plan(spec, given.cluster, given.devices, &words.place, notes)?;
+    let sync = &mut imported.plan.sync;
+    // Without ZeRO DistributedDataParallel fills buckets by parameters.
+    sync.splits_blocks = sync.zero == 0;
     // As a reduce-scatter is "too memory hungry" there (trainer.py at 2411b02).
-    imported.plan.sync.all_reduces = imported.plan.sync.zero == 1;
+    sync.all_reduces = sync.zero == 1;
     Ok(imported)
 }
 

@@ -203,11 +203,15 @@ impl Recipe {
             let reason = "the last micro-batch is computed twice as the others are";
             leave_out("recompute_last", "false".into(), reason);
         }
-        // What nanotron does of the two.
+        // What nanotron does.
         let all_reduces = project == Project::Nanotron;
         if recipe.zero == 1 && sync.all_reduces != all_reduces {
             let reason = "gradients are reduced as the project does it";
             leave_out("sync.all_reduces", sync.all_reduces.to_string(), reason);
+        }
+        if recipe.zero == 0 && recipe.dp > 1 && all_reduces && !sync.splits_blocks {
+            let reason = "buckets end within blocks, as in PyTorch's DistributedDataParallel";
+            leave_out("sync.splits_blocks", "false".into(), reason);
         }
         if *keeps_gathered && project != Project::Nanotron {
             let reason = "what is gathered is kept or gathered again as the project does it";

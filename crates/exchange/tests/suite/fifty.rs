@@ -300,6 +300,10 @@ fn nanotrons_come_back_the_same() {
                 let index = 2 * first + second + usize::from(schedule == ScheduleKind::Afab);
                 let sequence_parallel = mesh.tp() > 1 && index % 3 > 0;
                 let zero = if mesh.dp() > 1 { turn(&[0, 1], index / 2) } else { 0 };
+                let precision = turn(&[Precision::MIXED, Precision::FP32], index / 2);
+                // Of a rank's weights.
+                let weight_bytes = turn(&[25 << 20, 4 << 20], index);
+                let elements = weight_bytes / precision.compute.bytes() * mesh.tp() as usize;
                 let numbers = Uniform {
                     pp,
                     mesh,
@@ -309,10 +313,11 @@ fn nanotrons_come_back_the_same() {
                     sync: Sync {
                         zero,
                         all_reduces: zero == 1,
-                        bucket_bytes: turn(&[25 << 20, 4 << 20], index),
+                        splits_blocks: zero == 0,
+                        bucket_bytes: elements * precision.gradients.bytes(),
                         ..Sync::default()
                     },
-                    precision: turn(&[Precision::MIXED, Precision::FP32], index / 2),
+                    precision,
                     optimizer: adamw(index),
                     clip_norm: turn(&[Some(1.0), None], index),
                     ..numbers()

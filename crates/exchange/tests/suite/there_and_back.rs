@@ -133,7 +133,8 @@ fn every_case_goes_somewhere_and_what_is_refused_says_why() {
 #[test]
 fn nanotron_keeps_what_is_gathered_or_gathers_it_again() {
     for keeps_gathered in [false, true] {
-        let sync = Sync { bucket_bytes: 25 << 20, ..numbers().sync };
+        // 25 MiB of a rank's weights in bf16, whose gradients are in fp32.
+        let sync = Sync { bucket_bytes: 4 * (50 << 20), splits_blocks: true, ..numbers().sync };
         let (mesh, recompute) = (Mesh::of(2, 1, 4), Recompute::Block);
         let numbers = Uniform { mesh, sequence_parallel: true, recompute, sync, ..numbers() };
         let attention = AttentionKind::Fused;
@@ -163,6 +164,30 @@ fn nanotron_all_reduces_gradients_of_which_replicas_update_shares() {
         assert_eq!(said(Project::Nanotron), (!all_reduces).then(|| "false".into()));
         assert_eq!(said(Project::Megatron), all_reduces.then(|| "true".into()));
     }
+}
+
+/// Plans count buckets over all tensor-parallel ranks, in bytes of gradients; Megatron-LM and DeepSpeed count a rank's
+/// parameters, nanotron mebibytes of a rank's weights, and it fills buckets by parameters whatever a plan says.
+#[test]
+fn buckets_are_counted_as_each_project_counts_them() {
+    let of = |project, splits_blocks| {
+        let sync = Sync { bucket_bytes: 4 * (50 << 20), splits_blocks, ..numbers().sync };
+        let (mesh, recompute) = (Mesh::of(2, 1, 4), Recompute::None);
+        let numbers = Uniform { mesh, sequence_parallel: true, recompute, sync, ..numbers() };
+        let attention = AttentionKind::Fused;
+        let case = Case::of("buckets", Plan { attention, ..plan(LLAMA, &numbers, 1) });
+        let machines = case.machines();
+        let exported = export(project, &case.plan, &case.spec, &case.graph, machines);
+        let exported = exported.expect("it is said");
+        let said = exported.unsaid.iter().any(|it| it.key == "sync.splits_blocks");
+        (exported.files[0].text.clone(), said)
+    };
+    let (text, unsaid) = of(Project::Nanotron, false);
+    assert!(text.contains("ddp_bucket_cap_mb: 25\n") && unsaid, "{text}");
+    assert!(!of(Project::Nanotron, true).1);
+    let (text, unsaid) = of(Project::Megatron, true);
+    let parameters = (50 << 20) / 4;
+    assert!(text.contains(&format!("--ddp-bucket-size {parameters}")) && !unsaid, "{text}");
 }
 
 #[test]

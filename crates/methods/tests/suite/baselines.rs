@@ -39,6 +39,7 @@ fn even_plan(graph: &Graph, request: &Request, candidate: &Candidate) -> Plan {
             algorithm: request.algorithm,
             zero: candidate.zero,
             bucket_bytes: request.bucket_bytes,
+            splits_blocks: false,
             all_reduces: false,
             shard_over: None,
             servers: None,

@@ -70,6 +70,7 @@ fn sync() -> impl Strategy<Value = Sync> {
     ]);
     let parts = (algorithms, 0..=3u8, 1..=1usize << 40, over, compressions);
     parts.prop_map(|(algorithm, zero, bucket_bytes, shard_over, compression)| Sync {
+        splits_blocks: zero < 3 && bucket_bytes % 3 == 0,
         all_reduces: zero == 1 && bucket_bytes % 2 == 0,
         algorithm,
         zero,

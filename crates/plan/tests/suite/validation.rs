@@ -187,6 +187,13 @@ fn gradients_are_all_reduced_where_states_alone_are_shared() {
 }
 
 #[test]
+fn buckets_end_within_blocks_where_weights_are_not_gathered_by_block() {
+    let with = |zero| complaint(|it| it.sync = Sync { zero, splits_blocks: true, ..it.sync });
+    let rule = "for weights that are not gathered block by block: zero up to 2, or leave splits_blocks out";
+    assert_eq!(with(3), format!("sync.splits_blocks = true: {rule}"));
+}
+
+#[test]
 fn compression_is_possible() {
     let with = |how: &str, change: &dyn Fn(&mut Plan)| {
         complaint(|it| {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use std::ops::Range;
+use std::ops::{Bound, Range};
 
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Extents, Graph, ValueId, gradient};
@@ -45,8 +45,8 @@ pub(crate) struct Parameters<'a> {
 struct Key {
     /// The plan's group of parameters.
     group: ParameterGroupId,
-    /// Consecutive blocks that share buckets.
-    unit: usize,
+    /// Those that share buckets.
+    unit: Unit,
     /// The table alone, if its gradient is rows and values.
     table: Option<ValueId>,
     replicas: Vec<Axis>,
@@ -67,7 +67,7 @@ impl<'a> Parameters<'a> {
         units: &Units,
         (class, keeps): (ClassId, Keeps),
     ) -> Result<Parameters<'a>, ProgramError> {
-        let mut held: BTreeMap<(usize, ValueId), (usize, Layout)> = BTreeMap::new();
+        let mut held: BTreeMap<(Unit, ValueId), (usize, Layout)> = BTreeMap::new();
         let mut models = vec![];
         for (stage, model) in stages.iter().enumerate().filter(|(_, it)| it.class == class) {
             models.push(model);
@@ -347,26 +347,30 @@ fn unit_name(parameter: &str) -> String {
     }
 }
 
-/// The unit of each parameter: a run of consecutive blocks whose parameters of one group share buckets, the
-/// same for all classes, numbered by its first block.
-pub(super) struct Units(BTreeMap<ValueId, usize>);
+/// A run of parameters of one group that share buckets, by its first: the block that uses it first, and its place
+/// among those of that block, 0 where runs are of whole blocks.
+type Unit = (usize, usize);
+
+/// The unit of each parameter, the same for all classes.
+pub(super) struct Units(BTreeMap<ValueId, Unit>);
 
 /// The unit of a group that blocks are added to.
 #[derive(Clone, Copy)]
 struct Filling {
-    unit: usize,
+    unit: Unit,
     bytes: usize,
 }
 
 impl Units {
     /// Deals blocks to units: up to the plan's bucket size and never across a cut of a pipeline, or
-    /// single blocks where weights are gathered block by block. A parameter belongs where it is used
-    /// first.
+    /// single blocks where weights are gathered block by block, or parameters where units end within blocks.
+    /// A parameter belongs where it is used first.
     pub fn of(graph: &Graph, plan: &Plan, ways: &Ways<'_>) -> Units {
         let cuts: BTreeSet<usize> = plan.stages().map(|(_, stage)| stage.blocks.0).collect();
         let extents = Extents::global(graph, plan.microbatch_samples());
         let mut units = BTreeMap::new();
         let mut filling: BTreeMap<ParameterGroupId, Filling> = BTreeMap::new();
+        let mut apart: BTreeMap<ParameterGroupId, Vec<Sized>> = BTreeMap::new();
         for (index, block) in graph.blocks().iter().enumerate() {
             if cuts.contains(&index) {
                 filling.clear();
@@ -380,12 +384,21 @@ impl Units {
             for (group, used) in of_group {
                 let elements = |value: &ValueId| extents.elements(&graph.value(*value).axes);
                 let number = ways.precision(group).gradients.bytes();
+                if ways.sync(group).splits_blocks {
+                    let apart = apart.entry(group).or_default();
+                    for (place, value) in used.into_iter().enumerate() {
+                        let bytes = elements(&value) * number;
+                        apart.push(Sized { value, place: (index, place), bytes });
+                    }
+                    continue;
+                }
                 let bytes = used.iter().map(elements).sum::<usize>() * number;
-                let filling = filling.entry(group).or_insert(Filling { unit: index, bytes: 0 });
+                let unit = (index, 0);
+                let filling = filling.entry(group).or_insert(Filling { unit, bytes: 0 });
                 let full = ways.replicated(group).gathers_blocks()
                     || filling.bytes + bytes > ways.sync(group).bucket_bytes;
                 if full && filling.bytes > 0 {
-                    *filling = Filling { unit: index, bytes: 0 };
+                    *filling = Filling { unit, bytes: 0 };
                 }
                 filling.bytes += bytes;
                 for value in used {
@@ -393,8 +406,46 @@ impl Units {
                 }
             }
         }
+        for (group, mut parameters) in apart {
+            let mut seen = BTreeSet::new();
+            parameters.retain(|it| seen.insert(it.value));
+            let most = ways.sync(group).bucket_bytes;
+            units.extend(full_units(&parameters, most, &cuts));
+        }
         Units(units)
     }
+}
+
+/// A parameter, where it is used first, and how large its gradient is.
+struct Sized {
+    value: ValueId,
+    /// The block and the place among that block's.
+    place: Unit,
+    bytes: usize,
+}
+
+/// Deals parameters, in the order of their first use, to units, from the last to the first: a unit ends with the
+/// parameter with which its gradients have `most` bytes, and before a cut.
+fn full_units(
+    parameters: &[Sized],
+    most: usize,
+    cuts: &BTreeSet<usize>,
+) -> BTreeMap<ValueId, Unit> {
+    let mut units = BTreeMap::new();
+    let (mut end, mut bytes) = (parameters.len(), 0);
+    for (index, parameter) in parameters.iter().enumerate().rev() {
+        bytes += parameter.bytes;
+        let block = parameter.place.0;
+        let before = parameters[..index].last().map(|it| it.place.0);
+        let is_cut = before.is_some_and(|before| {
+            cuts.range((Bound::Excluded(before), Bound::Included(block))).next().is_some()
+        });
+        if bytes >= most || is_cut || index == 0 {
+            units.extend(parameters[index..end].iter().map(|it| (it.value, parameter.place)));
+            (end, bytes) = (index, 0);
+        }
+    }
+    units
 }
 
 /// Everything of a parameter's key but its unit and its group.
@@ -437,7 +488,7 @@ fn key(
         model.mesh.sort(axes);
     }
     let classes = if classes.len() == 1 { vec![] } else { classes.into_iter().collect() };
-    Ok(Key { unit: 0, group: None, table: None, replicas, own, partial, splits, classes })
+    Ok(Key { unit: (0, 0), group: None, table: None, replicas, own, partial, splits, classes })
 }
 
 /// The most rows that a rank reads of a table from one update to the next, the same for all classes that hold it.

@@ -484,6 +484,7 @@ impl<'a> Estimator<'a> {
             settings: &self.settings,
             place: &self.place,
             zero: candidate.zero,
+            tp: candidate.tp,
             replicas: [
                 of(candidate.sharers(), candidate.tp),
                 of(candidate.sharing, candidate.sample_devices()),
@@ -620,7 +621,10 @@ impl<'a> Estimator<'a> {
         };
         let split = *self.split_ids.entry(split_key(candidate)).or_insert_with(|| {
             let samples = candidate.microbatch;
-            self.splits.push(SplitTable::of(graph, representative, &program, settings, samples));
+            let most = plan_defaults.bucket_bytes(settings.bucket_bytes, 0, candidate.tp as usize);
+            let full = most as f64 / settings.precision.gradients.bytes() as f64;
+            let table = SplitTable::of(graph, representative, &program, settings, full, samples);
+            self.splits.push(table);
             self.splits.len() - 1
         });
         let Estimator { cluster, place, .. } = self;

@@ -23,6 +23,8 @@ pub(super) struct Parameters {
     pub frozen: [f64; BUCKETS],
     /// Elements on all devices of a replica together that are trained, for the size of buckets.
     pub global_elements: f64,
+    /// How many buckets they fill where these end within blocks, the last one in part.
+    pub buckets: f64,
     /// Elements of optimizer state that are not one per parameter.
     pub factored_elements: f64,
     /// Elements of the optimizer's statistics over whole parameters, all rounds.
@@ -57,6 +59,7 @@ impl Parameters {
             *sum += elements;
         }
         self.global_elements += other.global_elements;
+        self.buckets += other.buckets;
         self.factored_elements += other.factored_elements;
         self.statistics_elements += other.statistics_elements;
     }
@@ -98,31 +101,50 @@ pub(super) struct ParameterTable {
 }
 
 impl ParameterTable {
-    /// The parameters of `graph`, spread as those of its lowered representative model are.
+    /// The parameters of `graph`, spread as those of its lowered representative model are, where a bucket is full with
+    /// so many elements, on all devices of a replica together.
     pub fn of(
         graph: &Graph,
         representative: &Representative,
         program: &Program,
         optimizer: &Optimizer,
+        full: f64,
     ) -> ParameterTable {
         let mut own = vec![];
         let mut shared: Vec<(ValueId, Shared)> = vec![];
         for class in &program.classes {
             let mut sum = Parameters::default();
+            let mut sizes = vec![];
             for param in &class.params {
-                let parameters = Parameters::of(param, class.bucket(param.bucket), optimizer);
+                let mut parameters = Parameters::of(param, class.bucket(param.bucket), optimizer);
                 let value = representative.original(param.value);
                 let blocks = using_blocks(graph, value);
                 if blocks.len() == 1 {
+                    sizes.push(parameters.global_elements);
                     sum.add(&parameters);
                 } else if shared.iter().all(|(known, _)| *known != value) {
+                    parameters.buckets = filled_buckets(&[parameters.global_elements], full);
                     shared.push((value, Shared { blocks, parameters }));
                 }
             }
+            sum.buckets = filled_buckets(&sizes, full);
             own.push(sum);
         }
         ParameterTable { own, shared: shared.into_iter().map(|(_, shared)| shared).collect() }
     }
+}
+
+/// How many buckets parameters of these sizes fill, the last one first, where one is full with the parameter with which
+/// it has `full` elements; of the one that is not, what it has of that.
+fn filled_buckets(sizes: &[f64], full: f64) -> f64 {
+    let (mut buckets, mut filled) = (0.0, 0.0);
+    for size in sizes.iter().rev() {
+        filled += size;
+        if filled >= full {
+            (buckets, filled) = (buckets + 1.0, 0.0);
+        }
+    }
+    buckets + filled / full
 }
 
 /// The blocks that use a parameter, ascending.
@@ -157,4 +179,18 @@ pub(super) fn is_split(bucket: usize) -> bool {
 /// Whether this kind of bucket is split by context parallelism, along which others are replicas.
 pub(super) fn is_of_context(bucket: usize) -> bool {
     bucket == OF_CONTEXT
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_is_full_with_the_parameter_that_fills_it_and_the_first_is_filled_in_part() {
+        // From the last one on: 4 and 4, 10, 1 and 5 of 8.
+        assert_eq!(filled_buckets(&[5.0, 1.0, 10.0, 4.0, 4.0], 8.0), 2.75);
+        assert_eq!(filled_buckets(&[100.0], 8.0), 1.0);
+        assert_eq!(filled_buckets(&[], 8.0), 0.0);
+        assert_eq!(filled_buckets(&[5.0, 1.0], f64::INFINITY), 0.0);
+    }
 }

@@ -9,6 +9,7 @@ use shardloom_plan::Number;
 use super::Candidate;
 use crate::cost::copied_elements;
 use crate::matmul_precision;
+use crate::slowing::Slowing;
 
 /// The cluster as estimates see it: all nodes like those of its slowest kind.
 #[derive(Debug)]
@@ -171,6 +172,11 @@ impl<'c> Place<'c> {
     /// Whether communication runs beside computation.
     pub fn overlaps(&self) -> bool {
         self.group.profile.device.lanes_overlap
+    }
+
+    /// How much collectives slow computation down beside which they run.
+    pub fn beside(&self) -> Slowing {
+        Slowing(self.stack.beside_collectives)
     }
 }
 

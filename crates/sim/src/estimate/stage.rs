@@ -19,6 +19,7 @@ pub(super) struct Terms<'t, 'c> {
     pub settings: &'t Settings,
     pub place: &'t Place<'c>,
     pub zero: u8,
+    pub tp: u32,
     /// The ranks that hold the same parts of the parameters, and of those that context parallelism splits.
     pub replicas: [Replicas<'c>; 2],
     /// Gradients over the tensor-parallel group.
@@ -89,7 +90,18 @@ impl<'c> Terms<'_, 'c> {
 
     /// Up to how many bytes of gradients share a collective.
     fn bucket_bytes(&self) -> usize {
-        self.place.stack.plan_defaults.bucket_bytes(self.settings.bucket_bytes, self.zero)
+        let plan_defaults = self.place.stack.plan_defaults;
+        plan_defaults.bucket_bytes(self.settings.bucket_bytes, self.zero, self.tp as usize)
+    }
+
+    /// In how many buckets of a kind a unit's parameters are, as far as they fill these.
+    fn buckets(&self, parameters: &Parameters) -> f64 {
+        let bytes = parameters.global_elements * self.gradient_bytes();
+        let splits = self.place.stack.plan_defaults.splits_blocks(self.zero);
+        match splits && bytes > self.bucket_bytes() as f64 {
+            true => parameters.buckets.max(1.0),
+            false => 1.0,
+        }
     }
 
     fn gradient_bytes(&self) -> f64 {
@@ -111,10 +123,11 @@ impl<'c> Terms<'_, 'c> {
 
     fn synchronisation(&mut self, parameters: &Parameters) -> Synchronisation {
         let mut sum = Synchronisation::default();
+        let buckets = self.buckets(parameters);
         for bucket in (0..BUCKETS).filter(|&bucket| parameters.elements[bucket] > 0.0) {
             let elements = parameters.elements[bucket];
             let replicas = self.replicas(bucket);
-            sum.reduce += replicas.reduce.seconds(elements);
+            sum.reduce += buckets * replicas.reduce.seconds(elements / buckets);
             sum.across += replicas.across.seconds(self.owned(bucket, elements));
             sum.gather += replicas.gather.seconds(elements);
             let (into_shard, out_of_shard) = self.staging_seconds(bucket, elements);
@@ -473,6 +486,7 @@ impl Addition {
     fn close_unit(&mut self, terms: &mut Terms<'_, '_>) {
         let unit = std::mem::take(&mut self.pending);
         let overlaps = terms.place.overlaps();
+        let beside = terms.place.beside();
         let Synchronisation { reduce, across, gather, partial, update, owned } =
             match terms.last_unit {
                 Some((parameters, known)) if parameters == unit.parameters => known,
@@ -494,17 +508,18 @@ impl Addition {
         match (terms.shards_weights(), overlaps) {
             (true, true) => {
                 // While a block computes, the next one's weights come and the last one's gradients go.
-                forward = forward.max(self.front.gather_seconds);
+                forward = beside.both(forward, self.front.gather_seconds);
                 let Front { behind_reduce_seconds, backward_seconds, weight_seconds, .. } =
                     self.front;
                 match halves {
                     true => {
-                        self.cost.backward_seconds += backward_seconds.max(gather_again);
-                        self.cost.weight_seconds += weight_seconds.max(behind_reduce_seconds);
+                        self.cost.backward_seconds += beside.both(backward_seconds, gather_again);
+                        self.cost.weight_seconds +=
+                            beside.both(weight_seconds, behind_reduce_seconds);
                     }
                     false => {
                         let behind = gather_again + behind_reduce_seconds;
-                        self.cost.backward_seconds += backward_seconds.max(behind);
+                        self.cost.backward_seconds += beside.both(backward_seconds, behind);
                     }
                 }
                 self.cost.tail_seconds = reduce;
@@ -515,7 +530,12 @@ impl Addition {
                 backward += gather_again;
             }
             (false, true) => {
-                self.cost.tail_seconds = reduce.max(self.cost.tail_seconds + reduce - *last);
+                let takes = beside.computation(*last, self.cost.tail_seconds);
+                match terms.shards_gradients() {
+                    true => *last = takes,
+                    false => self.cost.once_seconds += takes - *last,
+                }
+                self.cost.tail_seconds = reduce.max(self.cost.tail_seconds + reduce - takes);
             }
             (false, false) if terms.shards_gradients() => *last += reduce,
             (false, false) => self.cost.tail_seconds += reduce,
@@ -528,7 +548,10 @@ impl Addition {
         self.across_tail_seconds = if across > 0.0 { across_seconds } else { 0.0 };
         if terms.shards_state() && !terms.shards_weights() {
             self.cost.lead_seconds = match overlaps {
-                true => gather.max(self.cost.lead_seconds + gather - forward),
+                true => {
+                    let takes = beside.computation(forward, self.cost.gather_seconds);
+                    gather.max(self.cost.lead_seconds + gather - takes) + takes - forward
+                }
                 false => self.cost.lead_seconds + gather,
             };
             self.cost.gather_seconds += gather;

@@ -32,9 +32,11 @@ impl SplitTable {
         representative: &Representative,
         program: &Program,
         settings: &Settings,
+        full: f64,
         samples: u32,
     ) -> SplitTable {
-        let parameters = ParameterTable::of(graph, representative, program, &settings.optimizer);
+        let optimizer = &settings.optimizer;
+        let parameters = ParameterTable::of(graph, representative, program, optimizer, full);
         let own = representative.stand_ins().iter().map(|&kind| &parameters.own[kind]);
         let all = own.chain(parameters.shared.iter().map(|it| &it.parameters));
         let (trained, frozen): (Vec<f64>, Vec<f64>) =
@@ -245,7 +247,14 @@ mod tests {
             let whole = Representative::of(&graph);
             let program = reduced::program(&whole, &settings, PlanDefaults::default(), &candidate);
             let program = program.expect("possible settings").expect("it is not split");
-            let found = SplitTable::of(&graph, &whole, &program, &settings, candidate.microbatch);
+            let found = SplitTable::of(
+                &graph,
+                &whole,
+                &program,
+                &settings,
+                f64::INFINITY,
+                candidate.microbatch,
+            );
             let cuts = 0..=graph.blocks().len();
             let expected: Vec<f64> = cuts.map(|cut| sent_over(&graph, cut)).collect();
             assert_eq!(found.cut_bytes, expected, "{family}");

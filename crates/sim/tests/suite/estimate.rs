@@ -72,6 +72,17 @@ fn estimates_rank_plans_as_the_simulator_does() {
 }
 
 #[test]
+fn estimates_rank_plans_where_collectives_slow_computation_down() {
+    let graph = model("gpt:layers=14,hidden=1024,heads=16,seq=1024,vocab=51200");
+    let candidates = sample(candidates(16, 64), 24);
+    let stack = Stack { beside_collectives: 2.0, ..Stack::default() };
+    let times = times(&graph, &h100(16).under(stack), &MIXED, &candidates);
+    let (correlation, error) = (rank_correlation(&times), mean_error(&times));
+    assert!(correlation >= 0.98, "rank correlation {correlation}");
+    assert!(error <= 0.03, "mean error {error}");
+}
+
+#[test]
 fn estimates_rank_plans_with_tied_weights_and_slow_links() {
     let graph =
         model("llama:layers=6,hidden=512,heads=8,kv_heads=4,seq=512,vocab=4096,ffn=1408,tied=true");

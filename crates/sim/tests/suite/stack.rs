@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 
 use crate::scenario::{gpt, h100, lowered, uniform};
 use shardloom_cluster::{
-    Algorithms, Attention, BetweenNodes, Cluster, DeviceId, FusedAttention, Kernels, Stack,
+    Algorithms, Attention, BetweenNodes, Cluster, DeviceId, FusedAttention, Kernels, PlanDefaults,
+    Stack,
 };
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::work::Pass;
@@ -524,6 +525,60 @@ fn the_estimate_knows_the_host() {
     let simulated = step(&program, &cluster, &graph).seconds();
     let ratio = estimate.step_seconds / simulated;
     assert!((0.9..1.1).contains(&ratio), "{ratio}");
+}
+
+/// Each bucket takes the latency of a collective.
+#[test]
+fn the_estimate_knows_buckets_that_end_within_blocks() {
+    let graph = gpt(3, false);
+    let latency = 1e-2;
+    let step = |splits_blocks: bool| {
+        let mut plan = uniform(1, 2, 1, 2);
+        // A rank's gradients of an MLP's matrices and attention's each fill one.
+        (plan.sync.bucket_bytes, plan.sync.splits_blocks) = (4 * 64 * 64, splits_blocks);
+        let program = lowered(&graph, &plan);
+        let stack = Stack {
+            plan_defaults: PlanDefaults { splits_blocks, ..PlanDefaults::default() },
+            ..Stack::default()
+        };
+        let mut groups = h100(2).groups().to_vec();
+        groups[0].profile.node.intra.latency_seconds = latency;
+        let cluster = Cluster::new(groups).expect("a cluster").under(stack);
+        let settings = Settings {
+            precision: plan.precision,
+            optimizer: plan.optimizer,
+            norm: true,
+            algorithm: plan.sync.algorithm,
+            bucket_bytes: plan.sync.bucket_bytes,
+            frozen: vec![],
+            own_cuts: BTreeMap::new(),
+        };
+        let mut estimator = Estimator::new(&graph, &cluster, settings).expect("a cluster");
+        let candidate = Candidate {
+            pp: 1,
+            dp: 2,
+            cp: 1,
+            tp: 1,
+            sequence_parallel: false,
+            zero: 0,
+            sharing: 2,
+            microbatch: 1,
+            microbatches: 2,
+            recompute: plan.recompute,
+            schedule: plan.schedule,
+            chunks: 1,
+            cut: Cut::Even,
+        };
+        let estimate = estimator.estimate(&candidate).expect("it runs").expect("it divides");
+        (estimate.step_seconds, step(&program, &cluster, &graph).seconds())
+    };
+    let (whole, split) = (step(false), step(true));
+    for (estimated, simulated) in [whole, split] {
+        let ratio = estimated / simulated;
+        assert!((0.9..1.1).contains(&ratio), "{estimated} of {simulated}");
+    }
+    // Three blocks of two matrices of attention and two of an MLP were a bucket each.
+    assert!(split.1 > whole.1 + 9.0 * latency, "{} after {}", split.1, whole.1);
 }
 
 /// A pipeline that fills a node sends nothing out of it.

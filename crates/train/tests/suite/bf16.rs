@@ -142,6 +142,7 @@ fn ranks_hold_and_send_what_the_program_says_to_the_byte() {
                         zero,
                         bucket_bytes: 10_000,
                         algorithm,
+                        splits_blocks: false,
                         all_reduces: false,
                         shard_over: None,
                         servers: None,

@@ -31,13 +31,14 @@ fn megatrons_words() {
             (width(it, Axis::CP), it.sync.bucket_bytes) == (2, 1 << 40)
         }),
         ("--use-distributed-optimizer", "", |it| it.sync.zero == 0),
-        ("r ", "r --overlap-grad-reduce ", |it| it.sync.bucket_bytes == 160_000_000),
+        // 40 million elements on each of two ranks.
+        ("r ", "r --overlap-grad-reduce ", |it| it.sync.bucket_bytes == 2 * 160_000_000),
         ("r ", "r --overlap-grad-reduce --ddp-bucket-size 1000 ", |it| {
-            it.sync.bucket_bytes == 4000
+            it.sync.bucket_bytes == 2 * 4000
         }),
         ("--bf16", "--bf16 --grad-reduce-in-bf16 --overlap-grad-reduce", |it| {
             it.precision == Precision { gradients: Number::Bf16, ..Precision::MIXED }
-                && it.sync.bucket_bytes == 80_000_000
+                && it.sync.bucket_bytes == 2 * 80_000_000
         }),
         ("--bf16", "--fp16", |it| {
             let (compute, gradients) = (Number::Fp16, Number::Fp16);
@@ -274,7 +275,7 @@ fn megatrons_buckets_grow_with_the_number_of_replicas() {
     let base = Base { place: "run.sh", text: &text, given: given(1024) };
     let plan = base.read("r ", "r --overlap-grad-reduce ").expect("a plan").plan;
     assert_eq!(width(&plan, Axis::DP), 128);
-    assert_eq!(plan.sync.bucket_bytes, 4 * 128_000_000);
+    assert_eq!(plan.sync.bucket_bytes, 2 * 4 * 128_000_000);
 }
 
 #[test]

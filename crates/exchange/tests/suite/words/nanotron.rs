@@ -54,8 +54,11 @@ fn nanotrons_words() {
             it.precision == Precision { gradients, master, ..Precision::MIXED }
         }),
         ("dtype: bfloat16", "dtype: float32", |it| it.precision == Precision::FP32),
-        ("  ddp_bucket_cap_mb: 23\n", "", |it| it.sync.bucket_bytes == 25 << 20),
-        ("ddp_bucket_cap_mb: 23", "ddp_bucket_cap_mb: 7", |it| it.sync.bucket_bytes == 7 << 20),
+        // Of weights in bf16 on each of four ranks, whose gradients are in fp32.
+        ("  ddp_bucket_cap_mb: 23\n", "", |it| it.sync.bucket_bytes == 4 * (50 << 20)),
+        ("ddp_bucket_cap_mb: 23", "ddp_bucket_cap_mb: 7", |it| {
+            it.sync.bucket_bytes == 4 * (14 << 20)
+        }),
         ("pp_engine: 1f1b", "pp_engine: afab", |it| it.schedule == ScheduleKind::Afab),
         ("  pp_engine: 1f1b\n", "", |it| it.schedule == ScheduleKind::Afab),
         ("tp_mode: REDUCE_SCATTER", "tp_mode: ALL_REDUCE", |it| !it.layout.splits("seq", Axis::TP)),

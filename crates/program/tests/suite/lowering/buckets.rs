@@ -225,6 +225,56 @@ fn tied_neighbours() -> Result<Graph, GraphError> {
     net.finish(loss)
 }
 
+/// The first and the last parameter of each bucket of a class.
+fn ends(graph: &Graph, class: &Class) -> Vec<[String; 2]> {
+    let name = |param: Option<&ParamId>| {
+        let param = param.expect("a bucket has parameters");
+        graph.value(class.params[param.0 as usize].value).name.clone()
+    };
+    let buckets = class.buckets.iter().map(|bucket| &bucket.params);
+    buckets.map(|params| [params.first(), params.last()].map(name)).collect()
+}
+
+#[test]
+fn a_bucket_that_may_end_within_a_block_is_full_with_the_parameter_that_fills_it_from_the_last_on()
+{
+    let graph = llama();
+    let of = |pp, bucket_bytes, zero| {
+        let sync = Sync { bucket_bytes, zero, splits_blocks: true, ..Sync::default() };
+        let plan = Uniform { sync, pp, mesh: mesh(2, 1, 1), global_batch: 2, ..single() };
+        program(&graph, &plan)
+    };
+    // Matrices of the feed-forward network, tables and heads have 2048 elements each, all four of attention 3072.
+    // In fp32 gate and up just fill a bucket; head and final norm do so only with the matrix before them.
+    for zero in [0, 2] {
+        let program = of(1, 4096 * 4, zero);
+        let full = [
+            ["embedding.token", "block.0.ffn_norm.gain"],
+            ["block.0.ffn.gate.weight", "block.0.ffn.up.weight"],
+            ["block.0.ffn.down.weight", "block.1.ffn_norm.gain"],
+            ["block.1.ffn.gate.weight", "block.1.ffn.up.weight"],
+            ["block.1.ffn.down.weight", "block.2.ffn_norm.gain"],
+            ["block.2.ffn.gate.weight", "block.2.ffn.up.weight"],
+            ["block.2.ffn.down.weight", "head.weight"],
+        ];
+        assert_eq!(ends(&graph, &program.classes[0]), full);
+        check_invariants(&program);
+    }
+    // Of two stages the second begins with block 1 or later, and with it a bucket, however empty the one behind.
+    let program = of(2, 4096 * 4, 0);
+    let [first, second] = [0, 1].map(|class| ends(&graph, &program.classes[class]));
+    let cut = &second[0][0];
+    assert!(cut.ends_with("attention_norm.gain"), "{cut}");
+    assert!(
+        first
+            .iter()
+            .all(|[_, last]| !last.starts_with(cut.trim_end_matches("attention_norm.gain")))
+    );
+    // Each parameter fills the smallest, and none a larger one than all.
+    assert_eq!(of(1, 1, 0).classes[0].buckets.len(), graph.parameters().count());
+    assert_eq!(of(1, 1 << 30, 0).classes[0].buckets.len(), 1);
+}
+
 #[test]
 fn blocks_share_a_bucket_that_their_gradients_just_fill() {
     let graph = two_tables().expect("a valid model");

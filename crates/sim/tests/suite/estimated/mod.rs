@@ -39,6 +39,7 @@ fn plan(
             algorithm: settings.algorithm,
             zero: candidate.zero,
             bucket_bytes: settings.bucket_bytes,
+            splits_blocks: false,
             all_reduces: false,
             shard_over: None,
             servers: None,

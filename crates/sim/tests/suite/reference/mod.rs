@@ -127,6 +127,7 @@ proptest! {
         [stack.host.waits_for_messages, stack.host.waits_for_steps] =
             waits.map(|waits| waits && launches);
         stack.host.step_seconds = (seed % 3) as f64 * 1e-3;
+        stack.beside_collectives = [1.0, 1.25, 3.0][(seed / 3 % 3) as usize];
         let cluster = cluster.under(stack);
         let drawn = Drawn { program, seed, launches };
         assert_equal(&both(program, &cluster, steps, drawn, &drawn))?;

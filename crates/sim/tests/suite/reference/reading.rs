@@ -87,6 +87,8 @@ pub struct Entry {
 pub struct Reading {
     /// Whether it computes and communicates at once.
     pub overlaps: bool,
+    /// How many times as long computation takes beside a collective, where they do.
+    pub beside_collectives: f64,
     /// Whether it has a thread for collectives.
     pub has_thread: bool,
     /// Whether a step is over before the next begins.
@@ -124,6 +126,7 @@ pub fn read(program: &Program, cluster: &Cluster, steps: u32) -> Vec<Reading> {
             };
             ranks.push(Reading {
                 overlaps: device.lanes_overlap,
+                beside_collectives: cluster.stack().beside_collectives,
                 has_thread: program.communication == Communication::Thread,
                 flushes: program.ahead == 0 && class.late() == 0,
                 waits_for_messages: host.waits_for_messages,

@@ -12,6 +12,8 @@
 //! - A rank's host launches its instructions one after another, and none starts before it is launched. A host
 //!   may wait for messages, and for the ends of steps, before it launches more.
 //! - A collective starts when its last member can.
+//! - On a device whose lanes overlap, computation that runs beside collectives of its rank that were launched before it
+//!   goes on at a fraction of its speed meanwhile.
 //! - Of entries that are run only where an update was right, or only where it was wrong, the others are not.
 //!
 //! There is no clock and no order of events here, only edges: so that a mistake in how an engine follows
@@ -113,6 +115,8 @@ struct State {
     ran: BTreeMap<(BodyId, usize), Node>,
     /// What makes each thing ready.
     made: BTreeMap<Key, Node>,
+    /// Collectives of the rank so far.
+    collectives: Vec<Node>,
     /// What has read it since.
     read: BTreeMap<Key, Vec<Node>>,
     /// How often each message has been sent and received, and each group has met.
@@ -159,6 +163,8 @@ struct Graph {
     collectives: BTreeMap<(Vec<Rank>, usize), (Node, Vec<At>)>,
     /// Receives, when what they take in is there, and the messages that make it up.
     awaited: BTreeMap<Node, (Node, Vec<MessageName>)>,
+    /// Of a computation the collectives that its rank launched before, and how many times as long it takes beside them.
+    beside: BTreeMap<Node, (Vec<Node>, f64)>,
 }
 
 impl Graph {
@@ -187,8 +193,9 @@ pub fn time(readings: &[Reading], steps: u32, times: &dyn Times) -> Vec<Track> {
         let nodes = messages.iter().map(|it| *graph.messages.get(it).expect("it is sent"));
         graph.after[there.0].extend(nodes);
     }
-    let starts = longest_paths(&graph);
-    placed.iter().map(|placed| track(&graph, &starts, placed, steps)).collect()
+    let (starts, ends) = longest_paths(&graph);
+    let times = (&starts[..], &ends[..]);
+    placed.iter().map(|placed| track(&graph, times, placed, steps)).collect()
 }
 
 /// Adds a rank's instructions to the graph.
@@ -236,6 +243,10 @@ fn place(graph: &mut Graph, reading: &Reading, times: &dyn Times) -> Vec<Placed>
                 Kind::Own | Kind::Test | Kind::Due => {
                     let (after, queued) = step.waits(&Queue::Compute);
                     let node = step.graph.node(times.own(at), after);
+                    if reading.overlaps && reading.beside_collectives > 1.0 {
+                        let beside = (step.state.collectives.clone(), reading.beside_collectives);
+                        step.graph.beside.insert(node, beside);
+                    }
                     step.ends(Queue::Compute, node);
                     add(Part::Own, vec![node], queued);
                     if matches!(operation.kind, Kind::Test | Kind::Due) {
@@ -301,6 +312,7 @@ fn place(graph: &mut Graph, reading: &Reading, times: &dyn Times) -> Vec<Placed>
                         }
                     };
                     step.graph.after[node.0].extend(after);
+                    step.state.collectives.push(node);
                     step.ends(queue, node);
                     add(Part::Collective, vec![node], queued);
                 }
@@ -436,21 +448,40 @@ impl Step<'_> {
     }
 }
 
-/// When each node starts: at the latest end of those before it.
-fn longest_paths(graph: &Graph) -> Vec<Picos> {
+/// When each node starts, at the latest end of those before it, and when it ends. Computation takes longer than it
+/// would alone where collectives are beside it.
+fn longest_paths(graph: &Graph) -> (Vec<Picos>, Vec<Picos>) {
     let nodes = graph.durations.len();
     let mut followers = vec![vec![]; nodes];
+    let mut known_before = vec![vec![]; nodes];
     let mut missing = vec![0; nodes];
     for (node, after) in graph.after.iter().enumerate() {
         missing[node] = after.len();
         after.iter().for_each(|before| followers[before.0].push(node));
     }
+    for (node, (collectives, _)) in &graph.beside {
+        missing[node.0] += collectives.len();
+        collectives.iter().for_each(|it| known_before[it.0].push(node.0));
+    }
     let mut starts = vec![Picos::ZERO; nodes];
+    let mut ends = vec![Picos::ZERO; nodes];
     let mut free: Vec<usize> = (0..nodes).filter(|&node| missing[node] == 0).collect();
     let mut done = 0;
     while let Some(node) = free.pop() {
         done += 1;
-        let end = starts[node] + graph.durations[node];
+        let mut takes = graph.durations[node];
+        if let Some((collectives, times)) = graph.beside.get(&Node(node)) {
+            let spans = collectives.iter().map(|it| (starts[it.0], ends[it.0])).collect();
+            takes = slowed(starts[node], takes, &occupied(spans), *times);
+        }
+        let end = starts[node] + takes;
+        ends[node] = end;
+        for &next in &known_before[node] {
+            missing[next] -= 1;
+            if missing[next] == 0 {
+                free.push(next);
+            }
+        }
         for &next in &followers[node] {
             starts[next] = starts[next].max(end);
             missing[next] -= 1;
@@ -460,11 +491,38 @@ fn longest_paths(graph: &Graph) -> Vec<Picos> {
         }
     }
     assert_eq!(done, nodes, "ranks wait for each other");
-    starts
+    (starts, ends)
 }
 
-fn track(graph: &Graph, starts: &[Picos], placed: &[Placed], steps: u32) -> Track {
-    let end = |node: Node| starts[node.0] + graph.durations[node.0];
+/// How long computation takes that starts at `start` and takes `alone` by itself, where it takes so many times as long
+/// within `spans`: the first time by which it is done, found by halving.
+fn slowed(start: Picos, alone: Picos, spans: &[(Picos, Picos)], times: f64) -> Picos {
+    let done = |takes: u64| {
+        let until = start.0 + takes;
+        let within = |&(begin, end): &(Picos, Picos)| {
+            end.0.min(until).saturating_sub(begin.0.max(start.0).min(until))
+        };
+        let beside: u64 = spans.iter().map(within).sum();
+        (takes - beside) as f64 + beside as f64 / times
+    };
+    let (mut least, mut most) = (alone.0, (alone.0 as f64 * times).ceil() as u64 + 1);
+    while least < most {
+        let middle = least + (most - least) / 2;
+        match done(middle) + 1e-3 >= alone.0 as f64 {
+            true => most = middle,
+            false => least = middle + 1,
+        }
+    }
+    Picos(least)
+}
+
+fn track(
+    graph: &Graph,
+    (starts, ends): (&[Picos], &[Picos]),
+    placed: &[Placed],
+    steps: u32,
+) -> Track {
+    let end = |node: Node| ends[node.0];
     let mut track = Track::default();
     let mut open: Option<(usize, Computed)> = None;
     for it in placed {

@@ -44,6 +44,7 @@ pub fn uniform(pp: usize, dp: u32, tp: u32, microbatches: usize) -> Uniform {
             algorithm: Algorithm::Ring,
             zero: 0,
             bucket_bytes: 100_000,
+            splits_blocks: false,
             all_reduces: false,
             shard_over: None,
             servers: None,

@@ -456,6 +456,7 @@ impl Words {
                 algorithm: ALGORITHMS[row[ALGORITHM]].parse().ok()?,
                 zero,
                 bucket_bytes: BUCKETS[row[8]],
+                splits_blocks: zero < 3 && row[ALGORITHM] % 2 == 1,
                 all_reduces: zero == 1 && row[8] > 0,
                 shard_over: None,
                 servers: way.servers,

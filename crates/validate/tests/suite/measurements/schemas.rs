@@ -2,7 +2,7 @@
 
 use super::files::shipped;
 use shardloom_cluster::Stack;
-use shardloom_plan::{AttentionKind, Axis, Number, Plan, Recompute, ScheduleKind, Sync};
+use shardloom_plan::{AttentionKind, Axis, Number, Plan, Recompute, ScheduleKind};
 use shardloom_validate::{Case, MicroBatch, Row, read};
 
 /// The rows of a shipped file.
@@ -148,7 +148,8 @@ fn published() {
     // Its attention keeps no scores.
     assert_eq!((plan.recompute, plan.attention), (Recompute::None, AttentionKind::Fused));
     assert_eq!(plan.sync.zero, 0);
-    assert_eq!(plan.sync.bucket_bytes, Sync::default().bucket_bytes);
+    // 25 MiB of weights in bf16 on each of 32 ranks, whose gradients are in fp32.
+    assert_eq!((plan.sync.bucket_bytes, plan.sync.splits_blocks), (32 * (50 << 20), true));
     // The head is as much as four layers.
     assert_eq!(stages(&plan), [((0, 12), 32), ((12, 18), 32)]);
     assert_eq!((plan.precision.compute, plan.precision.gradients), (Number::Bf16, Number::Fp32));
