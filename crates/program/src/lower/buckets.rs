@@ -370,7 +370,7 @@ impl Units {
         let extents = Extents::global(graph, plan.microbatch_samples());
         let mut units = BTreeMap::new();
         let mut filling: BTreeMap<ParameterGroupId, Filling> = BTreeMap::new();
-        let mut apart: BTreeMap<ParameterGroupId, Vec<Sized>> = BTreeMap::new();
+        let mut apart: BTreeMap<ParameterGroupId, Vec<FirstUse>> = BTreeMap::new();
         for (index, block) in graph.blocks().iter().enumerate() {
             if cuts.contains(&index) {
                 filling.clear();
@@ -388,7 +388,7 @@ impl Units {
                     let apart = apart.entry(group).or_default();
                     for (place, value) in used.into_iter().enumerate() {
                         let bytes = elements(&value) * number;
-                        apart.push(Sized { value, place: (index, place), bytes });
+                        apart.push(FirstUse { value, place: (index, place), bytes });
                     }
                     continue;
                 }
@@ -417,7 +417,7 @@ impl Units {
 }
 
 /// A parameter, where it is used first, and how large its gradient is.
-struct Sized {
+struct FirstUse {
     value: ValueId,
     /// The block and the place among that block's.
     place: Unit,
@@ -427,7 +427,7 @@ struct Sized {
 /// Deals parameters, in the order of their first use, to units, from the last to the first: a unit ends with the
 /// parameter with which its gradients have `most` bytes, and before a cut.
 fn full_units(
-    parameters: &[Sized],
+    parameters: &[FirstUse],
     most: usize,
     cuts: &BTreeSet<usize>,
 ) -> BTreeMap<ValueId, Unit> {
