@@ -1,9 +1,9 @@
-//! Which tensors of bfloat16 a pass takes and writes as they are.
+//! In which form a pass takes and writes tensors: which of those in bfloat16 as they are, and which not at all.
 
 use shardloom_graph::OpKind;
 use shardloom_graph::work::Pass;
 
-use super::sizes::{expert_shape, linear};
+use super::arguments::{expert_shape, linear};
 use crate::device::OperandSize;
 use crate::{Format, gemm};
 
@@ -42,6 +42,15 @@ pub(crate) fn in_bf16(
         _ => return InBf16 { reads: factors, results: false },
     };
     InBf16 { reads: factors, results: gemm::writes_bf16(steps) }
+}
+
+/// Which of the tensors that a pass is given it does not look at. The mean of losses follows from the sums that were
+/// made of logits; its inputs name the logits for its gradient.
+pub(crate) fn unread(kind: &OpKind, pass: Pass) -> &'static [usize] {
+    match (kind, pass) {
+        (OpKind::CrossEntropy, Pass::Forward) => &[0, 1, 4],
+        _ => &[],
+    }
 }
 
 /// Which of the tensors that a pass reads it may multiply in bfloat16.

@@ -1,9 +1,9 @@
 //! The processor as a device: buffers lie on the heap, and kernels are this crate's, on the thread that asks.
 
 pub(crate) mod cast;
+mod chunked_pass;
 mod compress;
 mod operands;
-mod parts;
 mod region;
 mod rows;
 
@@ -26,9 +26,9 @@ use crate::optimizer::{Optimizer, Piece};
 use crate::random::{Key, dropout_mask};
 use crate::window::{copy_box, cut_box, place_box};
 use crate::{Format, View, ViewMut, reduce};
+use chunked_pass::ChunkedPass;
 use compress::compress;
 use operands::{in_format, widened};
-use parts::Parted;
 use region::Lines;
 
 /// The processor that this program runs on.
@@ -235,7 +235,7 @@ impl Device for Processor {
         reads: &[OperandSize<'_>],
         writes: &[OperandSize<'_>],
     ) -> usize {
-        Parted::new(kind, pass, reads, writes).scratch_elements(reads, writes)
+        ChunkedPass::new(kind, pass, reads, writes).scratch_elements(reads, writes)
     }
 
     fn run(
@@ -257,13 +257,13 @@ impl Device for Processor {
             reads.iter().map(|it| of(it.shape, it.data.format())).collect();
         let write_sizes: SmallVec<[OperandSize<'_>; 4]> =
             writes.iter().map(|it| of(it.shape, it.data.format())).collect();
-        let parted = Parted::new(&kind, pass, &read_sizes, &write_sizes);
+        let chunked = ChunkedPass::new(&kind, pass, &read_sizes, &write_sizes);
         if let (Pass::Forward, Some(probability), [_, mask]) = (pass, kind.dropout(), &mut *writes)
         {
             let window = setting.mask.as_ref().expect("an operator with dropout has a mask");
             dropout_mask(setting.key, window, probability, mask.data.reborrow().elements_mut());
         }
-        parted.run(reads, writes, setting, scratch.elements_mut());
+        chunked.run(reads, writes, setting, scratch.elements_mut());
     }
 
     fn round_stochastically(&self, from: View<'_>, to: ViewMut<'_>, key: Key, piece: &Piece) {

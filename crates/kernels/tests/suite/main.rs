@@ -3,6 +3,7 @@
 
 mod activation;
 mod attention;
+mod chunked_passes;
 mod collectives;
 mod compression;
 mod concat;
@@ -19,7 +20,6 @@ mod memory;
 mod norm;
 mod optimizer;
 mod oracle;
-mod parts;
 mod processor;
 mod random;
 mod reduce;

@@ -1,5 +1,5 @@
-//! Passes whose operands of 16 bits are widened part by part come to what they come to of fp32, rounded once, though
-//! the last part is smaller than the others.
+//! Passes whose operands of 16 bits are widened chunk by chunk come to what they come to of fp32, rounded once, though
+//! the last chunk is smaller than the others.
 
 use half::{bf16, f16};
 use shardloom_graph::OpKind;
@@ -117,7 +117,7 @@ fn results(
     (reals.map(|(it, _)| device.reals(it.view())).collect(), scratch_elements)
 }
 
-fn assert_parts_come_to_the_whole(case: Case<'_>, format: Format) {
+fn assert_chunks_come_to_the_whole(case: Case<'_>, format: Format) {
     let (kind, pass, reads, writes) = case;
     let name = format!("{} {pass:?} {format}", kind.name());
     for accumulate in if pass == Pass::Forward { vec![false] } else { vec![false, true] } {
@@ -125,7 +125,7 @@ fn assert_parts_come_to_the_whole(case: Case<'_>, format: Format) {
         let (expected, of_full) = results(case, Format::F32, format, false);
         let widened = reads.iter().chain(writes).filter(|(_, of)| *of == Reals);
         let widened: usize = widened.map(|(shape, _)| shape.iter().product::<usize>()).sum();
-        assert!(scratch - of_full.min(scratch) < widened, "{name} is not taken in parts");
+        assert!(scratch - of_full.min(scratch) < widened, "{name} is not taken in chunks");
         let kinds = writes.iter().filter(|(_, of)| *of != Mask).map(|(_, of)| *of);
         for ((found, expected), of) in found.iter().zip(&expected).zip(kinds) {
             for (&found, &expected) in found.iter().zip(expected) {
@@ -183,7 +183,7 @@ fn passes_by_rows_come_to_what_they_come_to_of_fp32() {
     ];
     for case in cases {
         for format in [Format::Bf16, Format::F16] {
-            assert_parts_come_to_the_whole(case, format);
+            assert_chunks_come_to_the_whole(case, format);
         }
     }
 }
@@ -211,7 +211,7 @@ fn passes_by_samples_come_to_what_they_come_to_of_fp32() {
         (&fused, Pass::Input, &[x, x, x, x], &[x, x, x]),
     ];
     for case in cases {
-        assert_parts_come_to_the_whole(case, Format::F16);
+        assert_chunks_come_to_the_whole(case, Format::F16);
     }
 }
 

@@ -1,22 +1,22 @@
-//! Which passes may be computed in parts, one after another, as a part of their result needs a part of what they read.
+//! Which passes may be computed in chunks, one after another, as a part of their result needs a part of what they read.
 
 use shardloom_graph::OpKind;
 use shardloom_graph::work::Pass;
 
-/// How a pass is computed in parts.
+/// How a pass is computed in chunks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Division {
-    /// What a part is of.
-    pub of: Parts,
-    /// Tensors read of which each part needs all.
+pub(crate) struct Chunking {
+    /// What a chunk has several of.
+    pub of: Unit,
+    /// Tensors read of which each chunk needs all.
     pub whole: &'static [usize],
-    /// Whether each part adds to all of what is written, and does not write a part of it.
+    /// Whether each chunk adds to all of what is written, and does not write a part of it.
     pub sums: bool,
 }
 
-/// What parts of tensors are of.
+/// What tensors are divided into, of which a chunk has some that follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Parts {
+pub(crate) enum Unit {
     /// Rows: all axes but the last of the first tensor that is not needed whole. Of every other tensor that is not, each
     /// row has as many elements.
     Rows,
@@ -24,17 +24,17 @@ pub(crate) enum Parts {
     Samples,
 }
 
-/// How a pass that reads so many tensors of these shapes may be computed in parts, if it may.
-pub(crate) fn division<'a>(
+/// How a pass that reads so many tensors of these shapes may be computed in chunks, if it may.
+pub(crate) fn chunking<'a>(
     kind: &OpKind,
     pass: Pass,
     reads: usize,
     shape: impl Fn(usize) -> &'a [usize],
-) -> Option<Division> {
-    let rows = Division { of: Parts::Rows, whole: &[], sums: false };
-    let samples = Division { of: Parts::Samples, ..rows };
-    let sums = Division { sums: true, ..rows };
-    let of_each = |whole| Division { whole, ..rows };
+) -> Option<Chunking> {
+    let rows = Chunking { of: Unit::Rows, whole: &[], sums: false };
+    let samples = Chunking { of: Unit::Samples, ..rows };
+    let sums = Chunking { sums: true, ..rows };
+    let of_each = |whole| Chunking { whole, ..rows };
     match (kind, pass) {
         // Without counts of what experts have got.
         (OpKind::Pointwise(_), Pass::Forward) if reads == 1 => Some(rows),

@@ -1,4 +1,4 @@
-//! A pass of an operator, whose operands of 16 bits are widened and rounded part by part, so that what is in fp32
+//! A pass of an operator, whose operands of 16 bits are widened and rounded chunk by chunk, so that what is in fp32
 //! meanwhile stays in the caches nearest to the core.
 
 use shardloom_graph::OpKind;
@@ -8,23 +8,23 @@ use smallvec::SmallVec;
 use super::operands::{Rest, read, settle, widened_elements, written};
 use crate::Format;
 use crate::device::{Input, OperandSize, Output, Setting};
-use crate::dispatch::{self, Division, InBf16, Parts};
+use crate::dispatch::{self, Chunking, InBf16, Unit};
 
 /// fp32 elements that operands are widened to at a time, where one row or sample does not take more: 128 KiB.
 const WIDENED: usize = 32 * 1024;
 
 type Shape = SmallVec<[usize; 6]>;
 
-/// How a pass is run.
-pub(super) struct Parted<'a> {
+/// A pass and the chunks that it is run in, which is one where nothing is divided.
+pub(super) struct ChunkedPass<'a> {
     kind: &'a OpKind,
     pass: Pass,
     forms: Forms,
-    /// Rows or samples, and of how many a part is; one of one where nothing is divided.
-    count: usize,
-    of_a_part: usize,
-    /// For each tensor read and each written the shape of a part of it, or nothing where each part takes all of it. What
-    /// is written is written in parts, or as a whole that each part adds to.
+    /// Rows or samples, and of how many a chunk is; one of one where nothing is divided.
+    units: usize,
+    units_per_chunk: usize,
+    /// For each tensor read and each written the shape of a chunk of it, or nothing where each chunk takes all of it. What
+    /// is written is written in chunks, or as a whole that each chunk adds to.
     reads: SmallVec<[Option<Shape>; 8]>,
     writes: SmallVec<[Option<Shape>; 4]>,
 }
@@ -43,7 +43,7 @@ impl Forms {
         ![self.in_bf16.reads, self.unread].iter().any(|numbers| numbers.contains(&number))
     }
 
-    /// A tensor that is read, or a part of one.
+    /// A tensor that is read, or a chunk of one.
     fn read<'a>(
         &self,
         number: usize,
@@ -57,90 +57,95 @@ impl Forms {
     }
 }
 
-impl<'a> Parted<'a> {
+impl<'a> ChunkedPass<'a> {
     /// How a pass runs that reads and writes tensors of these sizes.
     pub fn new(
         kind: &'a OpKind,
         pass: Pass,
         reads: &[OperandSize<'_>],
         writes: &[OperandSize<'_>],
-    ) -> Parted<'a> {
+    ) -> ChunkedPass<'a> {
         let shape = |read: usize| reads[read].shape;
-        let mut parted = Parted {
+        let mut chunked = ChunkedPass {
             kind,
             pass,
             forms: Forms {
                 in_bf16: dispatch::in_bf16(kind, pass, reads, writes),
                 unread: dispatch::unread(kind, pass),
             },
-            count: 1,
-            of_a_part: 1,
+            units: 1,
+            units_per_chunk: 1,
             reads: reads.iter().map(|_| None).collect(),
             writes: writes.iter().map(|_| None).collect(),
         };
-        if let Some(division) = dispatch::division(kind, pass, reads.len(), shape) {
-            parted.divide(division, reads, writes);
+        if let Some(chunking) = dispatch::chunking(kind, pass, reads.len(), shape) {
+            chunked.divide(chunking, reads, writes);
         }
-        parted
+        chunked
     }
 
     /// Divides a pass of which something is widened, and more than at a time.
     fn divide(
         &mut self,
-        division: Division,
+        chunking: Chunking,
         reads: &[OperandSize<'_>],
         writes: &[OperandSize<'_>],
     ) {
-        let is_whole = |read: usize| division.whole.contains(&read);
+        let is_whole = |read: usize| chunking.whole.contains(&read);
         let first = (0..reads.len()).find(|&read| !is_whole(read)).expect("a pass reads something");
         let shape = reads[first].shape;
-        let count: usize = match division.of {
-            Parts::Rows => shape[..shape.len().saturating_sub(1)].iter().product(),
-            Parts::Samples => shape[0],
+        let units: usize = match chunking.of {
+            Unit::Rows => shape[..shape.len().saturating_sub(1)].iter().product(),
+            Unit::Samples => shape[0],
         };
-        if count < 2 {
+        if units < 2 {
             return;
         }
-        let part = |size: &OperandSize<'_>| -> Shape {
+        let unit = |size: &OperandSize<'_>| -> Shape {
             let elements: usize = size.shape.iter().product();
-            assert!(elements.is_multiple_of(count), "{:?} is of {count} parts", size.shape);
-            match division.of {
-                Parts::Rows => [1, elements / count].into_iter().collect(),
-                Parts::Samples => [1].iter().chain(&size.shape[1..]).copied().collect(),
+            assert!(
+                elements.is_multiple_of(units),
+                "{:?} is of {units} {:?}",
+                size.shape,
+                chunking.of
+            );
+            match chunking.of {
+                Unit::Rows => [1, elements / units].into_iter().collect(),
+                Unit::Samples => [1].iter().chain(&size.shape[1..]).copied().collect(),
             }
         };
-        let of_read = |(read, size)| (!is_whole(read)).then(|| part(size));
-        let divided = Parted {
-            count,
+        let of_read = |(read, size)| (!is_whole(read)).then(|| unit(size));
+        let divided = ChunkedPass {
+            units,
             reads: reads.iter().enumerate().map(of_read).collect(),
-            writes: writes.iter().map(|size| (!division.sums).then(|| part(size))).collect(),
+            writes: writes.iter().map(|size| (!chunking.sums).then(|| unit(size))).collect(),
             ..*self
         };
-        let of_one = divided.widened(reads, writes, |part| part.is_some());
-        if of_one * count > WIDENED {
-            *self = Parted { of_a_part: (WIDENED / of_one).max(1), ..divided };
-            self.shape(self.of_a_part);
+        let of_one = divided.widened(reads, writes, |chunk| chunk.is_some());
+        if of_one * units > WIDENED {
+            *self = ChunkedPass { units_per_chunk: (WIDENED / of_one).max(1), ..divided };
+            self.shape(self.units_per_chunk);
         }
     }
 
-    /// Gives parts the shape of so many rows or samples.
-    fn shape(&mut self, of_a_part: usize) {
+    /// Gives chunks the shape of so many rows or samples.
+    fn shape(&mut self, units_per_chunk: usize) {
         for shape in self.reads.iter_mut().chain(&mut self.writes).flatten() {
-            shape[0] = of_a_part;
+            shape[0] = units_per_chunk;
         }
     }
 
     /// fp32 elements that operands are widened to at a time, of those only of which `counts` is true: it is told the
-    /// shape of an operand's parts, if it is taken in parts.
+    /// shape of an operand's chunks, if it is taken in chunks.
     fn widened(
         &self,
         reads: &[OperandSize<'_>],
         writes: &[OperandSize<'_>],
         counts: impl Fn(Option<&Shape>) -> bool,
     ) -> usize {
-        let wide = |(part, size): (&Option<Shape>, &OperandSize<'_>)| {
-            let shape = part.as_deref().unwrap_or(size.shape);
-            match counts(part.as_ref()) {
+        let wide = |(chunk, size): (&Option<Shape>, &OperandSize<'_>)| {
+            let shape = chunk.as_deref().unwrap_or(size.shape);
+            match counts(chunk.as_ref()) {
                 true => widened_elements(shape.iter().product(), size.format),
                 false => 0,
             }
@@ -155,9 +160,9 @@ impl<'a> Parted<'a> {
 
     /// fp32 elements of scratch that it takes.
     pub fn scratch_elements(&self, reads: &[OperandSize<'_>], writes: &[OperandSize<'_>]) -> usize {
-        let parts = self.reads.iter().zip(reads);
+        let chunks = self.reads.iter().zip(reads);
         let shapes: SmallVec<[&[usize]; 8]> =
-            parts.map(|(part, size)| part.as_deref().unwrap_or(size.shape)).collect();
+            chunks.map(|(chunk, size)| chunk.as_deref().unwrap_or(size.shape)).collect();
         let own = dispatch::scratch_elements(self.kind, self.pass, &shapes, writes.len());
         own + self.widened(reads, writes, |_| true)
     }
@@ -170,38 +175,38 @@ impl<'a> Parted<'a> {
         setting: &Setting,
         mut scratch: &'b mut [f32],
     ) {
-        let Parted { kind, pass, forms, count, .. } = self;
+        let ChunkedPass { kind, pass, forms, units, .. } = self;
         let results_in_bf16 = forms.in_bf16.results;
         let wholes: SmallVec<[Option<dispatch::Input<'_>>; 8]> = (reads.iter().zip(&self.reads))
             .enumerate()
-            .map(|(number, (input, part))| {
-                part.is_none().then(|| forms.read(number, input, &mut scratch))
+            .map(|(number, (input, chunk))| {
+                chunk.is_none().then(|| forms.read(number, input, &mut scratch))
             })
             .collect();
         let is_divided = self.writes.iter().any(Option::is_some);
         let (divided, whole) = writes.split_at_mut(if is_divided { writes.len() } else { 0 });
         let (mut sums, left) = begin(whole, results_in_bf16, &mut scratch);
-        for start in (0..count).step_by(self.of_a_part) {
-            let these = start..count.min(start + self.of_a_part);
-            let elements = |all: usize| these.start * all / count..these.end * all / count;
+        for start in (0..units).step_by(self.units_per_chunk) {
+            let these = start..units.min(start + self.units_per_chunk);
+            let elements = |all: usize| these.start * all / units..these.end * all / units;
             self.shape(these.len());
             let mut scratch = &mut *scratch;
             let inputs: SmallVec<[dispatch::Input<'_>; 8]> = (reads.iter().zip(&self.reads))
                 .zip(&wholes)
                 .enumerate()
-                .map(|(number, ((input, part), whole))| match (part, whole) {
+                .map(|(number, ((input, chunk), whole))| match (chunk, whole) {
                     (Some(shape), _) => {
                         let data = input.data.slice(elements(input.data.len()));
                         forms.read(number, &Input { shape, data }, &mut scratch)
                     }
                     (None, Some(whole)) => *whole,
-                    (None, None) => unreachable!("what is not taken in parts is taken whole"),
+                    (None, None) => unreachable!("what is not taken in chunks is taken whole"),
                 })
                 .collect();
             if is_divided {
-                let mut parts: SmallVec<[Output<'_>; 4]> = (divided.iter_mut().zip(&self.writes))
-                    .map(|(output, part)| Output {
-                        shape: part.as_deref().expect("all or none is written in parts"),
+                let mut chunks: SmallVec<[Output<'_>; 4]> = (divided.iter_mut().zip(&self.writes))
+                    .map(|(output, chunk)| Output {
+                        shape: chunk.as_deref().expect("all or none is written in chunks"),
                         data: {
                             let range = elements(output.data.len());
                             output.data.reborrow().slice(range)
@@ -210,7 +215,7 @@ impl<'a> Parted<'a> {
                     })
                     .collect();
                 let mut rest = &mut *scratch;
-                let (mut results, left) = begin(&mut parts, results_in_bf16, &mut rest);
+                let (mut results, left) = begin(&mut chunks, results_in_bf16, &mut rest);
                 dispatch::run(kind, pass, &inputs, &mut results, setting, rest);
                 end(results, left);
             } else {

@@ -16,6 +16,11 @@ use crate::rotary::{Heads, RotaryTable, Scaling};
 use crate::routing::{Routed, Routing};
 use crate::sampled_cross_entropy::SampledSoftmax;
 
+/// By what dropout multiplies what it keeps; 1 where an operator drops nothing.
+pub(super) fn keep_scale(kind: &OpKind) -> f32 {
+    kind.dropout().map_or(1.0, |probability| 1.0 / (1.0 - probability))
+}
+
 /// How many elements of `rows` are filled.
 pub(super) fn filled(counts: &Input<'_>, rows: &Input<'_>) -> usize {
     counts.f32().iter().map(|&count| count as usize).sum::<usize>() * rows.columns()
