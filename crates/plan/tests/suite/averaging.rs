@@ -1,16 +1,12 @@
 //! Plans whose replicas have weights of their own: what is averaged along which axes, and what such plans cannot
 //! have.
 
-use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
     Averaging, Axis, AxisSet, LayoutRule, Mesh, Optimizer, ParameterGroup, Plan, Servers,
     Staleness, Sync, Uniform,
 };
 
-fn graph() -> Graph {
-    let spec = ModelSpec::parse("gpt:layers=2,hidden=64,heads=4,seq=32,vocab=96");
-    spec.and_then(|spec| spec.graph()).expect("a valid model")
-}
+use crate::scenario::graph;
 
 fn plan(mesh: Mesh) -> Plan {
     let averaging = Some(Averaging::local_sgd(4));

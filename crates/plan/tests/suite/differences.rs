@@ -1,15 +1,11 @@
 //! Differences between plans: each changed field once, with both values.
 
-use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
     AttentionKind, Communication, DeviceList, LossScale, Mesh, Optimizer, Plan, Recompute,
     ScheduleKind, Uniform, Updates, diff,
 };
 
-fn graph() -> Graph {
-    let spec = ModelSpec::parse("gpt:layers=2,hidden=64,heads=4,seq=32,vocab=96");
-    spec.and_then(|spec| spec.graph()).expect("a valid model")
-}
+use crate::scenario::graph;
 
 fn plan(pp: usize) -> Plan {
     let uniform = Uniform {

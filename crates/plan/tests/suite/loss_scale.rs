@@ -1,6 +1,6 @@
 //! What plans may say of the scale of the loss, and how it changes.
 
-use crate::validation::{DEVICES, graph, plan};
+use crate::scenario::{DEVICES, graph, plan};
 use shardloom_plan::{
     Averaging, Compression, LossScale, Number, ParameterGroup, Plan, Precision, ScheduleKind,
     Weights,

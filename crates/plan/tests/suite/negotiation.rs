@@ -1,15 +1,11 @@
 //! Plans whose replicas agree while running on the order of their reductions, and what such plans cannot have.
 
-use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
     Averaging, Communication, Compression, Mesh, Negotiation, Number, ParameterGroup, Plan,
     ScheduleKind, Servers, Staleness, Summation, Sync, Uniform,
 };
 
-fn graph() -> Graph {
-    let spec = ModelSpec::parse("gpt:layers=2,hidden=64,heads=4,seq=32,vocab=96");
-    spec.and_then(|spec| spec.graph()).expect("a valid model")
-}
+use crate::scenario::graph;
 
 fn uniform() -> Uniform {
     let sync = Sync { negotiation: Some(Negotiation::default()), ..Sync::default() };

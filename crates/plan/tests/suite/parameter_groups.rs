@@ -2,8 +2,11 @@
 
 use shardloom_collectives::Algorithm;
 use shardloom_plan::{
-    Compression, Number, ParameterGroup, ParameterGroups, Plan, Precision, Summation, Sync, Uniform,
+    Compression, Corrections, Number, ParameterGroup, ParameterGroups, Plan, Precision,
+    ScheduleKind, Summation, Sync, Uniform, Weights,
 };
+
+use crate::scenario::{DEVICES, complaint, graph, plan};
 
 #[test]
 fn a_group_of_some_names_has_these_and_no_others() {
@@ -117,4 +120,74 @@ fn what_a_group_says_counts_and_of_all_else_the_plan() {
         let saying = ParameterGroup { algorithm: Some(Algorithm::Direct), ..group.clone() };
         assert_eq!(saying.sync(sync), Sync { algorithm: Algorithm::Direct, ..sync });
     }
+}
+
+/// What is said of a plan with this group of its parameters.
+fn of(group: ParameterGroup) -> String {
+    complaint(|it| it.parameters = vec![group])
+}
+
+fn all() -> ParameterGroup {
+    ParameterGroup::named("*")
+}
+
+#[test]
+fn groups_name_parameters_of_the_model_that_no_group_before_them_has() {
+    assert!(of(ParameterGroup::named("*.ffn.up")).starts_with(
+        "parameters[0].names = \"*.ffn.up\": names of the model's parameters that no group before it has"
+    ));
+    assert!(
+        of(ParameterGroup::named("block.[0")).starts_with("parameters[0].names = \"block.[0\": ")
+    );
+    assert_eq!(
+        complaint(|it| it.parameters = vec![all(), ParameterGroup::named("head.*")]),
+        "parameters[1].names = \"head.*\": names of the model's parameters that no group before it has"
+    );
+    let mut plan = plan();
+    plan.parameters =
+        vec![ParameterGroup { zero: Some(3), ..ParameterGroup::named("block.?.ffn.{up,down}.*") }];
+    assert_eq!(plan.validate(&graph(), DEVICES), Ok(()));
+}
+
+#[test]
+fn zero_stages_buckets_and_algorithms_of_a_group_are_as_those_of_a_plan() {
+    assert_eq!(
+        of(ParameterGroup { zero: Some(4), ..all() }),
+        "parameters[0].zero = 4: a ZeRO stage is 0 to 3"
+    );
+    assert_eq!(
+        of(ParameterGroup { bucket_bytes: Some(0), ..all() }),
+        "parameters[0].bucket_bytes = 0: at least 1"
+    );
+    // The plan's algorithm cannot scatter, or the group's.
+    let tree = || "binary-tree".parse().expect("an algorithm");
+    let message = complaint(|it| {
+        it.sync.algorithm = tree();
+        it.parameters = vec![ParameterGroup { zero: Some(1), ..all() }];
+    });
+    assert!(
+        message.starts_with("parameters[0].algorithm = binary-tree: ZeRO scatters"),
+        "{message}"
+    );
+    let message = complaint(|it| {
+        it.sync.zero = 2;
+        it.parameters = vec![ParameterGroup { algorithm: Some(tree()), ..all() }];
+    });
+    assert!(
+        message.starts_with("parameters[0].algorithm = binary-tree: ZeRO scatters"),
+        "{message}"
+    );
+}
+
+#[test]
+fn what_is_moved_along_its_velocity_is_whole_in_every_group() {
+    let mut plan = plan();
+    plan.parameters =
+        vec![ParameterGroup { zero: Some(3), ..ParameterGroup::named("block.?.ffn.{up,down}.*") }];
+    plan.schedule = ScheduleKind::PipeMare;
+    plan.clip_norm = None;
+    let corrections = Corrections { discrepancy: Some(0.1), ..Corrections::default() };
+    plan.weights = Weights::Newest { corrections };
+    let error = plan.validate(&graph(), DEVICES).expect_err("weights in shards do not move");
+    assert!(error.to_string().contains("weights that are moved along their velocity are whole"));
 }

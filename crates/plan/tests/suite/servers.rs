@@ -1,14 +1,10 @@
 //! Plans with servers: what they are in a few numbers, and what they cannot be.
 
-use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
     Mesh, Number, ParameterGroup, Plan, ServerSet, Servers, Staleness, Summation, Sync, Uniform,
 };
 
-fn graph() -> Graph {
-    let spec = ModelSpec::parse("gpt:layers=2,hidden=64,heads=4,seq=32,vocab=96");
-    spec.and_then(|spec| spec.graph()).expect("a valid model")
-}
+use crate::scenario::graph;
 
 /// What `--pp .. --dp .. --tp .. --servers 1` says, with two micro-batches for each worker.
 fn plan(pp: usize, dp: u32, tp: u32) -> Plan {

@@ -1,0 +1,59 @@
+//! How replicas stay equal: ZeRO stages, buckets and algorithms.
+
+use shardloom_plan::{Axis, AxisSet, Sync};
+
+use crate::scenario::{complaint, graph, plan};
+
+#[test]
+fn there_are_four_zero_stages_whose_algorithm_scatters_and_buckets_hold_something() {
+    assert_eq!(complaint(|it| it.sync.zero = 4), "sync.zero = 4: a ZeRO stage is 0 to 3");
+    assert_eq!(complaint(|it| it.sync.bucket_bytes = 0), "sync.bucket_bytes = 0: at least 1");
+    let with = |algorithm: &str, zero| {
+        let algorithm = algorithm.parse().expect("an algorithm");
+        complaint(|it| it.sync = Sync { algorithm, zero, ..Sync::default() })
+    };
+    assert_eq!(
+        with("binary-tree", 1),
+        "sync.algorithm = binary-tree: ZeRO scatters and gathers, which this algorithm does not do; \
+         ring, direct, halving-doubling and hierarchical do"
+    );
+}
+
+#[test]
+fn buckets_end_within_blocks_where_weights_are_not_gathered_by_block() {
+    let with = |zero| complaint(|it| it.sync = Sync { zero, splits_blocks: true, ..it.sync });
+    let rule =
+        "for weights that are not gathered block by block: zero up to 2, or leave splits_blocks out";
+    assert_eq!(with(3), format!("sync.splits_blocks = true: {rule}"));
+}
+
+#[test]
+fn gradients_are_all_reduced_where_states_alone_are_shared() {
+    let with = |zero| complaint(|it| it.sync = Sync { zero, all_reduces: true, ..it.sync });
+    let rule = "for replicas that share optimizer state alone: zero = 1, or leave all_reduces out";
+    for zero in [0, 2, 3] {
+        assert_eq!(with(zero), format!("sync.all_reduces = true: {rule}"));
+    }
+}
+
+#[test]
+fn replicas_share_along_axes_that_have_replicas_if_they_share_at_all() {
+    let graph = graph();
+    let message = |zero: u8, axes: &[Axis]| {
+        let mut plan = plan();
+        plan.sync = Sync { zero, shard_over: AxisSet::of(axes), ..plan.sync };
+        plan.validate(&graph, plan.device_count()).map_err(|error| error.to_string())
+    };
+    assert_eq!(message(1, &[Axis::DP]), Ok(()));
+    assert_eq!(message(3, &[Axis::CP, Axis::DP]), Ok(()));
+    assert_eq!(
+        message(0, &[Axis::DP]),
+        Err("sync.shard_over = [dp]: with zero = 0 nothing is shared; 1 to 3 share".into())
+    );
+    assert_eq!(
+        message(1, &[]),
+        Err("sync.shard_over = []: at least one axis; zero = 0 shares nothing".into())
+    );
+    let along_tp = message(2, &[Axis::DP, Axis::TP]).expect_err("operators are split");
+    assert!(along_tp.starts_with("sync.shard_over = [dp, tp]: the axes that have replicas are"));
+}
