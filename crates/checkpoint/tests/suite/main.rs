@@ -1,4 +1,9 @@
 //! Tests of the whole crate, as one program.
 
-mod checkpoints;
+mod damage;
+mod export;
+mod reading;
+mod small_checkpoint;
+mod store;
 mod weights;
+mod writing;
