@@ -7,8 +7,6 @@ mod costs;
 mod cuts;
 mod eager;
 mod estimate;
-mod estimate_orders;
-mod estimated;
 mod failures;
 mod folding;
 mod negotiation;

@@ -1,9 +1,8 @@
 //! What a software stack adds to the machines' own times.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use std::collections::BTreeSet;
-
+use crate::estimate::candidates::pipeline;
 use crate::scenario::{gpt, h100, lowered, uniform};
 use shardloom_cluster::{
     Algorithms, Attention, BetweenNodes, Cluster, DeviceId, FusedAttention, Kernels, PlanDefaults,
@@ -12,10 +11,10 @@ use shardloom_cluster::{
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{ModelSpec, OpKind};
-use shardloom_plan::{AttentionKind, Optimizer, Plan, Precision, Recompute, ScheduleKind, Uniform};
+use shardloom_plan::{AttentionKind, Optimizer, Plan, Precision, Uniform};
 use shardloom_program::timeline::Picos;
 use shardloom_program::{Action, Exchange, Instruction, Program, lower};
-use shardloom_sim::estimate::{Candidate, Cut, Estimator, Settings};
+use shardloom_sim::estimate::{Candidate, Estimator, Settings};
 use shardloom_sim::{CostModel, Modelled, Options, Recorded, Recorder, run, simulate};
 
 fn under(ranks: usize, change: impl Fn(&mut Stack)) -> Cluster {
@@ -506,21 +505,8 @@ fn the_estimate_knows_the_host() {
         own_cuts: BTreeMap::new(),
     };
     let mut estimator = Estimator::new(&graph, &cluster, settings).expect("a cluster");
-    let candidate = Candidate {
-        pp: 1,
-        dp: 1,
-        cp: 1,
-        tp: 1,
-        sequence_parallel: false,
-        zero: 0,
-        sharing: 1,
-        microbatch: 1,
-        microbatches: 2,
-        recompute: plan.recompute,
-        schedule: plan.schedule,
-        chunks: 1,
-        cut: Cut::Even,
-    };
+    let candidate =
+        Candidate { recompute: plan.recompute, schedule: plan.schedule, ..pipeline(1, 1, 2) };
     let estimate = estimator.estimate(&candidate).expect("it runs").expect("it divides");
     let simulated = step(&program, &cluster, &graph).seconds();
     let ratio = estimate.step_seconds / simulated;
@@ -555,19 +541,11 @@ fn the_estimate_knows_buckets_that_end_within_blocks() {
         };
         let mut estimator = Estimator::new(&graph, &cluster, settings).expect("a cluster");
         let candidate = Candidate {
-            pp: 1,
             dp: 2,
-            cp: 1,
-            tp: 1,
-            sequence_parallel: false,
-            zero: 0,
             sharing: 2,
-            microbatch: 1,
-            microbatches: 2,
             recompute: plan.recompute,
             schedule: plan.schedule,
-            chunks: 1,
-            cut: Cut::Even,
+            ..pipeline(1, 1, 2)
         };
         let estimate = estimator.estimate(&candidate).expect("it runs").expect("it divides");
         (estimate.step_seconds, step(&program, &cluster, &graph).seconds())
@@ -585,21 +563,7 @@ fn the_estimate_knows_buckets_that_end_within_blocks() {
 #[test]
 fn the_estimate_has_what_hosts_do_between_nodes_where_a_pipeline_has_several() {
     let graph = gpt(2, false);
-    let candidate = Candidate {
-        pp: 2,
-        dp: 1,
-        cp: 1,
-        tp: 4,
-        sequence_parallel: false,
-        zero: 0,
-        sharing: 1,
-        microbatch: 1,
-        microbatches: 2,
-        recompute: Recompute::None,
-        schedule: ScheduleKind::OneForwardOneBackward,
-        chunks: 1,
-        cut: Cut::Even,
-    };
+    let candidate = pipeline(2, 4, 2);
     let settings = Settings {
         precision: Precision::MIXED,
         optimizer: Optimizer::sgd(0.9),

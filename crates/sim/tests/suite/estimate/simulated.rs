@@ -1,16 +1,18 @@
-//! Candidates as plans, and estimates of them beside simulations.
+//! Estimates beside simulations of the same candidates.
 
 use std::collections::BTreeMap;
 
 use shardloom_cluster::Cluster;
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{Compression, Optimizer, PassTimes, Plan, Precision, Sync, Uniform};
+use shardloom_plan::{
+    Compression, Optimizer, ParameterGroup, PassTimes, Plan, Precision, Sync, Uniform,
+};
 use shardloom_program::{Program, lower};
 use shardloom_sim::estimate::{Candidate, Estimator, Settings};
 use shardloom_sim::{Options, simulate};
 
-pub const MIXED: Settings = Settings {
+pub(crate) const MIXED: Settings = Settings {
     precision: Precision::MIXED,
     optimizer: Optimizer::Adamw { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 },
     norm: true,
@@ -19,6 +21,12 @@ pub const MIXED: Settings = Settings {
     frozen: vec![],
     own_cuts: BTreeMap::new(),
 };
+
+/// Parameters of some blocks, and of none of the head.
+pub(crate) fn frozen(blocks: &[&str]) -> Settings {
+    let names = |names: &&str| ParameterGroup { frozen: true, ..ParameterGroup::named(names) };
+    Settings { frozen: blocks.iter().map(names).collect(), ..MIXED }
+}
 
 fn plan(
     graph: &Graph,
@@ -62,7 +70,7 @@ fn plan(
     plan
 }
 
-pub fn program(
+pub(crate) fn program(
     graph: &Graph,
     estimator: &mut Estimator<'_>,
     settings: &Settings,
@@ -74,18 +82,8 @@ pub fn program(
     lower(graph, &plan, candidate.devices() as usize).expect("the plan can be lowered")
 }
 
-/// Each n-th of `all`, which a fixed walk picks.
-pub fn sample(all: Vec<Candidate>, n: u64) -> Vec<Candidate> {
-    let mut state = 1u64;
-    let mut picks = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (state >> 33).is_multiple_of(n)
-    };
-    all.into_iter().filter(|_| picks()).collect()
-}
-
 /// Estimated and simulated seconds of each candidate.
-pub fn times(
+pub(crate) fn times(
     graph: &Graph,
     cluster: &Cluster,
     settings: &Settings,
@@ -102,7 +100,7 @@ pub fn times(
 }
 
 /// Spearman's rank correlation.
-pub fn rank_correlation(times: &[(f64, f64)]) -> f64 {
+pub(crate) fn rank_correlation(times: &[(f64, f64)]) -> f64 {
     let ranks = |of: fn(&(f64, f64)) -> f64| {
         let mut order: Vec<usize> = (0..times.len()).collect();
         order.sort_by(|&a, &b| of(&times[a]).total_cmp(&of(&times[b])));
@@ -116,11 +114,25 @@ pub fn rank_correlation(times: &[(f64, f64)]) -> f64 {
     1.0 - 6.0 * squares / (count * (count * count - 1.0))
 }
 
-pub fn mean_error(times: &[(f64, f64)]) -> f64 {
+pub(crate) fn mean_error(times: &[(f64, f64)]) -> f64 {
     let errors = times.iter().map(|(estimated, simulated)| (estimated / simulated - 1.0).abs());
     errors.sum::<f64>() / times.len() as f64
 }
 
-pub fn model(text: &str) -> Graph {
+/// Holds the estimates to this rank correlation with the simulations, and to this mean error.
+pub(crate) fn assert_ranked(times: &[(f64, f64)], least: f64, most: f64, what: &str) {
+    let (correlation, error) = (rank_correlation(times), mean_error(times));
+    assert!(correlation >= least, "{what}: rank correlation {correlation}");
+    assert!(error <= most, "{what}: mean error {error}");
+}
+
+pub(crate) fn assert_as_simulated(times: &[(f64, f64)], tolerance: f64) {
+    for (estimated, simulated) in times {
+        let ratio = estimated / simulated;
+        assert!((ratio - 1.0).abs() <= tolerance, "{ratio}: {times:?}");
+    }
+}
+
+pub(crate) fn model(text: &str) -> Graph {
     ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model")
 }

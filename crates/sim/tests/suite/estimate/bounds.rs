@@ -1,0 +1,71 @@
+//! Bounds that a search prunes by: nothing estimated or simulated is below them.
+
+use shardloom_plan::Precision;
+use shardloom_sim::estimate::{Estimator, Settings};
+
+use super::candidates::{candidates, candidates_in_all_orders, possible, sample};
+use super::simulated::{MIXED, times};
+use crate::scenario::{cores, gpt, h100};
+
+#[test]
+fn bounds_are_never_above_estimates() {
+    let graph = gpt(6, false);
+    let cluster = h100(16);
+    let mut estimator = Estimator::new(&graph, &cluster, MIXED).expect("an estimator");
+    for candidate in candidates(16, 64) {
+        let estimate = estimator.estimate(&candidate).expect("costs").expect("a layout");
+        let bytes = estimator.least_bytes(&candidate).expect("costs").expect("a layout");
+        let seconds = estimator.least_seconds(&candidate).expect("costs").expect("a layout");
+        let slack = 1.0 + 1e-9;
+        assert!(bytes <= estimate.peak_bytes * slack, "{bytes} {estimate:?} {candidate:?}");
+        assert!(seconds <= estimate.step_seconds * slack, "{seconds} {estimate:?} {candidate:?}");
+    }
+}
+
+/// Bounds of time prune only what would not be chosen, as far as what stages cost is estimated right.
+#[test]
+fn no_simulated_step_is_shorter_than_its_bound() {
+    let graph = gpt(30, true);
+    for cluster in [h100(8), cores(8)] {
+        let settings = Settings { precision: Precision::FP32, norm: true, ..MIXED };
+        let all = candidates_in_all_orders(8, 32).into_iter().filter(|it| it.zero < 2).collect();
+        let candidates = sample(all, 20);
+        let candidates = possible(&graph, &cluster, &settings, candidates);
+        let times = times(&graph, &cluster, &settings, &candidates);
+        let mut estimator =
+            Estimator::new(&graph, &cluster, settings.clone()).expect("an estimator");
+        for (candidate, (_, simulated)) in candidates.iter().zip(times) {
+            let bound = estimator.bound(candidate).expect("costs").expect("a layout").step_seconds;
+            assert!(bound <= simulated * (1.0 + 1e-6), "{bound} {simulated} {candidate:?}");
+        }
+    }
+}
+
+/// Bounds prune only what the estimate would not choose. These steps are short enough to be run whole.
+#[test]
+fn no_estimate_in_any_order_is_below_its_bounds() {
+    let graph = gpt(30, true);
+    for cluster in [h100(8), cores(8)] {
+        for norm in [false, true] {
+            let settings = Settings { precision: Precision::FP32, norm, ..MIXED };
+            let mut estimator =
+                Estimator::new(&graph, &cluster, settings.clone()).expect("an estimator");
+            for candidate in sample(candidates_in_all_orders(8, 32), 12) {
+                let Some(estimate) = estimator.estimate(&candidate).expect("costs") else {
+                    continue;
+                };
+                let bound = estimator.bound(&candidate).expect("costs").expect("a layout");
+                let seconds = estimator.least_seconds(&candidate).expect("costs");
+                let bytes = estimator.least_bytes(&candidate).expect("costs");
+                let exceeds = |bound: f64, found: f64| bound > found * (1.0 + 1e-9);
+                assert!(!exceeds(bound.step_seconds, estimate.step_seconds), "{candidate:?}");
+                assert!(!exceeds(bound.peak_bytes, estimate.peak_bytes), "{candidate:?}");
+                assert!(
+                    !exceeds(seconds.expect("a layout"), estimate.step_seconds),
+                    "{candidate:?}"
+                );
+                assert!(!exceeds(bytes.expect("a layout"), estimate.peak_bytes), "{candidate:?}");
+            }
+        }
+    }
+}

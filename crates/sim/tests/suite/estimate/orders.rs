@@ -1,0 +1,101 @@
+//! Estimates of every schedule that is searched, beside simulations.
+
+use shardloom_cluster::Cluster;
+use shardloom_graph::Graph;
+use shardloom_plan::{Number, Precision};
+use shardloom_sim::estimate::{Candidate, Cut, Estimator, Settings};
+
+use super::candidates::{ORDERS, candidates_in_all_orders, pipeline, possible, sample};
+use super::simulated::{MIXED, mean_error, model, program, rank_correlation, times};
+use crate::scenario::{cores, gpt, h100};
+
+/// Pearson's correlation.
+fn correlation(times: &[(f64, f64)]) -> f64 {
+    let count = times.len() as f64;
+    let mean = |of: fn(&(f64, f64)) -> f64| times.iter().map(of).sum::<f64>() / count;
+    let (first, second) = (mean(|it| it.0), mean(|it| it.1));
+    let products = |of: fn(f64, f64) -> f64| {
+        times.iter().map(|it| of(it.0 - first, it.1 - second)).sum::<f64>()
+    };
+    products(|a, b| a * b) / (products(|a, _| a * a) * products(|_, b| b * b)).sqrt()
+}
+
+fn check(
+    graph: &Graph,
+    cluster: &Cluster,
+    settings: &Settings,
+    candidates: Vec<Candidate>,
+    error: f64,
+) {
+    let candidates = possible(graph, cluster, settings, candidates);
+    let times = times(graph, cluster, settings, &candidates);
+    let kinds = ORDERS.iter().filter(|(kind, _)| candidates.iter().any(|it| it.schedule == *kind));
+    assert!(kinds.count() == ORDERS.len() && candidates.len() > 60, "{} plans", candidates.len());
+    let (rank, linear) = (rank_correlation(&times), correlation(&times));
+    let found = mean_error(&times);
+    println!("rank {rank}, linear {linear}, mean error {found} of {}", times.len());
+    assert!(rank >= 0.98 && linear >= 0.98, "rank {rank}, linear {linear}");
+    assert!(found <= error, "mean error {found}");
+}
+
+#[test]
+fn estimates_rank_plans_of_all_schedules() {
+    let graph = model("gpt:layers=30,hidden=1024,heads=16,seq=1024,vocab=51200");
+    check(&graph, &h100(16), &MIXED, sample(candidates_in_all_orders(16, 64), 20), 0.03);
+}
+
+#[test]
+fn estimates_rank_plans_of_all_schedules_over_slow_shared_links() {
+    let graph = model(
+        "llama:layers=30,hidden=512,heads=8,kv_heads=4,seq=512,vocab=4096,ffn=1408,tied=true",
+    );
+    let cluster = Cluster::parse("v100-16g:4x4").expect("a preset");
+    let precision = Precision { compute: Number::Fp16, ..Precision::MIXED };
+    let settings = Settings { precision, ..MIXED };
+    check(&graph, &cluster, &settings, sample(candidates_in_all_orders(16, 32), 20), 0.05);
+}
+
+#[test]
+fn estimates_rank_plans_of_all_schedules_where_lanes_do_not_overlap() {
+    let graph = gpt(30, false);
+    let settings = Settings { precision: Precision::FP32, bucket_bytes: 100_000, ..MIXED };
+    check(&graph, &cores(8), &settings, sample(candidates_in_all_orders(8, 32), 20), 0.05);
+}
+
+/// Steps of many micro-batches are not run to their end.
+#[test]
+fn rounds_that_repeat_add_as_much_each() {
+    let graph = model("gpt:layers=30,hidden=1024,heads=16,seq=1024,vocab=51200");
+    let plans = ORDERS.map(|(schedule, chunks)| Candidate {
+        schedule,
+        chunks,
+        cut: Cut::Balanced,
+        ..pipeline(4, 1, 192)
+    });
+    let times = times(&graph, &h100(4), &MIXED, &plans);
+    for (plan, (estimated, simulated)) in plans.iter().zip(times) {
+        let ratio = estimated / simulated;
+        assert!((0.95..=1.05).contains(&ratio), "{:?}: {ratio}", plan.schedule);
+    }
+}
+
+/// What a device holds in a schedule's order.
+#[test]
+fn memory_of_all_schedules_is_estimated_as_their_programs_hold_it() {
+    let graph = model("gpt:layers=30,hidden=1024,heads=16,seq=1024,vocab=51200,tied=true");
+    let cluster = h100(8);
+    let mut estimator = Estimator::new(&graph, &cluster, MIXED).expect("an estimator");
+    let (mut near, mut count) = (0, 0);
+    for candidate in possible(&graph, &cluster, &MIXED, sample(candidates_in_all_orders(8, 32), 12))
+    {
+        let estimated = estimator.mesh_peak_bytes(&candidate).expect("costs").expect("a layout");
+        let program = program(&graph, &mut estimator, &MIXED, &candidate);
+        for (class, estimated) in program.classes.iter().zip(&estimated) {
+            let ratio = estimated / class.memory_use(&program, 0).peak_bytes as f64;
+            assert!((0.9..=1.1).contains(&ratio), "{}: {ratio} of {candidate:?}", class.place());
+            count += 1;
+            near += usize::from((0.99..=1.01).contains(&ratio));
+        }
+    }
+    assert!(10 * near >= 9 * count, "{near} of {count} within a hundredth");
+}
