@@ -1,0 +1,148 @@
+//! Plans that must have what was asked for, or be such as somebody runs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use shardloom_cluster::Cluster;
+use shardloom_plan::{Axis, Plan, Recompute, Uniform};
+use shardloom_search::{Only, Request, Runner, SearchError, Space, judge};
+use shardloom_sim::estimate::{Cut, Estimator};
+
+use super::{LARGER, PLENTY, search};
+use crate::scenario::{h100, model};
+
+#[test]
+fn what_a_plan_must_have_it_has_and_nothing_faster_is_left() {
+    let graph = model(LARGER);
+    let cluster = h100(2, 4, PLENTY);
+    let free = Request::new(LARGER, "c", 32);
+    for only in [
+        Only { tp: Some(4), pp: Some(2), ..Only::default() },
+        Only { zero: Some(3), microbatch: Some(2), ..Only::default() },
+        Only { dp: Some(2), recompute: Some(Recompute::Block), ..Only::default() },
+        Only { cp: Some(2), ..Only::default() },
+        // Wider than a node.
+        Only { tp: Some(8), ..Only::default() },
+    ] {
+        let request = Request { only: only.clone(), ..free.clone() };
+        let space = Space::new(&graph, &cluster, &request).expect("a space");
+        assert_eq!(space.candidates().count(), space.count(), "{only:?}");
+        let found = search(&graph, &cluster, &request).expect("a plan");
+        let (_, stage) = found.plan.stages().next().expect("a stage");
+        let [tp, cp] = [Axis::TP, Axis::CP].map(|axis| stage.mesh.width(axis) as u32);
+        // Also those that do not share what ZeRO shards.
+        let dp = stage.mesh.size() as u32 / tp / cp;
+        let widths = [tp, dp, cp];
+        for (asked, width) in [only.tp, only.dp, only.cp].into_iter().zip(widths) {
+            assert!(asked.is_none_or(|asked| asked == width), "{only:?}: {widths:?}");
+        }
+        let meshes: BTreeSet<_> = found.plan.stages().map(|(_, it)| it.devices.0.clone()).collect();
+        assert!(only.pp.is_none_or(|pp| pp as usize == meshes.len()), "{only:?}");
+        assert!(only.zero.is_none_or(|zero| zero == found.plan.sync.zero), "{only:?}");
+        assert!(only.recompute.is_none_or(|it| it == found.plan.recompute), "{only:?}");
+        let samples = 32 / found.plan.microbatches / dp as usize;
+        assert!(only.microbatch.is_none_or(|it| it as usize == samples), "{only:?}");
+        assert!(found.not_searched[0].contains("asked for"), "{:?}", found.not_searched);
+        let faster = search(&graph, &cluster, &free).expect("a plan").judgement.step_seconds;
+        assert!(found.judgement.step_seconds >= faster, "{only:?}");
+    }
+    let request = Request { only: Only { tp: Some(3), ..Only::default() }, ..free.clone() };
+    let error = search(&graph, &cluster, &request).expect_err("heads are not divided by 3");
+    assert!(error.to_string().contains("no plan of gpt on c has tp 3: widths divide"), "{error}");
+    let only = Only { recompute: Some(Recompute::Stage), ..Only::default() };
+    let error = search(&graph, &cluster, &Request { only, ..free }).expect_err("no estimate");
+    assert!(error.to_string().contains("by stage"), "{error}");
+}
+
+#[test]
+fn a_search_with_updates_that_are_validated_afterwards_is_refused_by_name() {
+    let text = "gpt:layers=4,hidden=64,heads=4,seq=32,vocab=128";
+    let cluster = Cluster::parse("h100-80g:8").expect("a preset");
+    let request = Request { post_validation: true, ..Request::new(text, "h100-80g:8", 16) };
+    let error = search(&model(text), &cluster, &request).expect_err("it has no estimate");
+    let refused = matches!(&error, SearchError::Request { key: "post_validation", .. });
+    assert!(refused, "{error}");
+}
+
+/// Somebody who runs pipelines that are cut so, without ZeRO, and on so many devices at most.
+#[derive(Debug)]
+struct Pipelines {
+    cuts: BTreeMap<usize, Vec<usize>>,
+    most_devices: u32,
+}
+
+impl Runner for Pipelines {
+    fn name(&self) -> &str {
+        "somebody"
+    }
+
+    fn runs_on(&self, _: &Cluster, devices: u32) -> bool {
+        devices <= self.most_devices
+    }
+
+    fn runs_numbers(&self, numbers: &Uniform, chunks: usize) -> bool {
+        self.cuts.contains_key(&numbers.pp) && chunks == 1 && numbers.sync.zero == 0
+    }
+
+    fn runs(&self, _: &Cluster, plan: &Plan) -> bool {
+        let stages = &plan.pipeline[0].stage;
+        let firsts = stages.iter().map(|stage| stage.blocks.0);
+        let cut: Vec<usize> = firsts.chain(stages.last().map(|stage| stage.blocks.1)).collect();
+        self.cuts.get(&stages.len()) == Some(&cut)
+            && plan.sync.zero == 0
+            && plan.pipeline.len() == 1
+    }
+
+    fn own_cuts(&self) -> Option<&BTreeMap<usize, Vec<usize>>> {
+        Some(&self.cuts)
+    }
+}
+
+#[test]
+fn the_fastest_plan_is_found_of_those_that_somebody_runs() {
+    let graph = model(LARGER);
+    let cluster = h100(1, 4, PLENTY);
+    let free = Request::new(LARGER, "c", 32);
+    let blocks = graph.blocks().len();
+    let of = |cuts: &[&[usize]], most_devices| {
+        let cuts = cuts.iter().map(|cut| (cut.len() - 1, cut.to_vec())).collect();
+        let runner = Arc::new(Pipelines { cuts, most_devices });
+        Request { runner: Some(runner), ..free.clone() }
+    };
+    let fastest = search(&graph, &cluster, &free).expect("a plan").judgement.step_seconds;
+    for (cuts, most_devices) in [
+        (&[&[0, 1, blocks][..]][..], 4),
+        (&[&[0, 2, 3, 4, blocks], &[0, 4, blocks]], 4),
+        (&[&[0, 2, blocks]], 2),
+    ] {
+        let request = of(cuts, most_devices);
+        let runner = request.runner.clone().expect("a runner");
+        let space = Space::new(&graph, &cluster, &request).expect("a space");
+        assert_eq!(space.candidates().count(), space.count());
+        assert!(space.candidates().all(|it| it.cut == Cut::Own && it.zero == 0));
+        let found = search(&graph, &cluster, &request).expect("a plan");
+        assert!(runner.runs(&cluster, &found.plan), "{}", found.plan.to_toml());
+        assert!(found.plan.device_count() <= most_devices as usize && !found.plan.post_validation);
+        // No other of them is faster, by simulating all.
+        let mut estimator =
+            Estimator::new(&graph, &cluster, request.settings()).expect("an estimator");
+        for candidate in space.candidates().filter(|it| !it.halves()) {
+            let exists = estimator.estimate(&candidate).expect("costs").is_some();
+            let plan = request.planned(&graph, &mut estimator, &candidate).expect("costs");
+            let Some(plan) = plan.filter(|plan| exists && runner.runs(&cluster, plan)) else {
+                continue;
+            };
+            let judged = judge(&graph, &cluster, &plan).expect("it can be lowered");
+            let is_slower = judged.step_seconds >= 0.98 * found.judgement.step_seconds;
+            assert!(!judged.fits(request.memory_share) || is_slower, "{}", plan.to_toml());
+        }
+        assert!(found.judgement.step_seconds >= fastest);
+        assert_eq!(found.not_searched[0], "plans that somebody does not run");
+    }
+    let error = search(&graph, &cluster, &of(&[], 4)).expect_err("none").to_string();
+    assert!(error.starts_with("somebody runs no plan of gpt on c: widths"), "{error}");
+    let only = Only { tp: Some(4), ..Only::default() };
+    let request = Request { only, ..of(&[&[0, 1, blocks]], 4) };
+    let error = search(&graph, &cluster, &request).expect_err("none").to_string();
+    assert!(error.starts_with("somebody runs no plan of gpt on c with tp 4: widths"), "{error}");
+}
