@@ -1,0 +1,160 @@
+//! The plan that these options say, in numbers that hold for all of its stages.
+
+use shardloom::methods::Rules;
+use shardloom::plan::{
+    LossScale, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform, Updates, Weights,
+    usual_attention,
+};
+use shardloom::{Model, uniform_plan_in_chunks};
+
+use super::split::Split;
+use super::{Dimensions, Place};
+use crate::command::freeze::frozen;
+use crate::command::in_options::{Named, in_options};
+use crate::command::order::Order;
+use crate::failure::Failure;
+
+impl Dimensions {
+    /// The plan with this schedule.
+    ///
+    /// # Errors
+    /// As [`uniform_plan_in_chunks`], in the words of these options.
+    pub fn plan(
+        &self,
+        model: &Model,
+        order: Order,
+        microbatches: usize,
+        place: &Place,
+    ) -> Result<Plan, Failure> {
+        let named = |error: shardloom::Error| {
+            in_options(error, |key, value| self.option_of(order, microbatches, key, value))
+        };
+        let Rules { weights, updates, recompute } = order.rules(&self.optimizer()?)?;
+        let mut numbers = self.numbers(order.kind(), recompute, microbatches, place)?;
+        if let Some(servers) = numbers.sync.servers {
+            numbers.sync.bucket_bytes = servers.bucket_bytes(model.graph());
+        }
+        if let Some(summation) = numbers.sync.summation {
+            let usual = numbers.sync.bucket_bytes;
+            numbers.sync.bucket_bytes = summation.bucket_bytes(model.graph(), usual);
+        }
+        let frozen = frozen(&self.freeze, model)?;
+        let mut plan =
+            uniform_plan_in_chunks(model, &numbers, &place.cluster, order.chunks(), frozen)
+                .map_err(named)?;
+        plan.post_validation = self.post_validation;
+        if plan.sync.negotiation.is_none() {
+            plan.communication = self.communication();
+        }
+        plan.recompute_last = !self.split.recompute_except_last;
+        let usual = || usual_attention(model.graph(), place.fuses_attention);
+        plan.attention = self.split.attention.unwrap_or_else(usual);
+        plan.keeps_gathered = self.split.keep_gathered || place.plan_defaults.keeps_gathered;
+        plan.weights = weights;
+        if microbatches > 1 {
+            if updates == Updates::Round && matches!(weights, Weights::Newest { .. }) {
+                let message = format!(
+                    "--microbatches {microbatches} cannot be given with --schedule {}, of which every \
+                     micro-batch is a step; --global-batch says how many samples it has",
+                    order.named.name
+                );
+                return Err(Failure::usage("--microbatches", message));
+            }
+            plan.updates = updates;
+        }
+        plan.loss_scale = LossScale::usual(&plan);
+        let valid = plan.validate(model.graph(), plan.device_count());
+        valid.map_err(|error| named(error.into()))?;
+        Ok(plan)
+    }
+
+    /// The plan in numbers.
+    fn numbers(
+        &self,
+        schedule: ScheduleKind,
+        recompute: Option<Recompute>,
+        microbatches: usize,
+        place: &Place,
+    ) -> Result<Uniform, Failure> {
+        let (servers, averaging) = (self.split.servers(), self.split.averaging());
+        let zero = self.split.zero.unwrap_or(0);
+        Ok(Uniform {
+            pp: self.pp(),
+            mesh: self.split.mesh()?,
+            sequence_parallel: self.split.sequence_parallel,
+            global_batch: self.global_batch(),
+            microbatches,
+            schedule,
+            recompute: self.split.recompute.or(recompute).unwrap_or(Recompute::None),
+            sync: Sync {
+                algorithm: self.algorithm.unwrap_or(place.algorithm),
+                zero,
+                servers,
+                compression: self.split.compression.unwrap_or_default(),
+                averaging,
+                summation: self.split.summation(),
+                negotiation: self.split.negotiation(),
+                sparse: self.split.sparse,
+                bucket_bytes: place.plan_defaults.bucket_bytes(place.bucket_bytes, zero),
+                all_reduces: place.plan_defaults.all_reduces(zero),
+                shard_over: None,
+            },
+            precision: match (self.precision, servers) {
+                (Some(compute), _) => self.formats(compute),
+                (None, None) => place.precision,
+                (None, Some(_)) => Precision::FP32,
+            },
+            optimizer: self.optimizer()?,
+            // The norm of all gradients would have every device wait for the slowest, which is what a
+            // schedule without flush is there to avoid, and servers with staleness are; replicas with weights
+            // of their own have no norm together.
+            clip_norm: match schedule.flushes() && servers.is_none() && averaging.is_none() {
+                true => self.clip_norm(),
+                false => self.clip_norm,
+            },
+        })
+    }
+
+    /// The option that says what a key of a plan with this schedule says.
+    fn option_of(
+        &self,
+        order: Order,
+        microbatches: usize,
+        key: &str,
+        value: &str,
+    ) -> Option<Named> {
+        let Split { dp, cp, tp, .. } = self.split;
+        let width = |option, width: Option<u32>| Named::of(option, width.unwrap_or(1));
+        Some(match key {
+            "pp" => Named::of("--pp", value),
+            "dp" | "mesh.dp" | "mesh.replica" => {
+                let batch = self.global_batch();
+                let parts = microbatches.saturating_mul(dp.unwrap_or(1) as usize);
+                match batch.checked_next_multiple_of(parts.max(1)) {
+                    Some(next) if key != "dp" && next != batch => {
+                        width("--dp", dp).with_hint(format!("; with --global-batch {next} it does"))
+                    }
+                    _ => width("--dp", dp),
+                }
+            }
+            "cp" | "mesh.cp" => width("--cp", cp),
+            "tp" | "mesh.tp" => width("--tp", tp),
+            "chunks" if order.chunks.is_some() => Named::of("--chunks", value),
+            "chunks" => {
+                let name = order.named.name;
+                let value =
+                    format!("{} with {name}, which has {value} stages on a device", self.pp());
+                Named::of("--pp", value)
+            }
+            "global_batch" => Named::of("--global-batch", value),
+            "microbatches" => Named::of("--microbatches", value),
+            "clip_norm" => Named::of("--clip-norm", value),
+            "sync.zero" => Named::of("--zero", value),
+            "sync.servers.replicas" => Named::of("--server-replicas", value),
+            "sync.algorithm" => Named::of("--algorithm", value),
+            "sync.compression" => Named::of("--compression", value),
+            "attention" => Named::of("--attention", value),
+            _ => return None,
+        })
+    }
+}
