@@ -111,6 +111,12 @@ impl Updates {
 /// clients; of a rank that fetches in which step of the row the other had published that.
 pub(crate) type Answers = Vec<Vec<u32>>;
 
+/// What is wrong with answers that are not of this row.
+pub(super) fn other_row() -> Error {
+    let reason = "the answers to repeat are of another program, bound or number of steps".into();
+    Error::Unsupported { reason }
+}
+
 /// What a command came to on one rank.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Done {

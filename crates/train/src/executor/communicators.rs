@@ -195,13 +195,13 @@ impl Communicators {
                 self.negotiated.iter().position(|it| u32::from(it.number) == *number && it.answers);
             let list = more.split_at_checked(*length as usize);
             let (Some(place), Some((list, left))) = (place, list) else {
-                return Err(super::threads::other_row());
+                return Err(super::command::other_row());
             };
             of_each[place].push(list.to_vec());
             rest = left;
         }
         if !rest.is_empty() {
-            return Err(super::threads::other_row());
+            return Err(super::command::other_row());
         }
         for (negotiating, own) in self.negotiated.iter_mut().zip(of_each) {
             negotiating.members.repeat(lists.map(|_| own));

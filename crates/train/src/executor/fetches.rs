@@ -5,7 +5,7 @@ use std::ops::Range;
 use shardloom_program::{Action, Program, Rank};
 
 use super::Answers;
-use super::threads::other_row;
+use super::command::other_row;
 use crate::Result;
 
 /// What a rank does in a row that repeats another. Each of its fetches finds what it found then, since who publishes

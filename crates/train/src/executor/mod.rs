@@ -10,6 +10,7 @@ mod state;
 mod threads;
 mod virtual_clock;
 mod waiting;
+mod worker;
 
 use shardloom_sim::Recording;
 
