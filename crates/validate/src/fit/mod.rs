@@ -247,3 +247,38 @@ impl From<Refusal> for FitError {
         FitError::Prediction(refusal)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Measured;
+
+    #[test]
+    fn of_too_many_groups_as_many_as_possible_are_left_out_together_each_time() {
+        // Two rows of each model.
+        let rows: Vec<Row> = (0..2 * (2 * MOST_GROUPS + 1))
+            .map(|number| Row {
+                line: number as u64,
+                source: String::new(),
+                hardware: String::new(),
+                model: format!("model {:02}", number / 2),
+                measured: Measured::step(1.0),
+                case: Err(Refusal::NothingMeasured),
+            })
+            .collect();
+        let rows: Vec<&Row> = rows.iter().collect();
+        let sizes = |models: usize| -> Vec<usize> {
+            let all: Vec<usize> = (0..2 * models).collect();
+            let groups = groups(&rows, &all, |row| &row.model);
+            let mut members: Vec<usize> = groups.iter().flat_map(|it| it.1.clone()).collect();
+            members.sort_unstable();
+            assert_eq!(members, all, "each row is left out once");
+            groups.iter().map(|(_, rows)| rows.len()).collect()
+        };
+        assert_eq!(sizes(MOST_GROUPS), [2; MOST_GROUPS]);
+        // Of 41 models two together, and once three.
+        let mut uneven = sizes(2 * MOST_GROUPS + 1);
+        uneven.sort_unstable();
+        assert_eq!((uneven.len(), uneven[0], uneven[18], uneven[19]), (MOST_GROUPS, 4, 4, 6));
+    }
+}

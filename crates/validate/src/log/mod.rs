@@ -240,3 +240,26 @@ pub fn read_log(path: &Path) -> Result<TrainingLog, LogError> {
     let arguments = argument::of_text(&text);
     Ok(TrainingLog { path: path.into(), format, steps, arguments, peak: lines.peak })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The gaps between tensors are in what is reserved, so that it is more.
+    #[test]
+    fn the_most_that_tensors_had_is_told_rather_than_more_that_was_reserved() {
+        let of = |all: &[(f64, bool)]| {
+            let mut found = Lines::default();
+            all.iter().for_each(|&(bytes, reserved)| found.remember(bytes, reserved));
+            found.peak.map(|it| (it.bytes, it.reserved))
+        };
+        for (all, right) in [
+            (&[(5.0, false), (9.0, true)][..], (5.0, false)),
+            (&[(9.0, true), (5.0, false)], (5.0, false)),
+            (&[(9.0, true), (5.0, false), (6.0, false), (10.0, true)], (6.0, false)),
+            (&[(7.0, true), (9.0, true), (8.0, true)], (9.0, true)),
+        ] {
+            assert_eq!(of(all), Some(right), "{all:?}");
+        }
+    }
+}

@@ -71,6 +71,14 @@ mod tests {
         assert_eq!(found.slow, [(9, 5.0), (12, 3.0)]);
     }
 
+    /// The fourth step is 1.2 times as long as those of the last half, and not even 1.1 times as the middle of all.
+    #[test]
+    fn first_steps_are_slow_beside_the_last_half_and_not_beside_all() {
+        let seconds = [5.0, 4.0, 3.0, 1.2, 1.0, 1.0, 1.0, 1.0];
+        let found = Pace::of(&steps(&seconds), None).expect("there are steps");
+        assert_eq!((found.warm_up, found.median), (4, 1.0));
+    }
+
     #[test]
     fn one_slow_step_among_steady_ones_is_no_warm_up_wherever_it_is() {
         let mut seconds = vec![1.0; 12];

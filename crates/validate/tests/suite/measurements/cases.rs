@@ -2,7 +2,7 @@
 
 use super::files::{row, shipped};
 use shardloom_cluster::Stack;
-use shardloom_plan::{Axis, Number, Plan, Recompute, ScheduleKind};
+use shardloom_plan::{Axis, Number, Plan, Recompute, ScheduleKind, Sync};
 use shardloom_validate::{
     Case, FeatureValue, Hardware, MemoryOf, MicroBatch, Refusal, cluster, features, predict, read,
 };
@@ -69,6 +69,8 @@ fn widths_of_a_row_are_those_of_its_plan() {
     assert_eq!(plan(&case(&single), None).sync.zero, 0);
     let context = [("gpus", "8"), ("dp", "1"), ("tp", "4"), ("cp", "2")];
     assert_eq!(plan(&case(&context), None).sync.zero, 1);
+    // Nor have replicas of which each shares with itself alone.
+    assert_eq!(plan(&case(&[("sharding", "zero1:1")]), None).sync.zero, 0);
     let some = plan(&case(&[("sharding", "zero1:4")]), None);
     let (_, stage) = some.stages().next().expect("a stage");
     assert_eq!((stage.mesh.size(), stage.mesh.width(Axis::DP)), (8, 4));
@@ -81,6 +83,19 @@ fn plans_have_the_defaults_of_the_software() {
     for keeps in [false, true] {
         stack.plan_defaults.keeps_gathered = keeps;
         assert_eq!(plan(&case, Some(&stack)).keeps_gathered, keeps);
+    }
+    // Shares that are reduced once, at the end, are so under ZeRO-1 and ZeRO-2, of which weights are not gathered.
+    stack.plan_defaults.reduces_shards_at_end = true;
+    let usual = Sync::default().bucket_bytes;
+    for (sharding, at_once) in [("ddp", false), ("zero1", true), ("zero2", true), ("zero3", false)]
+    {
+        let case = self::case(&[("sharding", sharding)]);
+        let bucket_bytes = plan(&case, Some(&stack)).sync.bucket_bytes;
+        assert_eq!(
+            (bucket_bytes > usual, bucket_bytes == usual),
+            (at_once, !at_once),
+            "{sharding}"
+        );
     }
 }
 
@@ -221,4 +236,61 @@ fn what_sources_do_alike_is_taken_of_all_of_their_rows() {
     assert_eq!(of(megatron, "1", "8"), ("1024".into(), false));
     assert_eq!(of(megatron, "4", "2"), ("1024".into(), true));
     assert_eq!(of("InternLM/InternEvo", "4", "2"), ("1000".into(), false));
+}
+
+/// Where rows do not say it: two matrices with embedding and head as one, or three with each of its own; in the
+/// playbook, whose rows say so, below 4 billion parameters.
+#[test]
+fn heads_share_the_weights_of_the_embedding_where_models_of_the_source_do() {
+    let is_tied = |changes: &[(&str, &str)]| case(changes).shape.tied;
+    assert!(!is_tied(&[("model", "llama-7b")]));
+    assert!(is_tied(&[("model", "gpt-7b")]));
+    let playbook = ("source", "nanotron ultra-scale playbook");
+    // Layers of 4 x 4096^2 + 3 x 4096 x 11008 weights, and an embedding of 103168 x 4096: 4 x 10^9 are 17 layers.
+    let of = |layers| {
+        let case = case(&[playbook, ("layers", layers), ("model", "llama")]);
+        assert_eq!((case.shape.hidden, case.shape.ffn, case.shape.vocab), (4096, 11008, 103_168));
+        case.shape.tied
+    };
+    assert_eq!(["17", "18"].map(of), [true, false]);
+}
+
+/// Two stages, of which the last has the logits of a million classes.
+#[test]
+fn a_plan_that_some_device_has_no_memory_for_does_not_fit_though_the_first_was_measured() {
+    let changes = [
+        ("gpus", "2"),
+        ("dp", "1"),
+        ("pp", "2"),
+        ("hidden", "512"),
+        ("heads", "8"),
+        ("kv_heads", "8"),
+        ("ffn", "1024"),
+        ("layers", "2"),
+        ("vocab", "1000000"),
+        ("gbs", "16"),
+        ("mbs", "16"),
+        ("recompute", "none"),
+    ];
+    let fullest = case(&changes);
+    let first = Case { memory_of: MemoryOf::First, ..fullest.clone() };
+    let [fullest, first] = [fullest, first].map(|it| it.predict(None).expect("a prediction"));
+    let device_bytes = 80 << 30;
+    assert!(first.peak_bytes < device_bytes && device_bytes < fullest.peak_bytes, "{first:?}");
+    assert!(fullest.exceeds && first.exceeds);
+}
+
+/// Without recomputation the activations of 8 samples need more than is there: 34 bytes for each of 2048 x 4096 numbers
+/// of 32 layers are 73 GB (Korthikanti et al. 2023, equation 1, but for attention), beside 7 billion weights.
+#[test]
+fn everything_is_computed_twice_before_micro_batches_get_smaller() {
+    let fitting = Case { micro_batch: MicroBatch::LargestFitting(8), ..case(&[("gbs", "64")]) };
+    let micro_batch = |recompute: &str| {
+        let split = case(&[("recompute", recompute)]).split;
+        let found = Case { split, ..fitting.clone() }.predict(None).expect("a prediction");
+        assert!(!found.exceeds, "{recompute}");
+        found.micro_batch
+    };
+    assert!(micro_batch("none") < 8);
+    assert_eq!(["full", ""].map(micro_batch), [8, 8]);
 }

@@ -72,6 +72,19 @@ fn a_constant_that_no_row_depends_on_is_left_alone() {
     assert_eq!(found.error_after, found.error_before);
 }
 
+/// Such as the share of its peak that a kernel reaches.
+#[test]
+fn rows_depend_on_a_constant_that_makes_them_faster() {
+    let stack = internevo();
+    let mut rows = rows(&stack);
+    rows.truncate(2);
+    let text = stack.to_toml().expect("it can be written");
+    let text = text + "\n[fused_attention]\n\"a100-80g\" = 0.3\n";
+    let stack = Stack::from_toml(&text).expect("a stack");
+    let found = fitted(&rows, &stack, &["fused_attention.a100-80g"]).expect("a fit");
+    assert_eq!(found.constants[0].rows, 2, "{found:?}");
+}
+
 /// Rows of one source take what they take under other constants than those of the other: what is fitted to one
 /// source is wrong for the other.
 #[test]

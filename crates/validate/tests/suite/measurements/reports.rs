@@ -88,6 +88,7 @@ fn choosing_by_prediction_costs_what_the_chosen_plan_takes_longer() {
         row(&[("recompute", "full"), ("gbs", "128"), ("step_s", "1.0")]),
         row(&[("recompute", "full"), ("step_s", "1.0"), ("leave_out", "regret")]),
         row(&[("recompute", "full"), ("hw", "H100"), ("step_s", "1.0")]),
+        row(&[("recompute", "full"), ("gpus", "16"), ("dp", "16"), ("step_s", "1.0")]),
     ];
     let outcomes = predict(&rows, None, &|| {});
     let seconds =
@@ -95,6 +96,21 @@ fn choosing_by_prediction_costs_what_the_chosen_plan_takes_longer() {
     assert!(seconds(0) < seconds(1));
     let regret = report(&rows, &outcomes, false).all.regret.expect("a group of two");
     assert_eq!((regret.groups, regret.mean, regret.max), (1, 0.5, 0.5));
+}
+
+#[test]
+fn memory_that_is_left_out_counts_neither_for_errors_nor_for_what_fits() {
+    let of = |leave_out, step_kind| {
+        let changes = [("recompute", "full"), ("peak_mem_gib", "20"), ("step_kind", step_kind)];
+        let rows = [row(&[&changes[..], &[("leave_out", leave_out)]].concat())];
+        let all = report(&rows, &predict(&rows, None, &|| {}), false).all;
+        (all.memory.map(|it| it.rows), all.ran.rows, all.crashed.rows)
+    };
+    let crashed = "crashed_or_oom";
+    assert_eq!([of("", "step"), of("", crashed)], [(Some(1), 1, 0), (Some(1), 0, 1)]);
+    assert_eq!(of("memory", "step"), (None, 0, 0));
+    // A time of a step is compared all the same, so that this row is predicted.
+    assert_eq!(of("memory", crashed), (None, 0, 0));
 }
 
 #[test]
