@@ -157,14 +157,24 @@ impl Bench {
             }
             batches.push(start.seconds() / calls as f64);
         }
-        batches.sort_by(f64::total_cmp);
-        let own = if counts { batches[batches.len() / 4] } else { 0.0 };
-        let all = reduce(&mut *self.alike, own, Reduction::Sum)?;
-        let number = f64::from(u8::from(counts));
-        let number = reduce(&mut *self.alike, number, Reduction::Sum)?;
+        let mean = self.mean(counts.then(|| lower_quartile(batches)))?;
         // A clock too coarse for a call still leaves it some time.
-        Ok((number > 0.0).then(|| (all / number).max(1e-12)))
+        Ok(mean.map(|seconds| seconds.max(1e-12)))
     }
+
+    /// The mean of what ranks on machines of this one's kind have, of those that have something.
+    fn mean(&mut self, own: Option<f64>) -> Result<Option<f64>> {
+        let all = reduce(&mut *self.alike, own.unwrap_or(0.0), Reduction::Sum)?;
+        let number = f64::from(u8::from(own.is_some()));
+        let number = reduce(&mut *self.alike, number, Reduction::Sum)?;
+        Ok((number > 0.0).then(|| all / number))
+    }
+}
+
+/// The lower quartile of the times of repeats, as other work can only add to them.
+fn lower_quartile(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 4]
 }
 
 /// What some numbers of the members of a group come to.
@@ -260,4 +270,63 @@ pub(crate) fn run<T: Send>(
         }
         Ok(first.expect("there is at least one rank"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use shardloom_fabric::InProcess;
+
+    use super::*;
+    use crate::tests::{hasty, machine};
+
+    /// What `work` comes to on the first of two ranks.
+    fn on_two<T: Send>(repeats: Repeats, work: impl Fn(&mut Bench) -> Result<T> + Sync) -> T {
+        run(&InProcess, &machine(), repeats, &mut |_, _| (), work).expect("it runs")
+    }
+
+    #[test]
+    fn of_repeats_the_fastest_of_each_four_counts() {
+        assert_eq!(lower_quartile(vec![7.0]), 7.0);
+        assert_eq!(lower_quartile(vec![5.0, 1.0, 4.0, 2.0, 3.0]), 2.0);
+        assert_eq!(lower_quartile(vec![4.0, 3.0, 2.0, 1.0]), 2.0);
+        let one_to_21 = (1..=21).rev().map(f64::from).collect();
+        assert_eq!(lower_quartile(one_to_21), 6.0);
+    }
+
+    #[test]
+    fn the_mean_is_over_the_ranks_that_have_a_time() {
+        let mean = |of: [Option<f64>; 2]| {
+            on_two(hasty().repeats, |bench| bench.mean(of[bench.endpoint.rank() as usize]))
+        };
+        assert_eq!(mean([Some(1.0), Some(3.0)]), Some(2.0));
+        assert_eq!(mean([None, Some(3.0)]), Some(3.0));
+        assert_eq!(mean([None, None]), None);
+    }
+
+    /// So that none finds its operands where the one before left them.
+    #[test]
+    fn every_call_is_told_another_number() {
+        let repeats = Repeats { batches: 3, batch_seconds: 1e9, most: 4, ..hasty().repeats };
+        let told = on_two(repeats, |bench| {
+            let mut told = vec![];
+            bench.seconds(Clock::Processor, |_, call| {
+                told.push(call);
+                Ok(())
+            })?;
+            Ok(told)
+        });
+        // One that pays for new memory, one that says how many a batch has, and three batches of four.
+        assert_eq!(told, (0..14).collect::<Vec<usize>>());
+    }
+
+    #[test]
+    fn ranks_take_turns_where_they_are_more_than_there_are_cores() {
+        let is_crowded = |cores| {
+            let mut machine = machine();
+            machine.measured_on.cores = cores;
+            let work = |bench: &mut Bench| Ok(bench.is_crowded);
+            run(&InProcess, &machine, hasty().repeats, &mut |_, _| (), work).expect("it runs")
+        };
+        assert_eq!([1, 2, 3].map(is_crowded), [true, false, false]);
+    }
 }

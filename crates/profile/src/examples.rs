@@ -320,3 +320,18 @@ pub(crate) fn attention(graph: &Graph, [positions, head_dim]: [usize; 2]) -> Ext
     }
     extents
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Four heads of 64 positions have 2^14 probabilities a sample.
+    #[test]
+    fn attention_has_as_many_samples_as_make_a_million_probabilities() {
+        let graph = gpt(0.0).graph("gpt").expect("a model");
+        for (positions, samples) in [(64, 64), (128, 16), (512, 1), (1024, 1)] {
+            let extents = attention(&graph, [positions, 32]);
+            assert_eq!(extents.get(graph.batch()), samples, "{positions} positions");
+        }
+    }
+}

@@ -106,6 +106,15 @@ mod tests {
         [96, 96, 2048],
     ];
 
+    /// Of a product that took one second and then two, c is to have the least (c / 1 - 1)^2 + (c / 2 - 1)^2, which is
+    /// where (c - 1) + (c / 2 - 1) / 2 = 0; with errors in seconds it would be 1.5.
+    #[test]
+    fn errors_count_by_what_the_times_are() {
+        let point = |seconds| TimedProduct { m: 64, n: 64, k: 64, seconds };
+        let found = fit(&[point(1.0), point(2.0)]).seconds(64, 64, 64);
+        assert!((found - 1.2).abs() < 1e-9, "{found}");
+    }
+
     proptest! {
         #[test]
         fn coefficients_that_made_the_times_are_found(

@@ -73,20 +73,18 @@ pub(crate) fn message(elements: usize, pairs: Pairs, bench: &mut Bench) -> Resul
             both.contains(&rank).then(|| bench.endpoint.group(&both)).transpose()?
         }
     };
-    let ways = if pairs == Pairs::Together { 1.0 } else { 2.0 };
-    let there_and_back = match bench.sites.partner(rank, pairs) {
-        Some(partner) => exchange(elements, partner, together.as_deref_mut(), bench),
+    let all = match bench.sites.partner(rank, pairs) {
+        Some(partner) => exchange(elements, (partner, pairs), together.as_deref_mut(), bench),
         None => bench.seconds_of(false, Clock::Wall, |_, _| Ok(())),
     }?;
-    Ok(there_and_back.map(|seconds| seconds / ways))
+    Ok(all.map(|seconds| seconds / pairs.messages() as f64))
 }
 
-/// Seconds of a message of so many elements from the lower of two ranks to the other and of one back, on the
-/// lower rank's clock, as the other is done as soon as it has answered. With others, until they all have received,
-/// and no message back.
+/// Seconds of all messages of so many elements that two ranks exchange at a time; of those of all ranks of two machines,
+/// until they all have received.
 fn exchange(
     elements: usize,
-    partner: u32,
+    (partner, pairs): (u32, Pairs),
     mut together: Option<&mut (dyn Group<Timed> + 'static)>,
     bench: &mut Bench,
 ) -> Result<Option<f64>> {
@@ -102,9 +100,8 @@ fn exchange(
         Ordering::Greater => [Role::Receive, Role::Send],
         Ordering::Equal => [Role::Both; 2],
     };
-    let roles = if together.is_some() { &there_and_back[..1] } else { &there_and_back };
-    // A rank without a neighbour tells of messages on its machine only where there is no other.
-    let counts = rank < partner || (rank == partner && bench.sites.beside(rank).len() == 1);
+    let roles = &there_and_back[..pairs.messages()];
+    let counts = bench.sites.tells(rank, partner);
     bench.seconds_of(counts, Clock::Wall, |endpoint, _| {
         for &role in roles {
             if role != Role::Receive {

@@ -475,3 +475,126 @@ pub(crate) fn link_out(messages: Vec<(f64, f64)>) -> Result<Link> {
         curve: Some(Curve::new(messages)?),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Sites;
+    use crate::tests::{hasty, machine};
+
+    fn all_tasks<'a>(machine: &Machine, examples: &'a [Graph]) -> Vec<Task<'a>> {
+        tasks(machine, &Plan { rows: vec![2, 16, 256], ..hasty() }, examples)
+    }
+
+    /// The sizes that a class is measured at in fp32, in order.
+    fn sizes(name: &str) -> Vec<Size> {
+        let examples = examples::examples();
+        let all = all_tasks(&machine(), &examples).into_iter();
+        let own = all.filter(|it| it.name == name && it.format == Precision::Fp32);
+        own.map(|it| it.size).collect()
+    }
+
+    fn products(sizes: impl IntoIterator<Item = [usize; 3]>) -> Vec<Size> {
+        let product = |[m, n, k]: [usize; 3]| Size::Product(MatmulShape { batch: 1, m, n, k });
+        sizes.into_iter().map(product).collect()
+    }
+
+    /// Rows, inputs and outputs of products; in the other passes what is summed over is another.
+    #[test]
+    fn classes_are_measured_at_the_sizes_that_are_wanted() {
+        // 4 rows of 8 numbers that become 16, and so on.
+        let forward = [[4, 16, 8], [16, 4, 8], [8, 8, 8]];
+        assert_eq!(sizes("contract.forward"), products(forward));
+        assert_eq!(sizes("contract.input"), products(forward.map(|[m, n, k]| [m, k, n])));
+        assert_eq!(sizes("contract.weight"), products(forward.map(|[m, n, k]| [k, n, m])));
+        // Rows of 256 numbers, however they are dealt to samples.
+        let rows = [2, 16, 256].map(|rows| Size::Elements(rows * 256));
+        assert_eq!(sizes("layer-norm.forward"), rows);
+        // Each of rows and inputs in turn with a sixteenth, a quarter and half of 1024 classes, and the target's.
+        let drawn = [[4, 65, 8], [16, 257, 8], [8, 513, 8]];
+        assert_eq!(sizes("sampled-cross-entropy.forward"), products(drawn));
+        // 2 and so on samples, and four gates of 4 and so on cells; the state is half of them if it is projected.
+        let recurrence = |state: fn(usize) -> usize| {
+            [[2, 4], [3, 8], [4, 4]].map(|[m, cells]| [m, 4 * cells, state(cells)])
+        };
+        assert_eq!(sizes("lstm.forward"), products(recurrence(|cells| cells)));
+        assert_eq!(sizes("lstm+projection.forward"), products(recurrence(|cells| cells / 2)));
+    }
+
+    #[test]
+    fn groups_are_powers_of_two_and_all_ranks() {
+        let sizes = |ranks| group_sizes(ranks).into_iter().collect::<Vec<u32>>();
+        assert_eq!([sizes(1), sizes(2), sizes(3)], [vec![], vec![2], vec![2, 3]]);
+        assert_eq!([sizes(6), sizes(8)], [vec![2, 4, 6], vec![2, 4, 8]]);
+    }
+
+    /// A profile of a machine that takes so long for each task.
+    fn made(machine: &Machine, seconds: impl Fn(&Task<'_>) -> f64) -> Profile {
+        let examples = examples::examples();
+        let tasks = all_tasks(machine, &examples);
+        let timed = tasks.iter().map(|it| (((it.format, &*it.name), it.size), seconds(it)));
+        profile(machine, timed).expect("a profile")
+    }
+
+    fn elements(task: &Task<'_>) -> f64 {
+        match task.size {
+            Size::Elements(elements) => elements as f64,
+            Size::Product(MatmulShape { m, n, k, .. }) => (m * n * k) as f64,
+        }
+    }
+
+    fn near(found: f64, expected: f64) {
+        assert!((found / expected - 1.0).abs() < 1e-9, "{found} is not {expected}");
+    }
+
+    #[test]
+    fn memory_is_as_fast_as_copies_that_read_and_write_each_byte() {
+        // A nanosecond for each number of four bytes.
+        let profile = made(&machine(), |task| 1e-9 * elements(task));
+        near(profile.device.memory_bytes_per_second, 8e9);
+        near(profile.node.intra.bytes_per_second, 8e9);
+        // What leaves the node is what its two ranks reach.
+        near(profile.node.uplink_bytes_per_second, 16e9);
+    }
+
+    #[test]
+    fn the_peak_is_that_of_the_fastest_contraction_and_of_nothing_else() {
+        let profile = made(&machine(), |task| {
+            let faster = if task.format == Precision::Bf16 { 4.0 } else { 1.0 };
+            let nanoseconds = match &*task.name {
+                "contract.weight" => 1.0,
+                name if name.starts_with("contract") => 2.0,
+                // Two operations for each multiplication, so that these would be faster.
+                _ => 0.1,
+            };
+            1e-9 * nanoseconds * elements(task) / faster
+        });
+        let peak = &profile.device.peak_flops;
+        near(peak.fp32.expect("it is measured"), 2e9);
+        near(peak.bf16.expect("it is measured"), 8e9);
+    }
+
+    /// Messages of 4 and of 256 bytes.
+    #[test]
+    fn links_between_machines_are_by_bytes_and_all_senders_share_what_leaves_a_node() {
+        let sites = Sites::of(&[("a", ()), ("a", ()), ("b", ()), ("b", ())]).expect("in order");
+        let profile = made(&Machine { sites, ..machine() }, |task| match &*task.name {
+            MESSAGE_OUT => {
+                if elements(task) > 1.0 {
+                    3e-6
+                } else {
+                    1e-6
+                }
+            }
+            MESSAGES_OUT => 4e-7,
+            _ => 1e-9 * elements(task),
+        });
+        let inter = &profile.node.inter;
+        near(inter.latency_seconds, 1e-6);
+        near(inter.bytes_per_second, 256.0 / 2e-6);
+        near(inter.transfer_seconds(4.0), 1e-6);
+        near(inter.transfer_seconds(256.0), 3e-6);
+        // Two ranks at once, each of which sends one such message.
+        near(profile.node.uplink_bytes_per_second, 2.0 * 256.0 / 4e-7);
+    }
+}

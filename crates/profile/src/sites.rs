@@ -27,6 +27,16 @@ pub(crate) enum Pairs {
     Together,
 }
 
+impl Pairs {
+    /// How many messages two ranks exchange while a clock runs: one each way, or one way only.
+    pub(crate) fn messages(self) -> usize {
+        match self {
+            Pairs::Within | Pairs::Alone => 2,
+            Pairs::Together => 1,
+        }
+    }
+}
+
 impl Sites {
     /// So many ranks on one machine.
     pub fn one(ranks: u32) -> Sites {
@@ -128,6 +138,14 @@ impl Sites {
     }
 }
 
+impl Sites {
+    /// Whether the clock of a rank tells how long messages between it and its partner take: of two the lower one's, as
+    /// the other is done as soon as it has answered; of one without a neighbour only where its machine has no other.
+    pub(crate) fn tells(&self, rank: u32, partner: u32) -> bool {
+        rank < partner || (rank == partner && self.beside(rank).len() == 1)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,6 +181,17 @@ mod tests {
         assert_eq!(Sites::one(1).partner(0, Pairs::Together), None);
         assert_eq!((sites.both(4), sites.both(1)), (vec![0, 1, 3, 4], vec![0, 1, 3, 4]));
         assert_eq!((sites.senders(0), sites.senders(5)), (2, 0));
+    }
+
+    #[test]
+    fn one_of_two_ranks_tells_of_their_messages_and_one_with_itself_only_where_it_is_alone() {
+        let sites = Sites::of(&[("a", ()), ("a", ()), ("a", ()), ("b", ())]).expect("in order");
+        let tells = |rank| {
+            let partner = sites.partner(rank, Pairs::Within).expect("on every machine");
+            sites.tells(rank, partner)
+        };
+        // Of three on a machine the last exchanges messages with itself, which no link is between.
+        assert_eq!([0, 1, 2, 3].map(tells), [true, false, false, true]);
     }
 
     #[test]

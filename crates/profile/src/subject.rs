@@ -200,4 +200,92 @@ mod tests {
             assert_eq!(device.reals(subject.writes[0].view(call)), y, "call {call}");
         }
     }
+
+    /// The first operator of a model of a kind, with operands in a format, cold ones in room of a mebibyte.
+    fn subject(model: &str, is_it: fn(&OpKind) -> bool, pass: Pass, format: Format) -> Subject {
+        let graph = ModelSpec::parse(model).and_then(|spec| spec.graph()).expect("a model");
+        let (op, _) = graph.ops().find(|(_, op)| is_it(&op.kind)).expect("it has one");
+        let mut rooms = Rooms::new(Memory::new(processor()));
+        let (extents, cold) = (Extents::global(&graph, 3), Warmth::Cold { room: 1 << 20 });
+        Subject::new(&graph, op, pass, &extents, (format, cold), &mut rooms)
+    }
+
+    const MLP: &str = "mlp:inputs=8,hidden=16,layers=2,classes=5";
+
+    /// The n-th calls on warm operands use one of two copies in turn.
+    fn is_cold(operand: &mut Operand) -> bool {
+        let device = Arc::clone(operand.device());
+        let marked = vec![-7.0; operand.view(0).len()];
+        device.set_reals(&marked, operand.view_mut(2));
+        device.reals(operand.view(0)) != marked
+    }
+
+    /// What the operator before has made is where it was made; weights, and what is kept for the backward pass, are
+    /// not.
+    #[test]
+    fn weights_and_what_was_kept_lie_in_memory_and_what_was_just_made_in_a_cache() {
+        let are_cold = |pass| {
+            let is_product = |kind: &OpKind| matches!(kind, OpKind::Contract { .. });
+            let mut subject = subject(MLP, is_product, pass, Format::F32);
+            let Subject { reads, writes, .. } = &mut subject;
+            (reads.iter_mut().map(is_cold).collect(), writes.iter_mut().map(is_cold).collect())
+        };
+        // Rows and weights; rows.
+        let forward: (Vec<bool>, Vec<bool>) = are_cold(Pass::Forward);
+        assert_eq!(forward, (vec![false, true], vec![true]));
+        // Rows that were kept and the gradient of the result; that of weights.
+        let weight: (Vec<bool>, Vec<bool>) = are_cold(Pass::Weight);
+        assert_eq!(weight, (vec![true, false], vec![true]));
+    }
+
+    #[test]
+    fn gradients_of_parameters_are_in_full_precision_and_others_as_what_they_are_of() {
+        let is_product = |kind: &OpKind| matches!(kind, OpKind::Contract { .. });
+        let formats = |pass| {
+            let subject = subject(MLP, is_product, pass, Format::Bf16);
+            let format = |it: &Operand| it.size().format;
+            let [reads, writes] = [&subject.reads, &subject.writes];
+            (reads.iter().map(format).collect(), writes.iter().map(format).collect())
+        };
+        let (bf16, fp32) = (Format::Bf16, Format::F32);
+        let weight: (Vec<Format>, Vec<Format>) = formats(Pass::Weight);
+        assert_eq!(weight, (vec![bf16; 2], vec![fp32]));
+        let forward: (Vec<Format>, Vec<Format>) = formats(Pass::Forward);
+        assert_eq!(forward, (vec![bf16; 2], vec![bf16]));
+    }
+
+    /// Clearing it would take longer than what is measured: there are more rows than tokens.
+    #[test]
+    fn gradients_of_a_table_are_added_to_what_is_there_and_those_of_weights_are_not() {
+        let gpt = "gpt:layers=1,hidden=8,heads=2,seq=4,vocab=64";
+        let is_product = |kind: &OpKind| matches!(kind, OpKind::Contract { .. });
+        for (is_it, adds) in
+            [((|kind| *kind == OpKind::Embed) as fn(&OpKind) -> bool, true), (is_product, false)]
+        {
+            let mut subject = subject(gpt, is_it, Pass::Weight, Format::F32);
+            let device = Arc::clone(subject.writes[0].device());
+            let rows = subject.writes[0].view(0).len();
+            device.set_reals(&vec![1e6; rows], subject.writes[0].view_mut(0));
+            subject.run(0);
+            let written = device.reals(subject.writes[0].view(0));
+            assert!(written.iter().all(|it| (it.abs() > 1e5) == adds), "adds: {adds}");
+        }
+    }
+
+    /// Eight rows for two experts of four slots: each slot has one.
+    #[test]
+    fn rows_fill_all_slots_of_all_experts_once() {
+        let [experts, slots] =
+            [1, 2].map(|result| Routed { result, rows: 8, slots: 4 }).map(|routed| {
+                // Of two samples.
+                (0..16).map(|at| routed.element(at)).collect::<Vec<u32>>()
+            });
+        assert_eq!(experts[..8], experts[8..]);
+        let mut found: Vec<(u32, u32)> = experts.into_iter().zip(slots).take(8).collect();
+        found.sort_unstable();
+        let each = |expert| (0..4).map(move |slot| (expert, slot));
+        assert_eq!(found, each(0).chain(each(1)).collect::<Vec<_>>());
+        let counts = Routed { result: 3, rows: 2, slots: 4 };
+        assert_eq!([0, 1].map(|at| counts.element(at)), [4, 4]);
+    }
 }

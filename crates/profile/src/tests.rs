@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::LazyLock;
 use std::thread;
 
-use shardloom_cluster::{MeasuredOn, Precision, Profile};
+use shardloom_cluster::{MeasuredOn, Precision, ProductSeconds, Profile};
 use shardloom_fabric::{InProcess, MessagePassing, Queues};
 use shardloom_graph::{Extents, Graph, ModelSpec, work};
 use shardloom_sim::rate_name;
@@ -14,7 +14,7 @@ use crate::machine::Machine;
 use crate::measurement::{self, Plan};
 use crate::{Effort, Sites, examples};
 
-fn machine() -> Machine {
+pub(crate) fn machine() -> Machine {
     let measured_on = MeasuredOn {
         processor: "a processor".into(),
         cores: 4,
@@ -25,7 +25,7 @@ fn machine() -> Machine {
     Machine { sites: Sites::one(2), rank: 0, ranks: 2, memory_bytes: 8 << 30, measured_on }
 }
 
-fn hasty() -> Plan {
+pub(crate) fn hasty() -> Plan {
     Plan {
         repeats: Repeats { batches: 1, batch_seconds: 1e-6, most: 1, cold_bytes: 1 << 20 },
         rows: vec![2, 16],
@@ -174,10 +174,22 @@ fn the_check_compares_sizes_between_with_the_profile() {
     let link = &mut profile.node.intra;
     link.curve = None;
     (link.latency_seconds, link.bytes_per_second, link.reachable) = (0.0, 1e9, 0.5);
+    // A second for any product in fp32, two for any in bf16.
+    let product = "contract.forward";
+    let always = |seconds| ProductSeconds::from([seconds, 0.0, 0.0, 0.0, 0.0]);
+    let device = &mut profile.device;
+    device.products.insert(product.into(), always(1.0));
+    let in_bf16 = device.in_format.get_mut(&Precision::Bf16).expect("it is measured");
+    in_bf16.products.insert(product.into(), always(2.0));
     let estimates = measurement::check(&profile, &InProcess, &one, &plan, &mut |_, _| ())
         .expect("a comparison");
     assert!(estimates.iter().any(|it| it.class == "contract+bias.weight"));
     assert!(estimates.iter().any(|it| it.class == "message"));
+    for (class, seconds) in [(product.to_owned(), 1.0), (format!("{product} in bf16"), 2.0)] {
+        let mut of_class = estimates.iter().filter(|it| it.class == class).peekable();
+        assert!(of_class.peek().is_some(), "{class}");
+        assert!(of_class.all(|it| it.estimated_seconds == seconds), "{class}");
+    }
     for it in estimates {
         let seconds = [it.estimated_seconds, it.measured_seconds];
         assert!(seconds.iter().all(|&each| each > 0.0 && each.is_finite()), "{it:?}");
