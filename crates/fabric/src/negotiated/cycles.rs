@@ -301,4 +301,52 @@ mod tests {
         cycles.note_progress(&[4, 2], true).unwrap();
         assert_eq!(cycles.idle_since, since, "it goes on");
     }
+
+    /// Numbers, and from when to when they were worked on.
+    struct Timed(Contents, Option<(Instant, Instant)>);
+
+    impl Lent for Timed {
+        fn lend(&mut self, work: &mut dyn FnMut(ViewMut<'_>)) {
+            work(self.0.view_mut());
+        }
+    }
+
+    impl Fusible for Timed {
+        fn limit(&mut self, elements: usize) {
+            self.0.limit(elements);
+        }
+
+        fn note_work(&mut self, from: Instant, to: Instant) {
+            self.1 = Some((from, to));
+        }
+    }
+
+    /// Of 1000, 3000 and 2000 elements, which are carried out as one.
+    #[test]
+    fn requests_that_are_carried_out_as_one_are_worked_on_one_after_the_other_by_their_sizes() {
+        const SIZES: [usize; 3] = [1000, 3000, 2000];
+        let timeout = Duration::from_secs(30);
+        let settings = Settings { timeout, arithmetic: Arc::new(Unused) };
+        let mut endpoints: Vec<Box<dyn Endpoint<Timed>>> = InProcess.connect(1, &settings).unwrap();
+        let group = endpoints[0].group_apart(&[0]).unwrap();
+        let (algorithm, reduction, format) = (Algorithm::Direct, Reduction::Sum, Format::F32);
+        let request = |elements| Request { algorithm, reduction, format, elements };
+        let (requests, cycle) = (SIZES.map(request).into(), Duration::ZERO);
+        let negotiation = Negotiation { requests, cycle, fused_bytes: 0, timeout };
+        let timed = |format, elements| Timed(Contents::zeroed(format, elements), None);
+        let room = timed(format, SIZES.iter().sum());
+        let told = timed(Format::U32, SIZES.len());
+        let mut members = crate::Negotiated::new(group, negotiation, told, vec![room]).unwrap();
+        members.repeat(Some(vec![vec![0, 1, 2]]));
+        let handles = [0, 1, 2].map(|it| members.start(it, timed(format, SIZES[it])));
+        let worked = handles.map(|handle| members.wait(handle).0.1.expect("it was worked on"));
+        assert_eq!([worked[0].1, worked[1].1], [worked[1].0, worked[2].0]);
+        // To the nanosecond, to which times are rounded.
+        let all = (worked[2].1 - worked[0].0).as_nanos() as i64;
+        let shares = worked.map(|(from, to)| 6 * (to - from).as_nanos() as i64);
+        for (found, of) in shares.into_iter().zip([1, 3, 2]) {
+            assert!((found - of * all).abs() <= 12, "{found} of {}", of * all);
+        }
+        assert!(all > 0);
+    }
 }

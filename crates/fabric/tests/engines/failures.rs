@@ -227,3 +227,13 @@ pub fn a_dead_peer_is_named_though_a_late_one_stands_before_it(engine: &Tested) 
     let error = group.barrier().unwrap_err();
     assert!(matches!(error, FabricError::PeerGone { rank: 1, peer: 2, .. }), "{error}");
 }
+
+/// What a rank has handed over may still ask for others once the rank itself is gone.
+pub fn on_behalf_of_a_rank_that_is_gone_nobody_is_waited_for(engine: &Tested) {
+    let mut ranks = connect(engine, 3, IMPATIENT);
+    let mut group = ranks[1].group(&[0, 1, 2]).unwrap();
+    ranks[1].fail("out of order");
+    let error = group.barrier().unwrap_err();
+    let FabricError::PeerGone { peer: 1, reason, .. } = error else { panic!("{error}") };
+    assert_eq!(reason, "out of order");
+}

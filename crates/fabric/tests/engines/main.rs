@@ -110,6 +110,7 @@ facts! {
         all_who_wait_in_a_collective_get_the_same_timeout
         a_receive_times_out_naming_the_sender_and_can_be_tried_again
         a_dead_peer_is_named_though_a_late_one_stands_before_it
+        on_behalf_of_a_rank_that_is_gone_nobody_is_waited_for
     }
     groups {
         disjoint_groups_work_at_once

@@ -61,3 +61,59 @@ fn places_that_cannot_be_are_refused_by_process() {
         assert!(error.contains(said), "{error}");
     }
 }
+
+/// Sends these numbers to rank 1 under a tag.
+fn send(endpoint: &mut Box<dyn Endpoint<Contents>>, numbers: &[f32], tag: u64) {
+    let most = numbers.len();
+    let pool = Pool { to: 1, format: Format::F32, elements: 1, ready: most, most };
+    let pool = endpoint.pool(pool).expect("there is a rank 1");
+    for &number in numbers {
+        let mut message = endpoint.message(pool, tag).expect("it is free");
+        let ViewMut::F32(numbers) = message.view_mut() else { unreachable!("it is f32") };
+        numbers[0] = number;
+        endpoint.send(message).expect("it is there");
+    }
+}
+
+/// Receives a number of rank 0 under a tag.
+fn receive(endpoint: &mut Box<dyn Endpoint<Contents>>, tag: u64) -> Result<f32, FabricError> {
+    let received = endpoint.receive(0, tag)?;
+    let View::F32(numbers) = received.view() else { unreachable!("it is f32") };
+    Ok(numbers[0])
+}
+
+/// The first process makes a second connection and sends before the other has made its end of it.
+#[test]
+fn what_comes_for_a_connection_before_it_is_made_is_there_in_order_once_it_is() {
+    let [sender, receiver] = &engines(2)[..] else { unreachable!("two processes") };
+    let connect = |engine: &MessagePassing| -> Box<dyn Endpoint<Contents>> {
+        let mut own: Endpoints = engine.connect(2, &settings()).expect("one each");
+        own.remove(0)
+    };
+    let (mut known, mut other_known) = (connect(sender), connect(receiver));
+    let mut early = connect(sender);
+    send(&mut early, &[1.5, 2.5], 7);
+    // Packets of a process stay in order, so those of before have arrived with this one.
+    send(&mut known, &[0.5], 7);
+    assert_eq!(receive(&mut other_known, 7), Ok(0.5));
+    let mut late = connect(receiver);
+    send(&mut early, &[3.5], 7);
+    let received: Vec<_> = (0..3).map(|_| receive(&mut late, 7)).collect();
+    assert_eq!(received, [Ok(1.5), Ok(2.5), Ok(3.5)]);
+}
+
+/// A process that is gone is not waited for in connections that are made afterwards.
+#[test]
+fn who_left_before_a_connection_was_made_is_gone_in_it() {
+    let [leaver, other] = &engines(2)[..] else { unreachable!("two processes") };
+    let connect = |engine: &MessagePassing| -> Box<dyn Endpoint<Contents>> {
+        let mut own: Endpoints = engine.connect(2, &settings()).expect("one each");
+        own.remove(0)
+    };
+    let (_known, mut other_known) = (connect(leaver), connect(other));
+    leaver.leave("out of order");
+    assert!(receive(&mut other_known, 7).is_err());
+    let error = receive(&mut connect(other), 7).expect_err("nobody is there");
+    let FabricError::PeerGone { peer: 0, reason, .. } = error else { panic!("{error}") };
+    assert_eq!(reason, "out of order");
+}

@@ -2,7 +2,7 @@
 
 use shardloom_cluster::{Cluster, NodeGroup, Profile};
 use shardloom_graph::ModelSpec;
-use shardloom_plan::{DeviceList, Mesh, Weights};
+use shardloom_plan::{DeviceList, Mesh, ParameterGroup, Weights};
 
 use super::*;
 use crate::cut::Cut;
@@ -173,4 +173,34 @@ fn of_equally_fast_plans_the_first_is_kept_and_of_those_that_do_not_fit_the_smal
         panic!("{error}");
     };
     assert_eq!((simulated, needed_bytes, available_bytes), (3, 700, 500));
+}
+
+/// Blocks that are frozen go forward only, so that what is computed again is a larger part of them.
+#[test]
+fn stages_whose_forward_passes_run_again_are_cut_for_two_of_these() {
+    let text = "gpt:layers=8,hidden=128,heads=4,seq=64,vocab=64";
+    let graph = ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model");
+    let frozen = ["embedding.*", "block.{0,1,2,3,4,5}.*"];
+    let frozen =
+        frozen.map(|names| ParameterGroup { frozen: true, ..ParameterGroup::named(names) });
+    let request = Request { frozen: frozen.into(), ..Request::new(text, "cluster", 64) };
+    let cluster = h100(2, 1 << 40);
+    let mut task = Task::new("a method", &graph, &cluster, &request);
+    let layers = task.layers(16).expect("profiles").to_vec();
+    // The block that the second stage begins with where the slower stage takes the least.
+    let best = |forwards: f64| {
+        let seconds = |of: &[LayerProfile]| -> f64 {
+            of.iter().map(|it| forwards * it.forward_seconds + it.backward_seconds).sum()
+        };
+        let slowest = |&cut: &usize| seconds(&layers[..cut]).max(seconds(&layers[cut..]));
+        (1..layers.len()).min_by(|a, b| slowest(a).total_cmp(&slowest(b))).expect("some cut")
+    };
+    assert!(best(2.0) < best(1.0), "{} and {}", best(2.0), best(1.0));
+    let configuration = Configuration { cut: Cut::LeastSlowest, ..configuration(4) };
+    for (recompute, forwards) in
+        [(Recompute::None, 1.0), (Recompute::Selective, 1.0), (Recompute::Full, 2.0)]
+    {
+        let plan = task.plan(&configuration, recompute).expect("a plan");
+        assert_eq!(plan.pipeline[0].stage[1].blocks.0, best(forwards), "{recompute:?}");
+    }
 }
