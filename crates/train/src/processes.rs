@@ -272,3 +272,53 @@ impl Link {
         Ok(bytes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use shardloom_fabric::{MessagePassing, Queues};
+    use shardloom_graph::ModelSpec;
+    use shardloom_plan::{Mesh, Uniform};
+    use shardloom_program::lower;
+
+    use super::*;
+
+    /// Three processes, on machines of these names, as each of them sees them.
+    fn processes(hosts: [&str; 3]) -> Vec<Processes> {
+        let join = |transport| {
+            let engine = MessagePassing::over(Box::new(transport)).expect("a thread");
+            let mut joined = Processes::join(Arc::new(engine)).expect("all three come");
+            joined.hosts = hosts.map(str::to_owned).into();
+            joined
+        };
+        thread::scope(|scope| {
+            let all: Vec<_> = Queues::between(3)
+                .into_iter()
+                .map(|transport| scope.spawn(move || join(transport)))
+                .collect();
+            all.into_iter().map(|it| it.join().expect("it joins")).collect()
+        })
+    }
+
+    #[test]
+    fn ranks_are_here_that_live_in_processes_on_this_machine() {
+        let spec = ModelSpec::parse("mlp:inputs=4,hidden=8,layers=2,classes=2").expect("a model");
+        let graph = spec.graph().expect("a model");
+        let program = |ranks: u32| {
+            let mesh = Mesh::of(ranks, 1, 1);
+            let uniform = Uniform { mesh, global_batch: 6, ..Uniform::default() };
+            let plan = uniform.plan(&graph, "model", "local");
+            lower(&graph, &plan, ranks as usize).expect("a program")
+        };
+        let all = processes(["one", "other", "one"]);
+        let shares = |ranks| {
+            let program = program(ranks);
+            all.iter().map(|it| it.share_here(&program)).collect::<Vec<_>>()
+        };
+        // A rank each; two of them in the first two processes; two each.
+        assert_eq!(shares(3), [2.0 / 3.0, 1.0 / 3.0, 2.0 / 3.0]);
+        assert_eq!(shares(2), [0.5; 3]);
+        assert_eq!(shares(6), [2.0 / 3.0, 1.0 / 3.0, 2.0 / 3.0]);
+    }
+}

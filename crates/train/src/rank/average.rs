@@ -35,11 +35,16 @@ impl Average {
     ) -> Average {
         let [sum, weights] = [instruction.reads[0], instruction.writes[0].to];
         let (sum, weights) = (linker.slot(sum), linker.slot(weights));
-        // Together all of it, as near as fp32 comes, so that equal replicas stay what they are.
-        let kept = (1.0 - rate) as f32;
-        let taken = ((1.0 - f64::from(kept)) / f64::from(replicas)) as f32;
+        let (kept, taken) = factors(rate, replicas);
         Average { sum, weights, kept, taken }
     }
+}
+
+/// What weights are multiplied by that take in such a share of the mean over replicas, and what the sum over these
+/// is: together all of it, as near as fp32 comes, so that equal replicas stay what they are.
+fn factors(rate: f64, replicas: u32) -> (f32, f32) {
+    let kept = (1.0 - rate) as f32;
+    (kept, ((1.0 - f64::from(kept)) / f64::from(replicas)) as f32)
 }
 
 impl Due {
@@ -70,5 +75,23 @@ impl Rank {
         let is_due = (self.now.of_step + 1).is_multiple_of(u64::from(every.get()));
         self.device().upload(HostSlice::U8(&[u8::from(is_due)]), due.view_mut());
         self.store.put(flag.slot, at, due);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of a rate that is no number of fp32 what is kept and the rate would each be rounded by themselves.
+    #[test]
+    fn what_is_kept_and_what_is_taken_in_of_equal_replicas_are_exactly_all() {
+        for rate in [0.1, 0.05, 0.3, 0.5, 0.7, 1.0] {
+            for replicas in [1, 2, 4, 8] {
+                let (kept, taken) = factors(rate, replicas);
+                let all = f64::from(kept) + f64::from(taken) * f64::from(replicas);
+                assert_eq!(all, 1.0, "{rate} of {replicas}");
+                assert!((f64::from(kept) - (1.0 - rate)).abs() < 1e-7, "{rate}: {kept}");
+            }
+        }
     }
 }

@@ -181,14 +181,11 @@ impl Parameters {
             let global = extents.shape(&node.axes);
             let placement = spec.layout.placement(&global, &class.mesh, position);
             let row_axes = node.parameter().map_or(0, |parameter| parameter.row_axes);
-            let first = |axes: Range<usize>| {
-                axes.fold(0, |index, axis| index * global[axis] + placement.start[axis])
-            };
             let block = Block {
                 global_rows: spec.rows,
                 global_cols: spec.columns,
-                row_start: first(0..row_axes),
-                col_start: first(row_axes..global.len()),
+                row_start: first(&global[..row_axes], &placement.start[..row_axes]),
+                col_start: first(&global[row_axes..], &placement.start[row_axes..]),
                 rows: placement.extent[..row_axes].iter().product(),
                 cols: placement.extent[row_axes..].iter().product(),
             };
@@ -258,6 +255,12 @@ impl Parameters {
     }
 }
 
+/// The number of the first row of a part that begins at `start`, or of its first column, among all of a parameter,
+/// where several axes of these sizes make up rows, or columns.
+fn first(sizes: &[usize], start: &[usize]) -> usize {
+    sizes.iter().zip(start).fold(0, |index, (size, start)| index * size + start)
+}
+
 /// Whether a tensor holds weights, as operators read them or in full precision.
 pub(super) fn is_weight(tensor: &Tensor) -> bool {
     matches!(tensor.content, Content::Weight | Content::MasterWeight)
@@ -290,5 +293,18 @@ fn initialise(shared: &Shared, class: &Class, position: usize, param: ParamId, b
     }
     if !spec.is_whole() {
         in_bucket.copy_from_slice(&whole[spec.part.clone()]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of four experts of six rows, the fourth row of the third comes behind 2 x 6 + 3 others.
+    #[test]
+    fn rows_are_counted_over_all_axes_that_they_are_made_of() {
+        assert_eq!(first(&[4, 6], &[2, 3]), 15);
+        assert_eq!(first(&[2, 4, 6], &[1, 2, 3]), 24 + 15);
+        assert_eq!([first(&[5], &[3]), first(&[], &[])], [3, 0]);
     }
 }

@@ -80,3 +80,62 @@ impl LossScaling {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dynamic() -> LossScaling {
+        LossScaling::new(Some(LossScale::Dynamic { initial: 64.0, growth_interval: 3 }))
+    }
+
+    fn noting(mut scaling: LossScaling, finite: &[bool]) -> LossScaling {
+        finite.iter().for_each(|&it| scaling.note(it));
+        scaling
+    }
+
+    /// Doubled after three finite steps in a row, of which one has been before the checkpoint.
+    #[test]
+    fn a_run_goes_on_with_the_scale_and_the_steps_of_a_checkpoint() {
+        let mut meta = Meta::default();
+        noting(dynamic(), &[false, true]).write(&mut meta);
+        let mut read = noting(dynamic(), &[false, false, false]);
+        read.read(&meta);
+        assert_eq!(read.now(), 32.0);
+        assert_eq!(noting(read.clone(), &[true]).now(), 32.0);
+        assert_eq!(noting(read, &[true, true]).now(), 64.0);
+    }
+
+    #[test]
+    fn without_a_sound_scale_in_a_checkpoint_it_is_that_of_the_start() {
+        for scale in [None, Some("0.5"), Some("NaN"), Some("inf"), Some("much")] {
+            let mut meta = Meta::default();
+            if let Some(scale) = scale {
+                meta.extra.insert(SCALE.into(), scale.into());
+                meta.extra.insert(FINITE.into(), "2".into());
+            }
+            let mut read = noting(dynamic(), &[false, true, true]);
+            read.read(&meta);
+            assert_eq!(read.now(), 64.0, "{scale:?}");
+            // None of the steps before count.
+            assert_eq!(noting(read, &[true]).now(), 64.0, "{scale:?}");
+        }
+    }
+
+    #[test]
+    fn a_constant_scale_goes_on_from_nothing_and_is_not_written() {
+        let constant = || LossScaling::new(Some(LossScale::Constant { scale: 8.0 }));
+        let mut meta = Meta::default();
+        noting(dynamic(), &[false]).write(&mut meta);
+        let mut read = constant();
+        read.read(&meta);
+        read.go_on_from(&noting(dynamic(), &[false]));
+        assert_eq!(read.now(), 8.0);
+        read.write(&mut meta);
+        assert!(meta.extra.is_empty(), "{:?}", meta.extra);
+        // Nor does one that changes go on from it.
+        let mut other = noting(dynamic(), &[false]);
+        other.go_on_from(&read);
+        assert_eq!(other.now(), 64.0);
+    }
+}

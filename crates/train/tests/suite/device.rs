@@ -182,6 +182,7 @@ impl Device for Counting {
 
     fn round_stochastically(&self, from: View<'_>, to: ViewMut<'_>, key: Key, piece: &Piece) {
         self.note("round stochastically");
+        self.note(format!("random numbers {}", key.stream));
         Processor.round_stochastically(from, to, key, piece);
     }
 
@@ -382,6 +383,20 @@ fn kernels_get_their_operands_in_the_formats_of_the_program() {
     };
     let [single, half] = [Precision::FP32, bf16].map(products);
     assert!(single[0] > 0 && half == [0, single[0]], "{single:?} {half:?}");
+}
+
+/// With the same random numbers, those of two parameters would be rounded up and down together.
+#[test]
+fn the_weights_of_each_parameter_are_rounded_by_random_numbers_of_its_own() {
+    let uniform = Uniform { precision: Precision::STOCHASTIC, ..serial() };
+    let plan = uniform.plan(&gpt(), "model", "local");
+    let counting = Arc::new(Counting::default());
+    let mut run = trainer(&plan, Some(counting.clone()));
+    run.step().expect("a step");
+    let seen = counting.take();
+    let own = seen.iter().filter(|(what, _)| what.starts_with("random numbers"));
+    let own: Vec<usize> = own.map(|(_, &count)| count).collect();
+    assert_eq!(own, vec![1; run.graph().parameters().count()]);
 }
 
 #[test]

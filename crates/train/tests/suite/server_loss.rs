@@ -176,6 +176,19 @@ fn after_a_loss_bytes_and_memory_are_those_of_the_plan_without_the_server() {
 }
 
 #[test]
+fn who_was_lost_is_known_after_a_change_of_plan_too() {
+    let graph = gpt();
+    let plan = served(&graph, 2, servers(3, 1), Optimizer::default());
+    let mut trainer = losing(&graph, &plan, &[(3, 0)]);
+    train(&mut trainer, 1);
+    let lost = trainer.lost_servers().to_vec();
+    assert_eq!(lost.iter().map(|it| it.server).collect::<Vec<_>>(), [1]);
+    let other = served(&graph, 2, servers(2, 0), Optimizer::default());
+    trainer.replan(&other, other.least_devices()).expect("the same model");
+    assert_eq!(trainer.lost_servers(), lost);
+}
+
+#[test]
 fn with_replicas_timelines_bytes_and_memory_are_as_predicted() {
     let graph = gpt();
     for (count, replicas) in [(2, 1), (3, 2)] {

@@ -1,6 +1,6 @@
 //! Under the virtual clock the same kernels run, in the order of the modelled machine.
 
-use crate::support::{Samples, graph, serial, trainer, trainer_with_clock};
+use crate::support::{Samples, gpt, graph, serial, trainer, trainer_with_clock};
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_plan::{
@@ -162,4 +162,16 @@ fn every_schedule_is_simulated_as_executed_and_trains_alike_under_both_clocks_ev
 #[test]
 fn every_schedule_is_simulated_as_executed_and_trains_alike_under_both_clocks_odd() {
     check_every_second(1);
+}
+
+#[test]
+fn each_step_of_a_row_has_an_equal_share_of_its_time() {
+    let graph = gpt();
+    let plan = serial().plan(&graph, "model", "a100-40g:8");
+    let (samples, clock) = (Samples::patterned(64, 16, 64), RunClock::Virtual(cluster()));
+    let mut run = trainer_with_clock(&graph, &plan, samples, 1e-3, clock);
+    let (steps, timeline) = run.train_steps_recorded(4).expect("four steps");
+    let share = timeline.makespan().seconds() / 4.0;
+    assert!(share > 0.0);
+    assert_eq!(steps.iter().map(|step| step.seconds).collect::<Vec<_>>(), [share; 4]);
 }
