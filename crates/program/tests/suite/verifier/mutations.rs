@@ -11,8 +11,8 @@ use shardloom_program::{
 };
 
 use super::instructions::{
-    asks, averages, casts, change, differentiates, fetches, find, frees, gathers, is_kernel,
-    optimizes, over_axes, over_classes, publishes, receives, reduces, requeued, sends,
+    asks, averages, casts, change, differentiates, fetches, find, frees, gathers, instruction,
+    is_kernel, optimizes, over_axes, over_classes, publishes, receives, reduces, requeued, sends,
     sums_weights, twice, waits, without, without_all,
 };
 use super::mutants::{
@@ -24,8 +24,8 @@ use super::mutants::{
     shorter_messages, swapped, uneven, without_entry,
 };
 use super::programs::{
-    averaged, both_ways, local_sgd, mesh, mixed, pairs, pipeline, predicted, program, replicas,
-    served, stashed, validated,
+    all_reduced, averaged, both_ways, local_sgd, mesh, mixed, pairs, pipeline, predicted, program,
+    replicas, served, stashed, validated,
 };
 
 /// The first parameter of a bucket.
@@ -152,6 +152,32 @@ rejected! {
         let reduces = reduces(&program, 0);
         twice(program, 0, reduces)
     } => Violation::ReducedTwice { .. },
+    a_dropped_sum_of_whole_gradients_that_are_shared_is_rejected: {
+        let program = all_reduced(2, 2);
+        let reduces = reduces(&program, 0);
+        without(program, 0, reduces)
+    } => Violation::Unreduced { .. },
+    whole_gradients_that_are_shared_summed_twice_are_rejected: {
+        let program = all_reduced(2, 2);
+        let reduces = reduces(&program, 0);
+        twice(program, 0, reduces)
+    } => Violation::ReducedTwice { .. },
+    shares_of_whole_gradients_that_are_not_summed_among_those_who_have_the_same_are_rejected: {
+        let among_them = |it: &Instruction, _: &Body| {
+            let over = Group::Mesh(vec![Axis::REPLICA]);
+            matches!(&it.action, Action::Collective { group, .. } if *group == over)
+        };
+        without(all_reduced(4, 2), 0, among_them)
+    } => Violation::Unreduced { .. },
+    whole_gradients_summed_among_those_that_share_with_others_alone_are_rejected: {
+        let program = all_reduced(4, 2);
+        let reduces = reduces(&program, 0);
+        requeued(change(program, 0, reduces, |it| over_axes(it, &[Axis::REPLICA])))
+    } => Violation::Unreduced { .. },
+    a_norm_of_whole_gradients_that_are_shared_is_rejected:
+        change(all_reduced(2, 2), 0, |it, _| it.action == Action::Norm, |it| {
+            it.reads[0].window = Window::Whole;
+        }) => Violation::Unreduced { .. },
     a_sum_of_shards_that_forgets_micro_batches_is_rejected: {
         let program = replicas(2);
         let reduces = reduces(&program, 0);
@@ -400,4 +426,24 @@ fn weights_of_which_the_last_update_leaves_shares_are_rejected() {
         })
         .collect();
     assert_eq!(stale, late_tensors, "{found:#?}");
+}
+
+/// Usually the replicas that share sum first, and then those that have the same share of that sum.
+#[test]
+fn whole_gradients_may_be_summed_first_among_those_who_have_the_same_share() {
+    let mut program = all_reduced(4, 2);
+    assert_eq!(verify(&program), Ok(()));
+    let at = find(&program, 0, reduces(&program, 0));
+    let whole = instruction(&mut program, 0, at).reads[0];
+    over_axes(instruction(&mut program, 0, at), &[Axis::REPLICA]);
+    let is_next = |it: &Instruction, _: &Body| {
+        matches!(it.action, Action::Collective { .. })
+            && it.reads[0].tensor == whole.tensor
+            && it.reads[0].window == Window::Share
+    };
+    let at = find(&program, 0, is_next);
+    let next = instruction(&mut program, 0, at);
+    (next.reads[0], next.writes[0].to) = (whole, whole);
+    over_axes(next, &[Axis::DP]);
+    assert_eq!(verify(&requeued(program)), Ok(()));
 }

@@ -52,6 +52,15 @@ pub fn replicas(zero: u8) -> Program {
     program(ScheduleKind::OneForwardOneBackward, 1, mesh(2, 1), zero)
 }
 
+/// Replicas that all-reduce whole gradients, of which each updates the share that it has within so many.
+pub fn all_reduced(dp: u32, sharing: u32) -> Program {
+    let graph = gpt(false);
+    let mesh = mesh(dp, 1).sharing_within(sharing).expect("it divides the replicas");
+    let replicas = uniform(ScheduleKind::OneForwardOneBackward, 1, mesh, 1);
+    let sync = Sync { all_reduces: true, ..replicas.sync };
+    lowered(&graph, &Uniform { sync, ..replicas }.plan(&graph, "model", "local"))
+}
+
 /// Two replicas that update master weights.
 pub fn mixed(zero: u8) -> Program {
     let graph = gpt(false);
