@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn of_repeats_the_fastest_of_each_four_counts() {
+    fn of_repeats_the_lower_quartile_counts() {
         assert_eq!(lower_quartile(vec![7.0]), 7.0);
         assert_eq!(lower_quartile(vec![5.0, 1.0, 4.0, 2.0, 3.0]), 2.0);
         assert_eq!(lower_quartile(vec![4.0, 3.0, 2.0, 1.0]), 2.0);

@@ -254,7 +254,7 @@ mod tests {
     use crate::Measured;
 
     #[test]
-    fn of_too_many_groups_as_many_as_possible_are_left_out_together_each_time() {
+    fn too_many_groups_are_left_out_several_at_a_time_as_evenly_as_possible() {
         // Two rows of each model.
         let rows: Vec<Row> = (0..2 * (2 * MOST_GROUPS + 1))
             .map(|number| Row {
