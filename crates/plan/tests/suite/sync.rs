@@ -22,8 +22,7 @@ fn there_are_four_zero_stages_whose_algorithm_scatters_and_buckets_hold_somethin
 #[test]
 fn buckets_end_within_blocks_where_weights_are_not_gathered_by_block() {
     let with = |zero| complaint(|it| it.sync = Sync { zero, splits_blocks: true, ..it.sync });
-    let rule =
-        "for weights that are not gathered block by block: zero up to 2, or leave splits_blocks out";
+    let rule = "for weights that are not gathered block by block: zero up to 2, or leave splits_blocks out";
     assert_eq!(with(3), format!("sync.splits_blocks = true: {rule}"));
 }
 

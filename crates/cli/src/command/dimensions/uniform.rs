@@ -78,9 +78,11 @@ impl Dimensions {
     ) -> Result<Uniform, Failure> {
         let (servers, averaging) = (self.split.servers(), self.split.averaging());
         let zero = self.split.zero.unwrap_or(0);
+        let mesh = self.split.mesh()?;
+        let tp = mesh.tp() as usize;
         Ok(Uniform {
             pp: self.pp(),
-            mesh: self.split.mesh()?,
+            mesh,
             sequence_parallel: self.split.sequence_parallel,
             global_batch: self.global_batch(),
             microbatches,
@@ -95,7 +97,8 @@ impl Dimensions {
                 summation: self.split.summation(),
                 negotiation: self.split.negotiation(),
                 sparse: self.split.sparse,
-                bucket_bytes: place.plan_defaults.bucket_bytes(place.bucket_bytes, zero),
+                bucket_bytes: place.plan_defaults.bucket_bytes(place.bucket_bytes, zero, tp),
+                splits_blocks: place.plan_defaults.splits_blocks(zero),
                 all_reduces: place.plan_defaults.all_reduces(zero),
                 shard_over: None,
             },
