@@ -243,14 +243,7 @@ impl<'a> Task<'a> {
 
     fn sync(&self, mesh: Mesh, zero: u8) -> Sync {
         let Request { algorithm, bucket_bytes, plan_defaults, .. } = *self.request;
-        Sync {
-            algorithm,
-            zero,
-            bucket_bytes: plan_defaults.bucket_bytes(bucket_bytes, zero, mesh.tp() as usize),
-            splits_blocks: plan_defaults.splits_blocks(zero),
-            all_reduces: plan_defaults.all_reduces(zero),
-            ..Sync::default()
-        }
+        Sync { algorithm, ..Sync::usual(plan_defaults, zero, mesh.tp(), bucket_bytes) }
     }
 
     /// What to say where gradients are not clipped although that was asked for.

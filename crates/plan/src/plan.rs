@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
-use shardloom_cluster::Stack;
+use shardloom_cluster::{PlanDefaults, Stack};
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{AttentionKind, DimId, Extents, Graph};
 
@@ -301,6 +301,18 @@ pub struct Sync {
 }
 
 impl Sync {
+    /// As plans usually have it for software with these defaults, under ZeRO stage `zero` and where `tp` ranks split a
+    /// replica: buckets of `bucket_bytes` on all of these together, where the software has no size of its own.
+    pub fn usual(defaults: PlanDefaults, zero: u8, tp: u32, bucket_bytes: usize) -> Sync {
+        Sync {
+            zero,
+            bucket_bytes: defaults.bucket_bytes(bucket_bytes, zero, tp as usize),
+            splits_blocks: defaults.splits_blocks(zero),
+            all_reduces: defaults.all_reduces(zero),
+            ..Sync::default()
+        }
+    }
+
     /// How many servers there are, of either kind: each pipeline is then a worker of theirs.
     pub fn server_count(&self) -> u32 {
         let holding = self.servers.map_or(0, |servers| servers.count);

@@ -119,7 +119,7 @@ fn schedules(plan: &Plan) -> impl Iterator<Item = ScheduleKind> + use<'_> {
 #[cfg(test)]
 mod tests {
     use shardloom_graph::ModelSpec;
-    use shardloom_plan::{Mesh, Uniform};
+    use shardloom_plan::{Mesh, Ranges, Share, Summation, Uniform};
 
     use super::*;
 
@@ -196,5 +196,25 @@ mod tests {
         let single = names(1, Mesh::of(2, 1, 1), 4, nothing);
         assert!(!single.contains(&afterwards));
         assert_eq!(of(&single, "schedule = "), [""; 0]);
+    }
+
+    /// Two workers whose gradients a server sums: each of them knows the norm once it has the sums, so there is nothing
+    /// to wait for.
+    #[test]
+    fn workers_whose_gradients_servers_sum_are_not_told_to_validate_afterwards() {
+        fn two(plan: &mut Plan) {
+            let mut other = plan.pipeline[0].clone();
+            other.stage[0].devices.0[0] += 1;
+            plan.pipeline.push(other);
+        }
+        fn summed(plan: &mut Plan) {
+            two(plan);
+            let (ranges, share) = (Ranges::default(), Share::default());
+            plan.sync.summation = Some(Summation { servers: 1, ranges, share });
+        }
+        let afterwards = "post_validation = true".to_owned();
+        assert!(names(1, Mesh::SINGLE, 4, two).contains(&afterwards));
+        let found = names(1, Mesh::SINGLE, 4, summed);
+        assert!(!found.contains(&afterwards), "{found:?}");
     }
 }

@@ -7,8 +7,8 @@ use shardloom_cluster::{Cluster, PlanDefaults, Precision as Format};
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::{AttentionKind, Graph};
 use shardloom_plan::{
-    Compression, LossScale, Number, Optimizer, ParameterGroup, PassTimes, Plan, Precision,
-    Recompute, ScheduleKind, Sync, Uniform, usual_attention,
+    LossScale, Number, Optimizer, ParameterGroup, PassTimes, Plan, Precision, Recompute,
+    ScheduleKind, Sync, Uniform, usual_attention,
 };
 use shardloom_sim::estimate::{Candidate, Estimator, Settings};
 
@@ -264,7 +264,8 @@ impl Request {
 
     /// The numbers of `candidate`.
     pub(crate) fn numbers(&self, candidate: &Candidate) -> Uniform {
-        let defaults = self.plan_defaults;
+        let Candidate { zero, tp, .. } = *candidate;
+        let usual = Sync::usual(self.plan_defaults, zero, tp, self.bucket_bytes);
         Uniform {
             pp: candidate.pp as usize,
             mesh: candidate.mesh(),
@@ -273,24 +274,7 @@ impl Request {
             microbatches: candidate.microbatches as usize,
             schedule: candidate.schedule,
             recompute: candidate.recompute,
-            sync: Sync {
-                algorithm: self.algorithm,
-                zero: candidate.zero,
-                bucket_bytes: defaults.bucket_bytes(
-                    self.bucket_bytes,
-                    candidate.zero,
-                    candidate.tp as usize,
-                ),
-                splits_blocks: defaults.splits_blocks(candidate.zero),
-                all_reduces: defaults.all_reduces(candidate.zero),
-                shard_over: None,
-                servers: None,
-                compression: Compression::None,
-                averaging: None,
-                summation: None,
-                negotiation: None,
-                sparse: false,
-            },
+            sync: Sync { algorithm: self.algorithm, ..usual },
             precision: self.precision,
             optimizer: self.optimizer,
             clip_norm: self.clip_norm,

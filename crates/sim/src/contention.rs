@@ -105,7 +105,7 @@ pub(crate) fn concurrent_messages(
 mod tests {
     use shardloom_collectives::Algorithm;
     use shardloom_graph::families::GptConfig;
-    use shardloom_plan::{Axis, Compression, DeviceList, Mesh, ScheduleKind, Sync, Uniform};
+    use shardloom_plan::{Axis, DeviceList, Mesh, ScheduleKind, Sync, Uniform};
 
     use super::*;
 
@@ -142,20 +142,7 @@ mod tests {
             global_batch: 4,
             microbatches: 2,
             schedule: ScheduleKind::Afab,
-            sync: Sync {
-                algorithm: Algorithm::Ring,
-                zero: 0,
-                bucket_bytes: 1,
-                splits_blocks: false,
-                all_reduces: false,
-                shard_over: None,
-                servers: None,
-                compression: Compression::None,
-                averaging: None,
-                summation: None,
-                negotiation: None,
-                sparse: false,
-            },
+            sync: Sync { algorithm: Algorithm::Ring, zero: 0, bucket_bytes: 1, ..Sync::default() },
             ..Uniform::default()
         };
         let mut plan = plan.plan(&graph, "gpt", "c");

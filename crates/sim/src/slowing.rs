@@ -84,21 +84,21 @@ mod tests {
 
     #[test]
     fn what_runs_beside_a_collective_takes_longer_and_the_rest_does_not() {
-        assert_eq!(end(10, &[]), 10);
-        // 2 alone, 3 of 8 in 6, 5 alone.
-        assert_eq!(end(10, &[(2, 8)]), 13);
+        assert_eq!(end(1000, &[]), 1000);
+        // 200 alone, 300 in 600 beside it, 500 alone.
+        assert_eq!(end(1000, &[(200, 800)]), 1300);
         // All of it beside the collective.
-        assert_eq!(end(10, &[(0, 100)]), 20);
+        assert_eq!(end(1000, &[(0, 10000)]), 2000);
         // It ends before the collective begins.
-        assert_eq!(end(10, &[(10, 20)]), 10);
+        assert_eq!(end(1000, &[(1000, 2000)]), 1000);
     }
 
     #[test]
     fn collectives_at_once_slow_down_once() {
-        assert_eq!(end(10, &[(2, 8), (2, 8)]), 13);
-        assert_eq!(end(10, &[(2, 6), (4, 8)]), 13);
-        // In whatever order they are told of: from 0 to 4 and from 6 to 8.
-        assert_eq!(end(10, &[(6, 8), (0, 4)]), 13);
+        assert_eq!(end(1000, &[(200, 800), (200, 800)]), 1300);
+        assert_eq!(end(1000, &[(200, 600), (400, 800)]), 1300);
+        // In whatever order they are told of.
+        assert_eq!(end(1000, &[(600, 800), (0, 400)]), 1300);
     }
 
     #[test]

@@ -213,7 +213,7 @@ impl Case {
             return Err(Refusal::Numbers(text));
         }
         let cuts = self.split.cut.cuts(&self.shape, stages)?;
-        let (usual, plan_defaults) = (Sync::default(), cluster.stack().plan_defaults);
+        let plan_defaults = cluster.stack().plan_defaults;
         let attention = usual_attention(graph, cluster.fuses_attention());
         // One replica has nobody to share its state with.
         let zero = if sharing * cp > 1 { self.split.zero } else { 0 };
@@ -229,13 +229,7 @@ impl Case {
                 _ => ScheduleKind::Interleaved,
             },
             recompute: recompute.under(cluster.stack()),
-            sync: Sync {
-                zero,
-                all_reduces: plan_defaults.all_reduces(zero),
-                bucket_bytes: plan_defaults.bucket_bytes(usual.bucket_bytes, zero, tp as usize),
-                splits_blocks: plan_defaults.splits_blocks(zero),
-                ..usual
-            },
+            sync: Sync::usual(plan_defaults, zero, tp, Sync::default().bucket_bytes),
             precision: Precision {
                 compute: self.compute,
                 fp8_products: self.fp8_products,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use shardloom_cluster::{Attention, Cluster, NodeGroup, Profile, Stack};
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_methods::baselines;
-use shardloom_plan::{Compression, Mesh, Plan, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{Mesh, Plan, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_search::{Request, judge};
 use shardloom_sim::estimate::{Candidate, Cut};
 
@@ -39,15 +39,7 @@ fn even_plan(graph: &Graph, request: &Request, candidate: &Candidate) -> Plan {
             algorithm: request.algorithm,
             zero: candidate.zero,
             bucket_bytes: request.bucket_bytes,
-            splits_blocks: false,
-            all_reduces: false,
-            shard_over: None,
-            servers: None,
-            compression: Compression::None,
-            averaging: None,
-            summation: None,
-            negotiation: None,
-            sparse: false,
+            ..Sync::default()
         },
         precision: request.precision,
         optimizer: request.optimizer,

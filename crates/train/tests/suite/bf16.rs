@@ -11,8 +11,8 @@ use shardloom_collectives::Algorithm;
 use shardloom_data::Table;
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Compression, Corrections, LossScale, Mesh, Number, Optimizer, Plan, Precision, Prediction,
-    Recompute, ScheduleKind, Sync, Uniform, Weights,
+    Corrections, LossScale, Mesh, Number, Optimizer, Plan, Precision, Prediction, Recompute,
+    ScheduleKind, Sync, Uniform, Weights,
 };
 use shardloom_program::{Content, Format, Keep, Program, Rank};
 use shardloom_train::learning_rate::Curve;
@@ -138,20 +138,7 @@ fn ranks_hold_and_send_what_the_program_says_to_the_byte() {
                     microbatches: 2,
                     recompute: Recompute::ALL[usize::from(zero) % 3],
                     precision: Precision { gradients, ..BF16 },
-                    sync: Sync {
-                        zero,
-                        bucket_bytes: 10_000,
-                        algorithm,
-                        splits_blocks: false,
-                        all_reduces: false,
-                        shard_over: None,
-                        servers: None,
-                        compression: Compression::None,
-                        averaging: None,
-                        summation: None,
-                        negotiation: None,
-                        sparse: false,
-                    },
+                    sync: Sync { zero, bucket_bytes: 10_000, algorithm, ..Sync::default() },
                     ..serial()
                 };
                 let trainer = trainer(&graph, &plan(&graph, &uniform), samples(), 1e-3);

@@ -79,7 +79,6 @@ impl Dimensions {
         let (servers, averaging) = (self.split.servers(), self.split.averaging());
         let zero = self.split.zero.unwrap_or(0);
         let mesh = self.split.mesh()?;
-        let tp = mesh.tp() as usize;
         Ok(Uniform {
             pp: self.pp(),
             mesh,
@@ -90,17 +89,13 @@ impl Dimensions {
             recompute: self.split.recompute.or(recompute).unwrap_or(Recompute::None),
             sync: Sync {
                 algorithm: self.algorithm.unwrap_or(place.algorithm),
-                zero,
                 servers,
                 compression: self.split.compression.unwrap_or_default(),
                 averaging,
                 summation: self.split.summation(),
                 negotiation: self.split.negotiation(),
                 sparse: self.split.sparse,
-                bucket_bytes: place.plan_defaults.bucket_bytes(place.bucket_bytes, zero, tp),
-                splits_blocks: place.plan_defaults.splits_blocks(zero),
-                all_reduces: place.plan_defaults.all_reduces(zero),
-                shard_over: None,
+                ..Sync::usual(place.plan_defaults, zero, mesh.tp(), place.bucket_bytes)
             },
             precision: match (self.precision, servers) {
                 (Some(compute), _) => self.formats(compute),

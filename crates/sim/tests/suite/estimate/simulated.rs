@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use shardloom_cluster::Cluster;
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{
-    Compression, Optimizer, ParameterGroup, PassTimes, Plan, Precision, Sync, Uniform,
-};
+use shardloom_plan::{Optimizer, ParameterGroup, PassTimes, Plan, Precision, Sync, Uniform};
 use shardloom_program::{Program, lower};
 use shardloom_sim::estimate::{Candidate, Estimator, Settings};
 use shardloom_sim::{Options, simulate};
@@ -47,15 +45,7 @@ fn plan(
             algorithm: settings.algorithm,
             zero: candidate.zero,
             bucket_bytes: settings.bucket_bytes,
-            splits_blocks: false,
-            all_reduces: false,
-            shard_over: None,
-            servers: None,
-            compression: Compression::None,
-            averaging: None,
-            summation: None,
-            negotiation: None,
-            sparse: false,
+            ..Sync::default()
         },
         precision: settings.precision,
         optimizer: settings.optimizer,

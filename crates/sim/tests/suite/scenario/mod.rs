@@ -6,7 +6,7 @@ use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_collectives::Algorithm;
 use shardloom_graph::Graph;
 use shardloom_graph::families::GptConfig;
-use shardloom_plan::{Compression, Mesh, Precision, Sync, Uniform};
+use shardloom_plan::{Mesh, Precision, Sync, Uniform};
 use shardloom_program::{Action, Class, Content, Instruction, Program, lower};
 
 /// A GPT of `layers` blocks between its embedding and its head.
@@ -44,15 +44,7 @@ pub fn uniform(pp: usize, dp: u32, tp: u32, microbatches: usize) -> Uniform {
             algorithm: Algorithm::Ring,
             zero: 0,
             bucket_bytes: 100_000,
-            splits_blocks: false,
-            all_reduces: false,
-            shard_over: None,
-            servers: None,
-            compression: Compression::None,
-            averaging: None,
-            summation: None,
-            negotiation: None,
-            sparse: false,
+            ..Sync::default()
         },
         precision: Precision::MIXED,
         clip_norm: Some(1.0),
