@@ -253,6 +253,17 @@ pub struct PlanDefaults {
 }
 
 impl PlanDefaults {
+    /// Of software that says nothing.
+    pub const NONE: PlanDefaults = PlanDefaults {
+        reruns_blocks: false,
+        keeps_gathered: false,
+        reduces_at_end: false,
+        reduces_shards_at_end: false,
+        all_reduces_shards: false,
+        bucket_bytes: None,
+        splits_blocks: false,
+    };
+
     /// More than the gradients of any stage take, so that they are reduced as one.
     const ONE_BUCKET: usize = 1 << 40;
 

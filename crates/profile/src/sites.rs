@@ -136,9 +136,7 @@ impl Sites {
         let takes_part = pairs == Pairs::Together || place == 0;
         (takes_part && place < other.len() as u32).then(|| other.start + place)
     }
-}
 
-impl Sites {
     /// Whether the clock of a rank tells how long messages between it and its partner take: of two the lower one's, as
     /// the other is done as soon as it has answered; of one without a neighbour only where its machine has no other.
     pub(crate) fn tells(&self, rank: u32, partner: u32) -> bool {

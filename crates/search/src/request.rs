@@ -209,6 +209,7 @@ impl Request {
             norm: self.clip_norm.is_some() || self.precision.compute == Number::Fp16,
             algorithm: self.algorithm,
             bucket_bytes: self.bucket_bytes,
+            plan_defaults: self.plan_defaults,
             frozen: self.frozen.clone(),
             own_cuts: self
                 .runner

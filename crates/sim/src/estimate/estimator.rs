@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use shardloom_cluster::{Cluster, Stack};
+use shardloom_cluster::{Cluster, PlanDefaults, Stack};
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::{Graph, Representative};
 use shardloom_plan::{
@@ -37,12 +37,26 @@ pub struct Settings {
     pub norm: bool,
     /// The collectives' algorithm.
     pub algorithm: Algorithm,
-    /// Bytes of gradient up to which consecutive blocks share a collective.
+    /// Bytes of gradient up to which consecutive blocks share a collective, where the software has no size of its own.
     pub bucket_bytes: usize,
+    /// What else plans have.
+    pub plan_defaults: PlanDefaults,
     /// Parameters that are frozen: groups that say no more.
     pub frozen: Vec<ParameterGroup>,
     /// The cuts of [`Cut::Own`] by the number of stages: the first block of each, then the number of blocks.
     pub own_cuts: BTreeMap<usize, Vec<usize>>,
+}
+
+impl Settings {
+    /// Bytes of gradients that are reduced together under ZeRO stage `zero`, on all `tp` ranks that split a replica.
+    pub(super) fn full_bucket(&self, zero: u8, tp: u32) -> f64 {
+        self.plan_defaults.bucket_bytes(self.bucket_bytes, zero, tp as usize) as f64
+    }
+
+    /// Bytes of a gradient.
+    pub(super) fn gradient_bytes(&self) -> f64 {
+        self.precision.gradients.bytes() as f64
+    }
 }
 
 /// What a candidate is estimated to need.
@@ -85,6 +99,7 @@ const AVERAGE_WEIGHT: f64 = 32.0;
 ///     norm: true,
 ///     algorithm: Algorithm::Ring,
 ///     bucket_bytes: 25_000_000,
+///     plan_defaults: cluster.stack().plan_defaults,
 ///     frozen: vec![],
 ///     own_cuts: Default::default(),
 /// };
@@ -446,13 +461,13 @@ impl<'a> Estimator<'a> {
     }
 
     fn terms<'t>(&'t self, candidate: &Candidate, blocks: &'t BlockTable) -> Terms<'t, 'a> {
-        let Settings { precision, algorithm, .. } = self.settings;
+        let Settings { precision, algorithm, plan_defaults, .. } = self.settings;
         let over = |kind, algorithm, shape, bytes| {
             Collective::new(&self.place, kind, algorithm, shape, bytes)
         };
         let reduced = match candidate.zero {
             0 => Kind::AllReduce,
-            zero if self.place.stack.plan_defaults.all_reduces(zero) => Kind::AllReduce,
+            zero if plan_defaults.all_reduces(zero) => Kind::AllReduce,
             _ => Kind::ReduceScatter,
         };
         let gradient_bytes = precision.gradients.bytes();
@@ -614,15 +629,12 @@ impl<'a> Estimator<'a> {
     /// Lowers the reduced model and fills in its tables.
     fn tabulate(&mut self, candidate: &Candidate) -> Result<Option<usize>, SimError> {
         let Estimator { graph, representative, settings, .. } = self;
-        let plan_defaults = self.cluster.stack().plan_defaults;
-        let Some(program) = reduced::program(representative, settings, plan_defaults, candidate)?
-        else {
+        let Some(program) = reduced::program(representative, settings, candidate)? else {
             return Ok(None);
         };
         let split = *self.split_ids.entry(split_key(candidate)).or_insert_with(|| {
             let samples = candidate.microbatch;
-            let most = plan_defaults.bucket_bytes(settings.bucket_bytes, 0, candidate.tp as usize);
-            let full = most as f64 / settings.precision.gradients.bytes() as f64;
+            let full = settings.full_bucket(0, candidate.tp) / settings.gradient_bytes();
             let table = SplitTable::of(graph, representative, &program, settings, full, samples);
             self.splits.push(table);
             self.splits.len() - 1

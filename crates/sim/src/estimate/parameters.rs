@@ -23,8 +23,8 @@ pub(super) struct Parameters {
     pub frozen: [f64; BUCKETS],
     /// Elements on all devices of a replica together that are trained, for the size of buckets.
     pub global_elements: f64,
-    /// How many buckets they fill where these end within blocks, the last one in part.
-    pub buckets: f64,
+    /// In how many buckets of each kind they are where buckets end within blocks, as far as they fill these.
+    pub buckets: [f64; BUCKETS],
     /// Elements of optimizer state that are not one per parameter.
     pub factored_elements: f64,
     /// Elements of the optimizer's statistics over whole parameters, all rounds.
@@ -59,7 +59,9 @@ impl Parameters {
             *sum += elements;
         }
         self.global_elements += other.global_elements;
-        self.buckets += other.buckets;
+        for (sum, buckets) in self.buckets.iter_mut().zip(other.buckets) {
+            *sum += buckets;
+        }
         self.factored_elements += other.factored_elements;
         self.statistics_elements += other.statistics_elements;
     }
@@ -116,14 +118,18 @@ impl ParameterTable {
             let mut sum = Parameters::default();
             let mut sizes = vec![];
             for param in &class.params {
-                let mut parameters = Parameters::of(param, class.bucket(param.bucket), optimizer);
+                let bucket = class.bucket(param.bucket);
+                let mut parameters = Parameters::of(param, bucket, optimizer);
                 let value = representative.original(param.value);
                 let blocks = using_blocks(graph, value);
                 if blocks.len() == 1 {
-                    sizes.push(parameters.global_elements);
+                    if !bucket.is_frozen {
+                        sizes.push((kind(bucket), parameters.global_elements));
+                    }
                     sum.add(&parameters);
                 } else if shared.iter().all(|(known, _)| *known != value) {
-                    parameters.buckets = filled_buckets(&[parameters.global_elements], full);
+                    parameters.buckets =
+                        filled_buckets(&[(kind(bucket), parameters.global_elements)], full);
                     shared.push((value, Shared { blocks, parameters }));
                 }
             }
@@ -134,17 +140,26 @@ impl ParameterTable {
     }
 }
 
-/// How many buckets parameters of these sizes fill, the last one first, where one is full with the parameter with which
-/// it has `full` elements; of the one that is not, what it has of that.
-fn filled_buckets(sizes: &[f64], full: f64) -> f64 {
-    let (mut buckets, mut filled) = (0.0, 0.0);
-    for size in sizes.iter().rev() {
+/// In how many buckets of each kind parameters of these kinds and sizes are. All kinds together, the last parameter first,
+/// are dealt to runs, each of which ends with the parameter with which it has `full` elements, and has a bucket of every
+/// kind that is in it; the run that is not full counts by what it has of that.
+fn filled_buckets(sizes: &[(usize, f64)], full: f64) -> [f64; BUCKETS] {
+    let mut buckets = [0.0; BUCKETS];
+    let (mut filled, mut has) = (0.0, [false; BUCKETS]);
+    let mut count = |has: [bool; BUCKETS], share: f64| {
+        let kinds = buckets.iter_mut().zip(has).filter(|(_, has)| *has);
+        kinds.for_each(|(count, _)| *count += share);
+    };
+    for &(kind, size) in sizes.iter().rev() {
         filled += size;
+        has[kind] = true;
         if filled >= full {
-            (buckets, filled) = (buckets + 1.0, 0.0);
+            count(has, 1.0);
+            (filled, has) = (0.0, [false; BUCKETS]);
         }
     }
-    buckets + filled / full
+    count(has, filled / full);
+    buckets
 }
 
 /// The blocks that use a parameter, ascending.
@@ -186,11 +201,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bucket_is_full_with_the_parameter_that_fills_it_and_the_first_is_filled_in_part() {
+    fn a_run_of_parameters_is_full_with_the_one_that_fills_it_and_has_a_bucket_of_each_kind() {
+        let of = |sizes: &[(usize, f64)]| {
+            let [split, whole, ..] = filled_buckets(sizes, 8.0);
+            [split, whole]
+        };
         // From the last one on: 4 and 4, 10, 1 and 5 of 8.
-        assert_eq!(filled_buckets(&[5.0, 1.0, 10.0, 4.0, 4.0], 8.0), 2.75);
-        assert_eq!(filled_buckets(&[100.0], 8.0), 1.0);
-        assert_eq!(filled_buckets(&[], 8.0), 0.0);
-        assert_eq!(filled_buckets(&[5.0, 1.0], f64::INFINITY), 0.0);
+        let sizes = [5.0, 1.0, 10.0, 4.0, 4.0];
+        assert_eq!(of(&sizes.map(|size| (SPLIT, size))), [2.75, 0.0]);
+        // A small one of another kind has a bucket where it is, and fills as well.
+        assert_eq!(of(&[(SPLIT, 9.0), (WHOLE, 1.0), (SPLIT, 7.0)]), [2.0, 1.0]);
+        assert_eq!(of(&[(WHOLE, 2.0), (SPLIT, 100.0)]), [1.0, 0.25]);
+        assert_eq!(of(&[]), [0.0; 2]);
+        assert_eq!(filled_buckets(&[(SPLIT, 5.0)], f64::INFINITY), [0.0; BUCKETS]);
     }
 }

@@ -4,7 +4,6 @@
 //! instructions in the same layouts, with what comes from the blocks around it received and what goes
 //! to them sent.
 
-use shardloom_cluster::PlanDefaults;
 use shardloom_collectives::Kind;
 use shardloom_graph::{Graph, Representative};
 use shardloom_plan::{Mesh, ParameterGroup, ParameterGroups, ScheduleKind, Sync, Uniform};
@@ -27,7 +26,6 @@ const REPLICAS: u32 = 2;
 pub(super) fn program(
     representative: &Representative,
     settings: &Settings,
-    plan_defaults: PlanDefaults,
     candidate: &Candidate,
 ) -> Result<Option<Program>, SimError> {
     let graph = representative.graph();
@@ -63,7 +61,7 @@ pub(super) fn program(
     let mut plan = uniform.plan(graph, "", "");
     plan.layout = candidate.layout(graph);
     plan.parameters = frozen(graph, settings)?;
-    plan.keeps_gathered = plan_defaults.keeps_gathered;
+    plan.keeps_gathered = settings.plan_defaults.keeps_gathered;
     match lower(graph, &plan, stages * mesh.size()) {
         Ok(program) => Ok(Some(program)),
         Err(

@@ -89,23 +89,18 @@ impl<'c> Terms<'_, 'c> {
     }
 
     /// Up to how many bytes of gradients share a collective.
-    fn bucket_bytes(&self) -> usize {
-        let plan_defaults = self.place.stack.plan_defaults;
-        plan_defaults.bucket_bytes(self.settings.bucket_bytes, self.zero, self.tp as usize)
+    fn bucket_bytes(&self) -> f64 {
+        self.settings.full_bucket(self.zero, self.tp)
     }
 
-    /// In how many buckets of a kind a unit's parameters are, as far as they fill these.
-    fn buckets(&self, parameters: &Parameters) -> f64 {
-        let bytes = parameters.global_elements * self.gradient_bytes();
-        let splits = self.place.stack.plan_defaults.splits_blocks(self.zero);
-        match splits && bytes > self.bucket_bytes() as f64 {
-            true => parameters.buckets.max(1.0),
+    /// In how many buckets of a kind a unit's parameters are.
+    fn buckets(&self, parameters: &Parameters, kind: usize) -> f64 {
+        let bytes = parameters.global_elements * self.settings.gradient_bytes();
+        let splits = self.settings.plan_defaults.splits_blocks(self.zero);
+        match splits && bytes > self.bucket_bytes() {
+            true => parameters.buckets[kind].max(1.0),
             false => 1.0,
         }
-    }
-
-    fn gradient_bytes(&self) -> f64 {
-        self.settings.precision.gradients.bytes() as f64
     }
 
     /// Of what a device holds all the time of these parameters, gradients that are there only from the first backward
@@ -123,18 +118,21 @@ impl<'c> Terms<'_, 'c> {
 
     fn synchronisation(&mut self, parameters: &Parameters) -> Synchronisation {
         let mut sum = Synchronisation::default();
-        let buckets = self.buckets(parameters);
         for bucket in (0..BUCKETS).filter(|&bucket| parameters.elements[bucket] > 0.0) {
             let elements = parameters.elements[bucket];
             let replicas = self.replicas(bucket);
-            sum.reduce += buckets * replicas.reduce.seconds(elements / buckets);
-            sum.across += replicas.across.seconds(self.owned(bucket, elements));
-            sum.gather += replicas.gather.seconds(elements);
+            let buckets = self.buckets(parameters, bucket);
+            let in_all = |collective: &Collective<'_>, elements: f64| {
+                buckets * collective.seconds(elements / buckets)
+            };
+            sum.reduce += in_all(&replicas.reduce, elements);
+            sum.across += in_all(&replicas.across, self.owned(bucket, elements));
+            sum.gather += in_all(&replicas.gather, elements);
             let (into_shard, out_of_shard) = self.staging_seconds(bucket, elements);
             sum.reduce += into_shard;
             sum.gather += out_of_shard;
             if is_partial(bucket) {
-                sum.partial += self.partial.seconds(elements);
+                sum.partial += in_all(&self.partial, elements);
             }
             sum.update += self.update_seconds(bucket, parameters);
             sum.owned += self.owned(bucket, elements);
@@ -428,8 +426,8 @@ impl Addition {
             }
         }
         let filled = self.pending.parameters.global_elements;
-        let bytes = (filled + parameters.global_elements) * terms.gradient_bytes();
-        let full = terms.shards_weights() || bytes > terms.bucket_bytes() as f64;
+        let bytes = (filled + parameters.global_elements) * terms.settings.gradient_bytes();
+        let full = terms.shards_weights() || bytes > terms.bucket_bytes();
         let has_any = parameters.global_elements > 0.0
             || (terms.shards_weights() && parameters.total_frozen() > 0.0);
         if self.pending.blocks > 0 && has_any && full {
@@ -572,7 +570,7 @@ impl Addition {
                 // its own operator only.
                 let of_context = unit.parameters.of_context();
                 let gradient_bytes =
-                    (unit.parameters.total() - of_context) * terms.gradient_bytes();
+                    (unit.parameters.total() - of_context) * terms.settings.gradient_bytes();
                 let late = unit.late_peak_bytes + gradient_bytes;
                 [unit.backward_peak_bytes.max(late), unit.weight_peak_bytes + gradient_bytes]
             }
@@ -636,6 +634,7 @@ impl Addition {
 mod tests {
     use std::collections::BTreeMap;
 
+    use shardloom_cluster::PlanDefaults;
     use shardloom_collectives::Algorithm;
     use shardloom_plan::{Optimizer, Precision};
 
@@ -655,6 +654,7 @@ mod tests {
             norm: false,
             algorithm: Algorithm::Ring,
             bucket_bytes: 1,
+            plan_defaults: PlanDefaults::NONE,
             frozen: vec![],
             own_cuts: BTreeMap::new(),
         };

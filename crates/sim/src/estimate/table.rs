@@ -222,6 +222,7 @@ mod tests {
             norm: false,
             algorithm: Algorithm::Ring,
             bucket_bytes: 1 << 20,
+            plan_defaults: PlanDefaults::NONE,
             frozen: vec![],
             own_cuts: BTreeMap::new(),
         };
@@ -245,7 +246,7 @@ mod tests {
             let spec = format!("{family}:layers=7,hidden=16,heads=2,seq=8,vocab=32");
             let graph = ModelSpec::parse(&spec).and_then(|spec| spec.graph()).expect("a model");
             let whole = Representative::of(&graph);
-            let program = reduced::program(&whole, &settings, PlanDefaults::default(), &candidate);
+            let program = reduced::program(&whole, &settings, &candidate);
             let program = program.expect("possible settings").expect("it is not split");
             let found = SplitTable::of(
                 &graph,

@@ -1,17 +1,17 @@
 //! What a software stack adds to the machines' own times.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use crate::estimate::candidates::pipeline;
+use crate::estimate::simulated::MIXED;
 use crate::scenario::{gpt, h100, lowered, uniform};
 use shardloom_cluster::{
-    Algorithms, Attention, BetweenNodes, Cluster, DeviceId, FusedAttention, Kernels, PlanDefaults,
-    Stack,
+    Algorithms, Attention, BetweenNodes, Cluster, DeviceId, FusedAttention, Kernels, Stack,
 };
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{ModelSpec, OpKind};
-use shardloom_plan::{AttentionKind, Optimizer, Plan, Precision, Uniform};
+use shardloom_plan::{AttentionKind, Optimizer, Plan, Uniform};
 use shardloom_program::timeline::Picos;
 use shardloom_program::{Action, Exchange, Instruction, Program, lower};
 use shardloom_sim::estimate::{Candidate, Estimator, Settings};
@@ -495,15 +495,8 @@ fn the_estimate_knows_the_host() {
     let plan = uniform(1, 1, 1, 2);
     let program = lowered(&graph, &plan);
     let cluster = under(1, |stack| stack.host.kernel_seconds = 1e-4);
-    let settings = Settings {
-        precision: plan.precision,
-        optimizer: plan.optimizer,
-        norm: true,
-        algorithm: plan.sync.algorithm,
-        bucket_bytes: plan.sync.bucket_bytes,
-        frozen: vec![],
-        own_cuts: BTreeMap::new(),
-    };
+    let bucket_bytes = plan.sync.bucket_bytes;
+    let settings = Settings { optimizer: plan.optimizer, bucket_bytes, ..MIXED };
     let mut estimator = Estimator::new(&graph, &cluster, settings).expect("a cluster");
     let candidate =
         Candidate { recompute: plan.recompute, schedule: plan.schedule, ..pipeline(1, 1, 2) };
@@ -513,66 +506,13 @@ fn the_estimate_knows_the_host() {
     assert!((0.9..1.1).contains(&ratio), "{ratio}");
 }
 
-/// Each bucket takes the latency of a collective.
-#[test]
-fn the_estimate_knows_buckets_that_end_within_blocks() {
-    let graph = gpt(3, false);
-    let latency = 1e-2;
-    let step = |splits_blocks: bool| {
-        let mut plan = uniform(1, 2, 1, 2);
-        // A rank's gradients of an MLP's matrices and attention's each fill one.
-        (plan.sync.bucket_bytes, plan.sync.splits_blocks) = (4 * 64 * 64, splits_blocks);
-        let program = lowered(&graph, &plan);
-        let stack = Stack {
-            plan_defaults: PlanDefaults { splits_blocks, ..PlanDefaults::default() },
-            ..Stack::default()
-        };
-        let mut groups = h100(2).groups().to_vec();
-        groups[0].profile.node.intra.latency_seconds = latency;
-        let cluster = Cluster::new(groups).expect("a cluster").under(stack);
-        let settings = Settings {
-            precision: plan.precision,
-            optimizer: plan.optimizer,
-            norm: true,
-            algorithm: plan.sync.algorithm,
-            bucket_bytes: plan.sync.bucket_bytes,
-            frozen: vec![],
-            own_cuts: BTreeMap::new(),
-        };
-        let mut estimator = Estimator::new(&graph, &cluster, settings).expect("a cluster");
-        let candidate = Candidate {
-            dp: 2,
-            sharing: 2,
-            recompute: plan.recompute,
-            schedule: plan.schedule,
-            ..pipeline(1, 1, 2)
-        };
-        let estimate = estimator.estimate(&candidate).expect("it runs").expect("it divides");
-        (estimate.step_seconds, step(&program, &cluster, &graph).seconds())
-    };
-    let (whole, split) = (step(false), step(true));
-    for (estimated, simulated) in [whole, split] {
-        let ratio = estimated / simulated;
-        assert!((0.9..1.1).contains(&ratio), "{estimated} of {simulated}");
-    }
-    // Three blocks of two matrices of attention and two of an MLP were a bucket each.
-    assert!(split.1 > whole.1 + 9.0 * latency, "{} after {}", split.1, whole.1);
-}
-
 /// A pipeline that fills a node sends nothing out of it.
 #[test]
 fn the_estimate_has_what_hosts_do_between_nodes_where_a_pipeline_has_several() {
     let graph = gpt(2, false);
     let candidate = pipeline(2, 4, 2);
-    let settings = Settings {
-        precision: Precision::MIXED,
-        optimizer: Optimizer::sgd(0.9),
-        norm: false,
-        algorithm: Algorithm::Ring,
-        bucket_bytes: 1 << 20,
-        frozen: vec![],
-        own_cuts: BTreeMap::new(),
-    };
+    let optimizer = Optimizer::sgd(0.9);
+    let settings = Settings { optimizer, norm: false, bucket_bytes: 1 << 20, ..MIXED };
     let step = |nodes: u32, seconds: f64| {
         let mut stack = Stack::default();
         stack.host.between_nodes = BetweenNodes { seconds, exponent: 1.0 };

@@ -24,17 +24,23 @@ pub(crate) fn is_at_end(steps: i32) -> bool {
 }
 
 /// What a point is worth.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Value {
     /// The mean of absolute errors, which is to be the least.
     pub error: f64,
-    /// The mean of errors.
-    pub bias: f64,
+    /// The error of each row.
+    pub errors: Vec<f64>,
 }
 
 impl Value {
     /// Of a point at which a constant cannot be.
-    pub const IMPOSSIBLE: Value = Value { error: f64::INFINITY, bias: f64::INFINITY };
+    pub const IMPOSSIBLE: Value = Value { error: f64::INFINITY, errors: vec![] };
+
+    /// Of a point at which rows have these errors.
+    pub fn of(errors: Vec<f64>) -> Value {
+        let all: f64 = errors.iter().map(|error| error.abs()).sum();
+        Value { error: all / errors.len().max(1) as f64, errors }
+    }
 }
 
 /// The point of the least error near the present one, for `count` constants, and that error. Of equal errors
@@ -54,7 +60,7 @@ pub(crate) fn least<E>(
             }
         }
         if least.error == before {
-            for direction in level(&best, least, step, &mut value)? {
+            for direction in level(&best, &least, step, &mut value)? {
                 follow(&mut best, &mut least, &direction, &mut value)?;
             }
         }
@@ -85,31 +91,47 @@ fn follow<E>(
     }
 }
 
-/// Directions along two constants at once in which the mean of errors stays about the same. Absolute errors have
-/// creases, at which no single constant leads down, and these lead along them.
+/// Directions along two constants at once in which the mean of errors stays about the same, or the error of one of the
+/// rows that have the least, as many as there are constants. Absolute errors have creases where a row has none, at which
+/// no single constant leads down, and these lead along them.
 fn level<E>(
     best: &Point,
-    least: Value,
+    least: &Value,
     step: i32,
     value: &mut impl FnMut(&Point) -> Result<Value, E>,
 ) -> Result<Vec<Point>, E> {
     let count = best.len();
-    let mut slopes = vec![];
-    for constant in 0..count {
-        let mut slope = 0.0;
+    // By constant, how each row's error changes with a step of the grid.
+    let mut slopes = vec![vec![0.0; least.errors.len()]; count];
+    for (constant, slopes) in slopes.iter_mut().enumerate() {
         for by in [step, -step] {
             let mut next = best.clone();
             next[constant] += by;
-            if slope == 0.0 && next[constant].abs() <= STEPS {
-                let found = value(&next)?;
-                if found.error.is_finite() {
-                    slope = (found.bias - least.bias) / f64::from(by);
-                }
+            if next[constant].abs() > STEPS || slopes.iter().any(|slope| *slope != 0.0) {
+                continue;
             }
+            let found = value(&next)?.errors;
+            let rows = slopes.iter_mut().zip(&found).zip(&least.errors);
+            rows.for_each(|((slope, found), least)| *slope = (found - least) / f64::from(by));
         }
-        slopes.push(slope);
     }
+    let mut rows: Vec<usize> = (0..least.errors.len()).collect();
+    rows.sort_by(|one, other| least.errors[*one].abs().total_cmp(&least.errors[*other].abs()));
+    rows.truncate(count);
+    let all = slopes.iter().map(|slopes| slopes.iter().sum()).collect();
+    let of_row = |row: usize| slopes.iter().map(|slopes| slopes[row]).collect();
+    let mut kept: Vec<Vec<f64>> = vec![all];
+    kept.extend(rows.into_iter().map(of_row));
     let mut found = vec![];
+    for slopes in kept {
+        pairs(&slopes, step, &mut found);
+    }
+    Ok(found)
+}
+
+/// Adds the directions along two constants at once in which something stays that changes so with each of them.
+fn pairs(slopes: &[f64], step: i32, found: &mut Vec<Point>) {
+    let count = slopes.len();
     for one in 0..count {
         for other in one + 1..count {
             let ratio = -slopes[one] / slopes[other];
@@ -125,7 +147,6 @@ fn level<E>(
             }
         }
     }
-    Ok(found)
 }
 
 fn along(count: usize, moves: &[(usize, i32)]) -> Point {
@@ -155,11 +176,7 @@ mod tests {
 
     /// Errors as they are of rows with these relative errors.
     fn of_rows(errors: &[f64]) -> Value {
-        let count = errors.len() as f64;
-        Value {
-            error: errors.iter().map(|it| it.abs()).sum::<f64>() / count,
-            bias: errors.iter().sum::<f64>() / count,
-        }
+        Value::of(errors.to_vec())
     }
 
     #[test]
@@ -192,11 +209,11 @@ mod tests {
 
     #[test]
     fn ends_of_the_range_and_of_what_can_be_are_kept() {
-        let falling = |x: &[f64]| Value { error: 1.0 / x[0], bias: 0.0 };
+        let falling = |x: &[f64]| of_rows(&[1.0 / x[0]]);
         let (found, _) = least_of(1, falling);
         assert!((found[0] - RANGE).abs() < 1e-12 && is_at_end(STEPS));
         let (found, _) = least_of(1, |x| if x[0] > 1.5 { Value::IMPOSSIBLE } else { falling(x) });
         assert!(found[0] <= 1.5 && found[0] > 1.48, "{found:?}");
-        assert_eq!(least_of(2, |_| Value { error: 7.0, bias: 0.0 }).0, [1.0, 1.0]);
+        assert_eq!(least_of(2, |_| of_rows(&[7.0])).0, [1.0, 1.0]);
     }
 }

@@ -135,14 +135,9 @@ impl<'r> Predictions<'r> {
     pub fn value(&mut self, point: &Point, rows: &[usize]) -> Result<Value, Refusal> {
         let Some(stack) = self.stack_at(point) else { return Ok(Value::IMPOSSIBLE) };
         let predicted = self.at(point, &stack, rows)?;
-        let (mut error, mut bias) = (0.0, 0.0);
-        for (predicted, row) in predicted.iter().zip(rows) {
-            let measured = self.rows[*row].measured_seconds;
-            let own = Pair { predicted: *predicted, measured }.error();
-            error += own.abs();
-            bias += own;
-        }
-        let count = rows.len().max(1) as f64;
-        Ok(Value { error: error / count, bias: bias / count })
+        let error = |(predicted, row): (f64, &usize)| {
+            Pair { predicted, measured: self.rows[*row].measured_seconds }.error()
+        };
+        Ok(Value::of(predicted.into_iter().zip(rows).map(error).collect()))
     }
 }

@@ -8,5 +8,5 @@ mod passes;
 mod ranking;
 mod refusals;
 mod replicas;
-mod simulated;
+pub(crate) mod simulated;
 mod updates;

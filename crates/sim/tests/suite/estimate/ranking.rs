@@ -1,6 +1,6 @@
 //! Estimates of many candidates rank them as the simulator does, and are near their times.
 
-use shardloom_cluster::{Cluster, Curve, Stack};
+use shardloom_cluster::{Cluster, Curve, PlanDefaults, Stack};
 use shardloom_collectives::Algorithm;
 use shardloom_plan::{Number, Optimizer, Precision};
 use shardloom_sim::estimate::{Candidate, Settings};
@@ -25,6 +25,26 @@ fn estimates_rank_plans_where_collectives_slow_computation_down() {
     let stack = Stack { beside_collectives: 2.0, ..Stack::default() };
     let times = times(&graph, &h100(16).under(stack), &MIXED, &candidates);
     assert_ranked(&times, 0.98, 0.03, "GPT on H100s, twice as slow beside collectives");
+}
+
+/// Each bucket takes the latency of a collective: that of the plans that PyTorch's DistributedDataParallel runs, and what
+/// a replica's ranks all-reduce instead of shares.
+#[test]
+fn estimates_rank_plans_as_software_reduces_their_gradients() {
+    let graph = model("gpt:layers=14,hidden=1024,heads=16,seq=1024,vocab=51200");
+    let mut groups = h100(16).groups().to_vec();
+    groups[0].profile.node.intra.latency_seconds = 5e-5;
+    let cluster = Cluster::new(groups).expect("a cluster");
+    let candidates = sample(candidates(16, 64), 24);
+    let mut splitting = PlanDefaults::NONE;
+    (splitting.splits_blocks, splitting.bucket_bytes) = (true, Some(2_000_000));
+    let mut reducing = PlanDefaults::NONE;
+    (reducing.all_reduces_shards, reducing.reduces_shards_at_end) = (true, true);
+    for plan_defaults in [splitting, reducing] {
+        let settings = Settings { plan_defaults, ..MIXED };
+        let times = times(&graph, &cluster, &settings, &candidates);
+        assert_ranked(&times, 0.98, 0.03, &format!("{plan_defaults:?}"));
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use shardloom_cluster::Cluster;
+use shardloom_cluster::PlanDefaults;
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{Optimizer, ParameterGroup, PassTimes, Plan, Precision, Sync, Uniform};
@@ -16,6 +17,7 @@ pub(crate) const MIXED: Settings = Settings {
     norm: true,
     algorithm: Algorithm::Ring,
     bucket_bytes: 25_000_000,
+    plan_defaults: PlanDefaults::NONE,
     frozen: vec![],
     own_cuts: BTreeMap::new(),
 };
@@ -33,6 +35,8 @@ fn plan(
     cuts: &[usize],
     times: PassTimes,
 ) -> Plan {
+    let Candidate { zero, tp, .. } = *candidate;
+    let usual = Sync::usual(settings.plan_defaults, zero, tp, settings.bucket_bytes);
     let uniform = Uniform {
         pp: candidate.pp as usize,
         mesh: candidate.mesh(),
@@ -41,12 +45,7 @@ fn plan(
         microbatches: candidate.microbatches as usize,
         schedule: candidate.schedule,
         recompute: candidate.recompute,
-        sync: Sync {
-            algorithm: settings.algorithm,
-            zero: candidate.zero,
-            bucket_bytes: settings.bucket_bytes,
-            ..Sync::default()
-        },
+        sync: Sync { algorithm: settings.algorithm, ..usual },
         precision: settings.precision,
         optimizer: settings.optimizer,
         clip_norm: settings.norm.then_some(1.0),
@@ -56,6 +55,7 @@ fn plan(
     let mut plan = uniform.plan_of(graph, "model", "cluster", pipelines);
     plan.layout = candidate.layout(graph);
     plan.parameters = settings.frozen.clone();
+    plan.keeps_gathered = settings.plan_defaults.keeps_gathered;
     plan.pass_times = times;
     plan
 }
