@@ -154,7 +154,8 @@ fn groups(words: &Words, dp: usize, zero: u8) -> Result<usize, ExchangeError> {
 fn bucket_bytes(words: &Words, tp: usize, precision: Precision) -> Result<usize, ExchangeError> {
     words.get("zero_optimization.overlap_comm");
     let elements = words.size("zero_optimization.reduce_bucket_size")?.unwrap_or(500_000_000);
-    Ok(elements.saturating_mul(tp * precision.gradients.bytes()).min(ONE_BUCKET))
+    let all = elements.saturating_mul(tp).saturating_mul(precision.gradients.bytes());
+    Ok(all.min(ONE_BUCKET))
 }
 
 fn precision(words: &Words) -> Result<Precision, ExchangeError> {

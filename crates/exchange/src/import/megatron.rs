@@ -395,7 +395,7 @@ fn replication(
         false => ONE_BUCKET,
         true => {
             let elements = elements.unwrap_or(40_000_000.max(1_000_000 * replicas));
-            elements.saturating_mul(tp * precision.gradients.bytes())
+            elements.saturating_mul(tp).saturating_mul(precision.gradients.bytes())
         }
     };
     Ok((zero, bucket_bytes))
