@@ -147,17 +147,34 @@ impl Source for Batches {
             Part::Training => Some(self.training_start(position)),
             Part::Validation => self.validation_start(position),
         };
-        let shift = match input {
-            "tokens" => 0,
-            "targets" => 1,
+        let Some(start) = start else { return Ok(None) };
+        let tokens = |shift: u64| start + shift..start + shift + self.sequence_length as u64;
+        match (input, self.corpus.end_of_text()) {
+            ("tokens", _) => self.corpus.read(tokens(0), room)?,
+            ("targets", _) => self.corpus.read(tokens(1), room)?,
+            ("documents", Some(end)) => {
+                self.corpus.read(tokens(0), room)?;
+                document_starts(room, end);
+            }
             _ => return Ok(None),
-        };
-        let Some(start) = start.map(|start| start + shift) else { return Ok(None) };
-        self.corpus.read(start..start + self.sequence_length as u64, room)?;
+        }
         Ok(Some(Field::Indices(room)))
     }
 
     fn validation_len(&self) -> u64 {
         Batches::validation_len(self)
+    }
+}
+
+/// Of tokens the first position of the document that each is of, in their place. The token that ends a document is its
+/// last; the first document may have begun before.
+fn document_starts(tokens: &mut [u32], end_of_text: u32) {
+    let mut start = 0;
+    for (position, token) in (0..).zip(tokens) {
+        let ends = *token == end_of_text;
+        *token = start;
+        if ends {
+            start = position + 1;
+        }
     }
 }

@@ -23,6 +23,7 @@ pub struct Corpus {
     ends: Vec<u64>,
     training_tokens: u64,
     vocabulary_size: usize,
+    end_of_text: Option<u32>,
     digest: String,
     skipped: Vec<PathBuf>,
 }
@@ -68,7 +69,7 @@ impl Corpus {
         let size = tokenizer.vocabulary_size();
         let corpus = Self::of(stretches, size, validation_fraction, reading);
         match corpus {
-            Ok(corpus) => Ok(Self { skipped, ..corpus }),
+            Ok(corpus) => Ok(Self { skipped, end_of_text: tokenizer.end_of_text(), ..corpus }),
             Err(DataError::EmptyCorpus { .. }) => Err(match unread(&skipped) {
                 Some(path) => DataError::NoParquet { path: path.clone() },
                 None => DataError::EmptyCorpus { paths: paths.to_vec() },
@@ -77,7 +78,7 @@ impl Corpus {
         }
     }
 
-    /// A corpus of given tokens, all below `vocabulary_size`; the split is that
+    /// A corpus of given tokens, all below `vocabulary_size`, none of which ends a document; the split is that
     /// of [`open`](Self::open).
     ///
     /// # Errors
@@ -124,6 +125,7 @@ impl Corpus {
             stretches,
             training_tokens: total.saturating_sub(validation_tokens),
             vocabulary_size,
+            end_of_text: None,
             digest: digest.to_hex().to_string(),
             skipped: Vec::new(),
         })
@@ -165,6 +167,18 @@ impl Corpus {
         }
         assert!(start >= range.end, "tokens {range:?} are in the corpus");
         Ok(())
+    }
+
+    /// The same, in which this token ends a document.
+    #[must_use]
+    pub fn with_end_of_text(self, token: u32) -> Self {
+        Self { end_of_text: Some(token), ..self }
+    }
+
+    /// The token that ends a document, if there is one: that of the tokenizer.
+    #[must_use]
+    pub fn end_of_text(&self) -> Option<u32> {
+        self.end_of_text
     }
 
     /// The size of the vocabulary; every token is below it.

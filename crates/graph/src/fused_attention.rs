@@ -126,11 +126,14 @@ impl Graph {
         };
         let queries = axes(&first.signature.inputs[0], first);
         let keys = axes(&first.signature.inputs[1], first);
+        let documents: Vec<ValueId> = self.documents_of(first).into_iter().collect();
+        let of_documents = documents.iter().map(|_| queries[..2].to_vec());
         let loops: Vec<_> = op.signature.loops.iter().map(|each| (each.dim, each.split)).collect();
-        let inputs = [queries.clone(), keys.clone(), keys];
+        let inputs: Vec<_> =
+            [queries.clone(), keys.clone(), keys].into_iter().chain(of_documents).collect();
         Some(Op {
             kind: OpKind::FusedAttention { visibility, scale, soft_cap, probability },
-            inputs: [&first.inputs[..], &[values]].concat(),
+            inputs: [&first.inputs[..2], &[values], &documents].concat(),
             outputs: op.outputs[..1].to_vec(),
             signature: Signature::by_dim(&loops, &inputs, &[queries]),
             ..op.clone()

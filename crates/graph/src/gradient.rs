@@ -129,7 +129,8 @@ fn full_rule(graph: &Graph, op: OpId) -> Rule {
             input(mask(vec![Input(0), Input(1), OutputGradient]), vec![0, 1])
         }
         OpKind::FusedAttention { .. } => {
-            input(vec![Input(0), Input(1), Input(2), OutputGradient], vec![0, 1, 2])
+            let reads = (0..op.inputs.len()).map(Input).chain([OutputGradient]).collect();
+            input(reads, vec![0, 1, 2])
         }
         OpKind::Lstm { .. } => {
             // Weights, activated gates and cells; with a projection that as well.

@@ -11,6 +11,7 @@
 
 pub mod builder;
 pub mod dim;
+mod document_mask;
 pub mod families;
 pub mod gradient;
 pub mod op;

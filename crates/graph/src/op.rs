@@ -194,8 +194,9 @@ pub enum OpKind {
         /// Scaling of the frequencies for long contexts.
         scaling: Option<RotaryScaling>,
     },
-    /// `(q [batch, seq, heads, (group), head_dim], k [batch, seq, heads, head_dim]) ->
-    /// softmax(scale * q.k) [batch, heads, (group), seq, keys]` over the keys that a query sees, 0 elsewhere.
+    /// `(q [batch, seq, heads, (group), head_dim], k [batch, seq, heads, head_dim], [documents [batch, seq]]) ->
+    /// softmax(scale * q.k) [batch, heads, (group), seq, keys]` over the keys that a query sees, 0 elsewhere. With
+    /// `documents` it sees none before the first of its document, which they say.
     AttentionProbs {
         /// Which keys a query sees.
         visibility: Visibility,
@@ -212,8 +213,8 @@ pub enum OpKind {
         /// Probability of dropping an attention weight.
         probability: f32,
     },
-    /// `(q [batch, seq, heads, (group), head_dim], k [batch, seq, heads, head_dim], v like k) -> context [batch,
-    /// seq, heads, (group), head_dim]`: [`OpKind::AttentionProbs`] and [`OpKind::AttentionContext`] as one, which
+    /// `(q [batch, seq, heads, (group), head_dim], k [batch, seq, heads, head_dim], v like k, [documents [batch,
+    /// seq]]) -> context [batch, seq, heads, (group), head_dim]`: [`OpKind::AttentionProbs`] and [`OpKind::AttentionContext`] as one, which
     /// keeps no probabilities, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135).
     FusedAttention {
         /// Which keys a query sees.

@@ -124,7 +124,7 @@ mod attend {
         let mut p = normal(SHAPE.probs_elements());
         bencher
             .counter(flops())
-            .bench_local(|| attention::probs(&SHAPE, black_box(&q), &k, SCORES, &mut p));
+            .bench_local(|| attention::probs(&SHAPE, black_box(&q), &k, None, SCORES, &mut p));
     }
 
     #[divan::bench]
@@ -359,7 +359,7 @@ mod whole_attention {
             }
             let keep_scale = 1.0 / (1.0 - DROPPED);
             let dropout = drops.then_some(Dropout { mask: &mask, keep_scale });
-            attention::probs(&shape, black_box(&q), &k, SCORES, &mut p);
+            attention::probs(&shape, black_box(&q), &k, None, SCORES, &mut p);
             attention::context(&shape, &p, dropout, &v, &mut o, &mut scratch);
             attention::context_input_grad(
                 &shape,
@@ -398,12 +398,23 @@ mod whole_attention {
         let dropout = drops.then_some(Drawn { key: KEY, window: &window, probability: DROPPED });
         let mut scratch = vec![0.0; fused::input_grad_scratch_elements(&shape, drops, false)];
         bencher.bench_local(|| {
-            fused::attention(&shape, black_box(&q), &k, &v, SCORES, dropout, &mut o, &mut scratch);
+            fused::attention(
+                &shape,
+                black_box(&q),
+                &k,
+                &v,
+                None,
+                SCORES,
+                dropout,
+                &mut o,
+                &mut scratch,
+            );
             fused::attention_input_grad(
                 &shape,
                 &q,
                 &k,
                 &v,
+                None,
                 SCORES,
                 dropout,
                 &d_o,

@@ -10,6 +10,9 @@
 //! The work goes by tiles of query rows. A tile leaves out the keys before and behind those that its queries
 //! see, which halves the work of a long sequence under a causal mask and makes it proportional to the window
 //! where there is one; intermediate matrices live in a scratch tile that stays in cache.
+//!
+//! Where a sequence is packed of several documents, a query sees no key before its own: `documents [batch,
+//! queries]` says for each the first key of its document.
 
 pub mod fused;
 
@@ -85,7 +88,7 @@ pub struct Dropout<'a> {
 }
 
 /// The query rows `start .. start + rows` of one head, and where they lie.
-struct Tile {
+struct Tile<'d> {
     rows: usize,
     /// The first of the keys that some query of the tile sees, and how many these are.
     first_key: usize,
@@ -98,26 +101,29 @@ struct Tile {
     probs_at: usize,
     /// Behind which key the tile's first query sees none, how many keys further each next one, and how many keys
     /// before that it sees.
-    sight: Sight,
+    sight: Sight<'d>,
 }
 
 /// Which keys the queries of a tile see, by row.
 #[derive(Clone, Copy)]
-struct Sight {
+struct Sight<'d> {
     /// Behind the last key that the first row sees.
     end: usize,
     /// How many keys further the next row sees.
     growth: usize,
     /// How many keys a row sees at most.
     positions: usize,
+    /// The first key of each row's document, where there are several.
+    documents: Option<&'d [u32]>,
 }
 
-impl Sight {
+impl Sight<'_> {
     /// The columns that row `row` sees, of `columns` of which the first is the key `origin`.
     #[inline(always)]
     fn columns(self, row: usize, origin: usize, columns: usize) -> Range<usize> {
         let end = self.end + row * self.growth;
-        let start = end.saturating_sub(self.positions).saturating_sub(origin);
+        let document = self.documents.map_or(0, |documents| documents[row] as usize);
+        let start = end.saturating_sub(self.positions).max(document).saturating_sub(origin);
         let end = columns.min(end.saturating_sub(origin));
         start.min(end)..end
     }
@@ -164,7 +170,7 @@ impl Attention {
         self.kv_heads * self.head_dim
     }
 
-    fn tiles(self) -> impl Iterator<Item = Tile> {
+    fn tiles(self, documents: Option<&[u32]>) -> impl Iterator<Item = Tile<'_>> {
         let (heads, most) = (self.kv_heads * self.group, self.tile_rows());
         (0..self.batch * heads).flat_map(move |head| {
             let (batch, head) = (head / heads, head % heads);
@@ -177,14 +183,17 @@ impl Attention {
                         (first_query + start + 1, 1, positions)
                     }
                 };
-                let sight = Sight { end, growth, positions };
-                let first_key = sight.columns(0, 0, self.keys).start;
+                let first_row = batch * self.queries + start;
+                let documents = documents.map(|it| &it[first_row..first_row + rows]);
+                let sight = Sight { end, growth, positions, documents };
+                let starts = (0..rows).map(|row| sight.columns(row, 0, self.keys).start);
+                let end = sight.columns(rows - 1, 0, self.keys).end;
+                let first_key = starts.min().unwrap_or(0).min(end);
                 Tile {
                     rows,
                     first_key,
-                    seen: sight.columns(rows - 1, 0, self.keys).end - first_key,
-                    query_at: (batch * self.queries + start) * self.query_stride()
-                        + head * self.head_dim,
+                    seen: end - first_key,
+                    query_at: first_row * self.query_stride() + head * self.head_dim,
                     key_at: (batch * self.keys + first_key) * self.key_stride()
                         + head / self.group * self.head_dim,
                     probs_at: ((batch * heads + head) * self.queries + start) * self.keys,
@@ -195,25 +204,34 @@ impl Attention {
     }
 
     /// The tile's rows of `q` or `o`.
-    fn query<'a, T>(&self, tile: &Tile, q: &'a [T]) -> Matrix<'a, T> {
+    fn query<'a, T>(&self, tile: &Tile<'_>, q: &'a [T]) -> Matrix<'a, T> {
         Matrix::new(&q[tile.query_at..], tile.rows, self.head_dim, self.query_stride())
     }
 
-    fn query_mut<'a>(&self, tile: &Tile, q: &'a mut [f32]) -> MatrixMut<'a> {
+    fn query_mut<'a>(&self, tile: &Tile<'_>, q: &'a mut [f32]) -> MatrixMut<'a> {
         MatrixMut::new(&mut q[tile.query_at..], tile.rows, self.head_dim, self.query_stride())
     }
 
     /// The keys or values the tile sees.
-    fn key<'a, T>(&self, tile: &Tile, k: &'a [T]) -> Matrix<'a, T> {
+    fn key<'a, T>(&self, tile: &Tile<'_>, k: &'a [T]) -> Matrix<'a, T> {
         Matrix::new(&k[tile.key_at..], tile.seen, self.head_dim, self.key_stride())
     }
 
-    fn key_mut<'a>(&self, tile: &Tile, k: &'a mut [f32]) -> MatrixMut<'a> {
+    fn key_mut<'a>(&self, tile: &Tile<'_>, k: &'a mut [f32]) -> MatrixMut<'a> {
         MatrixMut::new(&mut k[tile.key_at..], tile.seen, self.head_dim, self.key_stride())
     }
 
     fn is_empty(&self) -> bool {
         self.query_elements() == 0 || self.key_elements() == 0
+    }
+
+    fn check_documents(&self, documents: Option<&[u32]>) {
+        let queries = self.batch * self.queries;
+        assert!(
+            documents.is_none_or(|it| it.len() == queries),
+            "{self:?} got documents of {:?} queries",
+            documents.map(<[u32]>::len)
+        );
     }
 
     fn check(&self, queries: &[usize], keys: &[usize], probs: &[usize]) {
@@ -227,7 +245,7 @@ impl Attention {
     }
 }
 
-impl Tile {
+impl Tile<'_> {
     fn elements(&self, keys: usize) -> Range<usize> {
         self.probs_at..self.probs_at + self.rows * keys
     }
@@ -240,12 +258,20 @@ impl Tile {
 
 /// p = softmax over keys of the scores scale q k^T, capped where they are, and exactly 0 where a key is not
 /// seen.
-pub fn probs<T: Factor>(shape: &Attention, q: &[T], k: &[T], scores: Scores, p: &mut [f32]) {
+pub fn probs<T: Factor>(
+    shape: &Attention,
+    q: &[T],
+    k: &[T],
+    documents: Option<&[u32]>,
+    scores: Scores,
+    p: &mut [f32],
+) {
     shape.check(&[q.len()], &[k.len()], &[p.len()]);
+    shape.check_documents(documents);
     if shape.is_empty() {
         return;
     }
-    for tile in shape.tiles() {
+    for tile in shape.tiles(documents) {
         let p = &mut p[tile.elements(shape.keys)];
         let target = MatrixMut::new(&mut p[tile.first_key..], tile.rows, tile.seen, shape.keys);
         let k = shape.key(&tile, k).transposed();
@@ -285,7 +311,7 @@ pub fn probs_input_grad(
     }
     let Scores { scale, cap } = scores;
     let (ds, again) = scratch.split_at_mut(shape.scratch_elements());
-    for tile in shape.tiles() {
+    for tile in shape.tiles(None) {
         let range = tile.elements(shape.keys);
         let Tile { rows, seen, .. } = tile;
         let ds = &mut ds[..rows * seen];
@@ -320,7 +346,7 @@ pub fn context(
         o.fill(0.0);
         return;
     }
-    for tile in shape.tiles() {
+    for tile in shape.tiles(None) {
         let p = shape.dropped(&tile, p, dropout, scratch);
         multiply(1.0, p, shape.key(&tile, v), shape.query_mut(&tile, o), false);
     }
@@ -333,7 +359,7 @@ pub fn whole_context<T: Factor>(shape: &Attention, p: &[T], v: &[T], o: &mut [f3
         o.fill(0.0);
         return;
     }
-    for tile in shape.tiles() {
+    for tile in shape.tiles(None) {
         let p = shape.seen(&tile, p);
         T::multiply(1.0, p, shape.key(&tile, v), shape.query_mut(&tile, o), false);
     }
@@ -365,7 +391,7 @@ pub fn context_input_grad(
     }
     let Dropout { mask, keep_scale } = dropout;
     let keys = shape.keys;
-    for tile in shape.tiles() {
+    for tile in shape.tiles(None) {
         let d_o = shape.query(&tile, d_o);
         let dropped = shape.dropped(&tile, p, dropout, scratch);
         multiply(1.0, dropped.transposed(), d_o, shape.key_mut(&tile, dv), true);
@@ -396,7 +422,7 @@ pub fn whole_context_input_grad<T: Factor>(
         return;
     }
     let keys = shape.keys;
-    for tile in shape.tiles() {
+    for tile in shape.tiles(None) {
         let d_o = shape.query(&tile, d_o);
         let p = shape.seen(&tile, p).transposed();
         T::multiply(1.0, p, d_o, shape.key_mut(&tile, dv), true);
@@ -410,7 +436,7 @@ pub fn whole_context_input_grad<T: Factor>(
 
 impl Attention {
     /// The tile's probabilities, of the keys it sees.
-    fn seen<'a, T>(&self, tile: &Tile, p: &'a [T]) -> Matrix<'a, T> {
+    fn seen<'a, T>(&self, tile: &Tile<'_>, p: &'a [T]) -> Matrix<'a, T> {
         let p = &p[tile.elements(self.keys)][tile.first_key..];
         Matrix::new(p, tile.rows, tile.seen, self.keys)
     }
@@ -418,7 +444,7 @@ impl Attention {
     /// The same under dropout.
     fn dropped<'a>(
         &self,
-        tile: &Tile,
+        tile: &Tile<'_>,
         p: &[f32],
         Dropout { mask, keep_scale }: Dropout,
         scratch: &'a mut [f32],
@@ -453,7 +479,7 @@ impl Attention {
 simd! {
     /// Softmax of each row over the columns that it sees, of which the first is the key `origin`, and zero
     /// elsewhere.
-    fn softmax_rows(rows: &mut [f32], columns: usize, sight: Sight, origin: usize) {
+    fn softmax_rows(rows: &mut [f32], columns: usize, sight: Sight<'_>, origin: usize) {
         for (i, row) in rows.chunks_exact_mut(columns).enumerate() {
             let seen = sight.columns(i, origin, columns);
             row[..seen.start].fill(0.0);
@@ -471,7 +497,7 @@ simd! {
     }
 
     /// Zeroes each row but for the columns that it sees, of which the first is the key `origin`.
-    fn clear_unseen(rows: &mut [f32], columns: usize, sight: Sight, origin: usize) {
+    fn clear_unseen(rows: &mut [f32], columns: usize, sight: Sight<'_>, origin: usize) {
         for (i, row) in rows.chunks_exact_mut(columns).enumerate() {
             let seen = sight.columns(i, origin, columns);
             row[..seen.start].fill(0.0);

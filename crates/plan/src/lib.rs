@@ -46,6 +46,7 @@ pub use optimizer::{Kept, Optimizer};
 pub use parameter_group::{ParameterGroup, ParameterGroups};
 pub use plan::{
     Communication, FORMAT, Pipeline, Plan, Recompute, Servers, Stage, Sync, usual_attention,
+    with_attention,
 };
 pub use precision::{Number, Precision, Rounding};
 pub use schedule::{Arrangement, PassTimes, ScheduleKind, greatest_common_divisor};

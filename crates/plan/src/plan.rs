@@ -62,6 +62,10 @@ pub struct Plan {
     /// How attention is computed.
     #[serde(default, skip_serializing_if = "is_unfused")]
     pub attention: AttentionKind,
+    /// Whether attention is within documents, where samples are packed of several: a position sees none of another
+    /// document.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub mask_documents: bool,
     /// Which dimension is split over which mesh axis.
     pub layout: LayoutRules,
     /// Global norm to which gradients are clipped; none for no clipping.
@@ -143,6 +147,15 @@ pub struct Stage {
     /// Which dimension is split over which mesh axis, where that is not as in other stages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout: Option<LayoutRules>,
+}
+
+/// `model` with its attention computed like `kind`, and within documents if they are masked. Where they cannot be, it
+/// is as if they were not, which [`Plan::validate`] refuses.
+pub fn with_attention(model: &Graph, kind: AttentionKind, mask_documents: bool) -> Cow<'_, Graph> {
+    match mask_documents.then(|| model.with_document_mask()).flatten() {
+        Some(masked) => Cow::Owned(kind.of(&masked).into_owned()),
+        None => kind.of(model),
+    }
 }
 
 /// How plans compute the attention of a model where nobody says otherwise: fused, if there are
@@ -427,7 +440,7 @@ impl Plan {
 
     /// The graph that this is a plan for, of a model as it is described: with attention as the plan computes it.
     pub fn graph_of<'g>(&self, model: &'g Graph) -> Cow<'g, Graph> {
-        self.attention.of(model)
+        with_attention(model, self.attention, self.mask_documents)
     }
 
     /// Which activations of a stage of this plan are computed twice.

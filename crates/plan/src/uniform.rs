@@ -162,6 +162,7 @@ impl Uniform {
             recompute: self.recompute,
             recompute_last: true,
             attention: graph.attention().unwrap_or_default(),
+            mask_documents: graph.masks_documents(),
             keeps_gathered: false,
             layout: default_rules(graph, &self.mesh, self.sequence_parallel),
             clip_norm: self.clip_norm,

@@ -50,6 +50,11 @@ impl Plan {
             let rule = "the model has no attention to fuse";
             return Err(PlanError::field("attention", self.attention.name(), rule));
         }
+        if self.mask_documents && !graph.masks_documents() {
+            let rule = "documents are masked in models whose attention is causal and over one sequence of positions, \
+                        and that have no recurrence";
+            return Err(PlanError::field("mask_documents", true, rule));
+        }
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::{AttentionKind, Graph};
 use shardloom_plan::{
     LossScale, Number, Optimizer, ParameterGroup, PassTimes, Plan, Precision, Recompute,
-    ScheduleKind, Sync, Uniform, usual_attention,
+    ScheduleKind, Sync, Uniform, usual_attention, with_attention,
 };
 use shardloom_sim::estimate::{Candidate, Estimator, Settings};
 
@@ -48,6 +48,8 @@ pub struct Request {
     pub plan_defaults: PlanDefaults,
     /// How attention is computed; none for what is [usual](usual_attention) for the cluster and its software.
     pub attention: Option<AttentionKind>,
+    /// Whether attention is within documents.
+    pub mask_documents: bool,
     /// Schedules to choose from.
     pub schedules: Vec<ScheduleKind>,
     /// What plans must have.
@@ -103,6 +105,7 @@ impl Request {
             fastest_algorithm: false,
             bucket_bytes,
             attention: None,
+            mask_documents: false,
             schedules: ScheduleKind::SEARCHED.to_vec(),
             only: Only::default(),
             runner: None,
@@ -124,6 +127,7 @@ impl Request {
             algorithm: plan.sync.algorithm,
             bucket_bytes: plan.sync.bucket_bytes,
             attention: Some(plan.attention),
+            mask_documents: plan.mask_documents,
             plan_defaults: PlanDefaults {
                 keeps_gathered: plan.keeps_gathered,
                 all_reduces_shards: plan.sync.all_reduces,
@@ -137,7 +141,7 @@ impl Request {
     /// The graph that plans are made for, of a model as it is described: with attention as they compute it.
     pub fn graph_of<'g>(&self, model: &'g Graph, cluster: &Cluster) -> Cow<'g, Graph> {
         let usual = || usual_attention(model, cluster.fuses_attention());
-        self.attention.unwrap_or_else(usual).of(model)
+        with_attention(model, self.attention.unwrap_or_else(usual), self.mask_documents)
     }
 
     /// The same for `machines`, which are some of those that it is for.

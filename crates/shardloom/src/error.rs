@@ -220,6 +220,19 @@ pub enum Error {
         /// The input's axes.
         axes: String,
     },
+    /// A plan masks documents, of which the data does not say where they end.
+    #[error(
+        "the plan has attention within documents (mask_documents), but {}; leave it out, or name a tokenizer whose \
+         vocabulary has an end of text, such as <|endoftext|> or </s>",
+        match tokenizer {
+            Some(name) => format!("the tokenizer {name} has no token that ends one"),
+            None => "rows of a table are none".into(),
+        }
+    )]
+    Documents {
+        /// The tokenizer's name; none of a table.
+        tokenizer: Option<String>,
+    },
     /// The model knows fewer tokens or classes than the data has.
     #[error(
         "{model} tells {found} tokens or classes apart, but there are {needed} {what}; give the model \

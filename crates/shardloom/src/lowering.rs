@@ -71,7 +71,7 @@ impl Written {
         require_sizes(model, plan)?;
         // Whether the cluster has so many devices is another question.
         let devices = plan.least_devices().min(Cluster::MAX_DEVICES as usize);
-        let fit = plan.validate(model.graph(), devices);
+        let fit = plan.validate(&plan.graph_of(model.graph()), devices);
         fit.map_err(|error| Plan::place_error(text, place, error).into())
     }
 }

@@ -428,6 +428,7 @@ fn blueprint(
         return Err(Error::Ranks { ranks: devices, most: MOST_RANKS });
     }
     require_sizes(model, plan)?;
+    data.require_documents(plan)?;
     let made = |plan: &Plan, settings| {
         Blueprint::new(plan.graph_of(model.graph()).into_owned(), plan, devices, settings)
     };

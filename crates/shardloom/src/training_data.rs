@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use shardloom_data::{Batches, Corpus, Reading, Records, Source, Table, Tokenizer};
 use shardloom_graph::{Extents, Value};
+use shardloom_plan::Plan;
 
 use crate::{Error, Model, Result};
 
@@ -59,6 +60,7 @@ pub struct Data {
     pub(crate) tokenizer: Option<String>,
     training_samples: u64,
     memory_bytes: u64,
+    ends_documents: bool,
 }
 
 impl Data {
@@ -116,6 +118,14 @@ impl Data {
         self.source.validation_len()
     }
 
+    /// Makes sure that documents have ends where `plan` masks them.
+    pub(crate) fn require_documents(&self, plan: &Plan) -> Result<()> {
+        match plan.mask_documents && !self.ends_documents {
+            true => Err(Error::Documents { tokenizer: self.tokenizer.clone() }),
+            false => Ok(()),
+        }
+    }
+
     fn text(
         model: &Model,
         inputs: &[&Value],
@@ -143,11 +153,12 @@ impl Data {
             Corpus::open(paths, &tokenizer.tokenizer, sampling.validation_fraction, reading)?;
         let digest = corpus.digest().to_owned();
         let memory_bytes = corpus.held_bytes();
+        let ends_documents = corpus.end_of_text().is_some();
         let batches = Batches::new(corpus, model.spec().seq(), sampling.seed)?;
         let tokenizer = Some(tokenizer.name.clone());
         let training_samples = batches.epoch_len();
         let source = Box::new(batches);
-        Ok(Data { source, digest, tokenizer, training_samples, memory_bytes })
+        Ok(Data { source, digest, tokenizer, training_samples, memory_bytes, ends_documents })
     }
 
     /// Rows of numbers, and a category for each input `category.0`, `category.1`, ... that looks it up.
@@ -165,7 +176,14 @@ impl Data {
         let digest = records.digest();
         let (training_samples, memory_bytes) = (records.training_len(), records.held_bytes());
         let source = Box::new(records);
-        Ok(Data { source, digest, tokenizer: None, training_samples, memory_bytes })
+        Ok(Data {
+            source,
+            digest,
+            tokenizer: None,
+            training_samples,
+            memory_bytes,
+            ends_documents: false,
+        })
     }
 
     fn table(
@@ -189,7 +207,14 @@ impl Data {
         let digest = table.digest();
         let (training_samples, memory_bytes) = (table.training_len(), table.held_bytes());
         let source = Box::new(table);
-        Ok(Data { source, digest, tokenizer: None, training_samples, memory_bytes })
+        Ok(Data {
+            source,
+            digest,
+            tokenizer: None,
+            training_samples,
+            memory_bytes,
+            ends_documents: false,
+        })
     }
 }
 

@@ -21,9 +21,11 @@ fn split_line(plan: &Plan) -> String {
         0 => plan.recompute.name().to_owned(),
         _ => format!("{}, of its own in {}", plan.recompute.name(), counted(own, "stage")),
     };
-    let attention = match plan.attention {
-        AttentionKind::Unfused => "",
-        AttentionKind::Fused => ", attention fused",
+    let attention = match (plan.attention, plan.mask_documents) {
+        (AttentionKind::Unfused, false) => "",
+        (AttentionKind::Unfused, true) => ", attention within documents",
+        (AttentionKind::Fused, false) => ", attention fused",
+        (AttentionKind::Fused, true) => ", attention fused and within documents",
     };
     let (stages, pipelines) = match &turns {
         Some(replicas) => (replicas.len(), 1),

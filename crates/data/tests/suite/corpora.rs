@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use shardloom_data::DataError;
-use shardloom_data::{Batches, Corpus, Reading, Tokenizer};
+use shardloom_data::{Batches, Corpus, Field, Part, Reading, Source, Tokenizer};
 
 fn write(root: &Path, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
     let path = root.join(name);
@@ -252,4 +252,29 @@ proptest! {
             (0..windows).map(|window| (window * sequence_length) as u32).collect();
         prop_assert_eq!(starts, wanted);
     }
+}
+
+#[test]
+fn documents_begin_behind_the_token_that_ends_the_one_before() {
+    let tokens = [5, 9, 1, 2, 9, 9, 3, 4, 6, 9, 7, 8, 1];
+    let documents = |corpus: Corpus, part, position| {
+        let batches = Batches::new(corpus, 6, 1).expect("two samples");
+        let mut room = vec![7; 9];
+        let field = batches.field(part, position, "documents", &mut room).expect("in memory");
+        field.map(|field| match field {
+            Field::Indices(starts) => starts.to_vec(),
+            Field::Reals(_) => panic!("positions are whole numbers"),
+        })
+    };
+    let corpus = || Corpus::from_tokens(tokens.to_vec(), 10, 0.0).expect("a corpus");
+    let ended = || corpus().with_end_of_text(9);
+    let of_epoch: BTreeSet<_> =
+        [0, 1].into_iter().map(|position| documents(ended(), Part::Training, position)).collect();
+    // The second sample begins within a document, whose first position there is that of the sample.
+    let expected = [vec![0, 0, 2, 2, 2, 5], vec![0, 0, 0, 0, 4, 4]];
+    assert_eq!(of_epoch, expected.map(Some).into());
+    assert_eq!(documents(corpus(), Part::Training, 0), None);
+    let validated = Corpus::from_tokens([&tokens[..], &tokens].concat(), 10, 0.5);
+    let validated = validated.expect("a corpus").with_end_of_text(9);
+    assert_eq!(documents(validated, Part::Validation, 0), Some(vec![0, 0, 2, 2, 2, 5]));
 }

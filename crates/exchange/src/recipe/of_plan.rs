@@ -65,6 +65,7 @@ impl Recipe {
             recompute: _,
             recompute_last: _,
             attention,
+            mask_documents,
             keeps_gathered,
             layout: _,
             clip_norm,
@@ -96,6 +97,10 @@ impl Recipe {
         if sync.sparse {
             let reason = "leave it out, and turn sparse gradients of embeddings on there";
             return unwritten("sync.sparse", "true".into(), reason);
+        }
+        if *mask_documents {
+            let reason = "leave it out, and keep attention within documents there";
+            return unwritten("mask_documents", "true".into(), reason);
         }
         if let Some(averaging) = &sync.averaging {
             let reason = "replicas have equal weights: leave sync.averaging out";

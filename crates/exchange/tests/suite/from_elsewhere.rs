@@ -425,6 +425,7 @@ fn what_other_families_have_changed_in_a_llama_is_refused() {
 
 #[test]
 fn what_makes_a_plan_another_one_elsewhere_is_refused_by_its_key() {
+    refused_everywhere(|plan| plan.mask_documents = true, "mask_documents");
     refused_everywhere(
         |plan| {
             plan.schedule = ScheduleKind::PipeDream;

@@ -2,7 +2,7 @@
 //! gradient computes them again, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135, algorithm 4).
 //! Dropout draws the numbers of the same elements again.
 //!
-//! A tile has all keys that its queries see, and with a window few others, so that its softmax is that of [`probs`](super::probs) and the
+//! A tile has all keys that its queries see, and with a window or documents few others, so that its softmax is that of [`probs`](super::probs) and the
 //! results are those of the two operators to the bit. What is needed besides the operands grows with the
 //! number of keys and not with its square.
 
@@ -26,7 +26,7 @@ pub struct Drawn<'a> {
 
 impl Drawn<'_> {
     /// The factors on the probabilities of the keys that a tile sees.
-    fn factors(&self, tile: &Tile, keys: usize, factors: &mut [f32]) {
+    fn factors(&self, tile: &Tile<'_>, keys: usize, factors: &mut [f32]) {
         let Window { extent, start, global } = self.window;
         let (mut extent, mut start) = (extent.clone(), start.clone());
         let queries = extent.len() - 2;
@@ -62,18 +62,20 @@ pub fn attention(
     q: &[f32],
     k: &[f32],
     v: &[f32],
+    documents: Option<&[u32]>,
     scores: Scores,
     dropout: Option<Drawn>,
     o: &mut [f32],
     scratch: &mut [f32],
 ) {
     check(shape, &[q.len(), o.len()], &[k.len(), v.len()], dropout);
+    shape.check_documents(documents);
     if shape.is_empty() {
         o.fill(0.0);
         return;
     }
     let (p, factors) = scratch.split_at_mut(shape.scratch_elements());
-    for tile in shape.tiles() {
+    for tile in shape.tiles(documents) {
         let p = &mut p[..tile.rows * tile.seen];
         raw_scores(shape, &tile, q, k, scores.scale, p);
         probabilities(&tile, scores.cap, p);
@@ -96,6 +98,7 @@ pub fn attention_input_grad(
     q: &[f32],
     k: &[f32],
     v: &[f32],
+    documents: Option<&[u32]>,
     scores: Scores,
     dropout: Option<Drawn>,
     d_o: &[f32],
@@ -107,6 +110,7 @@ pub fn attention_input_grad(
 ) {
     let queries = [q.len(), d_o.len(), dq.len()];
     check(shape, &queries, &[k.len(), v.len(), dk.len(), dv.len()], dropout);
+    shape.check_documents(documents);
     let [accumulate_q, accumulate_k, accumulate_v] = accumulate;
     if !accumulate_k {
         dk.fill(0.0);
@@ -125,7 +129,7 @@ pub fn attention_input_grad(
     let drawn = if dropout.is_some() { shape.scratch_elements() } else { 0 };
     let (factors, uncapped) = rest.split_at_mut(drawn);
     let Scores { scale, cap } = scores;
-    for tile in shape.tiles() {
+    for tile in shape.tiles(documents) {
         let Tile { rows, seen, .. } = tile;
         let (p, ds) = (&mut p[..rows * seen], &mut ds[..rows * seen]);
         raw_scores(shape, &tile, q, k, scale, p);
@@ -168,13 +172,13 @@ pub fn attention_input_grad(
 }
 
 /// The scores of a tile before they are capped, of the keys it sees.
-fn raw_scores(shape: &Attention, tile: &Tile, q: &[f32], k: &[f32], scale: f32, s: &mut [f32]) {
+fn raw_scores(shape: &Attention, tile: &Tile<'_>, q: &[f32], k: &[f32], scale: f32, s: &mut [f32]) {
     let target = MatrixMut::new(s, tile.rows, tile.seen, tile.seen);
     multiply(scale, shape.query(tile, q), shape.key(tile, k).transposed(), target, false);
 }
 
 /// The probabilities of a tile, in place of these scores.
-fn probabilities(tile: &Tile, cap: Option<f32>, p: &mut [f32]) {
+fn probabilities(tile: &Tile<'_>, cap: Option<f32>, p: &mut [f32]) {
     if let Some(cap) = cap {
         cap_rows(p, tile.seen, 0..tile.seen, cap);
     }

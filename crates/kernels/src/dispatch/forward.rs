@@ -119,12 +119,15 @@ pub(super) fn forward(
             let (table, heads) = rotary_table(kind, x.shape, setting);
             rotary::rotate(x.f32(), heads, &table, y.f32());
         }
-        (OpKind::AttentionProbs { visibility, scale, soft_cap }, [q, k], [p]) => {
+        (OpKind::AttentionProbs { visibility, scale, soft_cap }, [q, k, documents @ ..], [p]) => {
             let shape = attention_shape(p.shape, k.shape, visible(*visibility, setting));
+            let documents = documents.first().map(Input::u32);
             let scores = Scores { scale: *scale, cap: *soft_cap };
             match (q.data, k.data) {
-                (Data::Bf16(q), Data::Bf16(k)) => attention::probs(&shape, q, k, scores, p.f32()),
-                _ => attention::probs(&shape, q.f32(), k.f32(), scores, p.f32()),
+                (Data::Bf16(q), Data::Bf16(k)) => {
+                    attention::probs(&shape, q, k, documents, scores, p.f32());
+                }
+                _ => attention::probs(&shape, q.f32(), k.f32(), documents, scores, p.f32()),
             }
         }
         (OpKind::AttentionContext { visibility, .. }, [p, v], [o, rest @ ..]) => {
@@ -138,12 +141,17 @@ pub(super) fn forward(
                 _ => attention::context(&shape, p.f32(), mask, v.f32(), o.f32(), scratch),
             }
         }
-        (OpKind::FusedAttention { visibility, scale, soft_cap, .. }, [q, k, v], [o]) => {
+        (
+            OpKind::FusedAttention { visibility, scale, soft_cap, .. },
+            [q, k, v, documents @ ..],
+            [o],
+        ) => {
             let shape = fused_shape(q.shape, k.shape, visible(*visibility, setting));
+            let documents = documents.first().map(Input::u32);
             let dropout = drawn(kind, setting);
             let scores = Scores { scale: *scale, cap: *soft_cap };
             let (q, k, v) = (q.f32(), k.f32(), v.f32());
-            fused::attention(&shape, q, k, v, scores, dropout, o.f32(), scratch);
+            fused::attention(&shape, q, k, v, documents, scores, dropout, o.f32(), scratch);
         }
         (OpKind::Lstm { .. }, [gates, w, projection @ ..], [y, activated, cell, output @ ..]) => {
             let shape = lstm_shape(kind, gates.shape, y.shape);

@@ -169,7 +169,7 @@ pub(super) fn input_gradient(
         }
         (
             OpKind::FusedAttention { visibility, scale, soft_cap, .. },
-            [q, k, v, d_o],
+            [q, k, v, documents @ .., d_o],
             [dq, dk, dv],
         ) => {
             let shape = fused_shape(q.shape, k.shape, visible(*visibility, setting));
@@ -178,6 +178,7 @@ pub(super) fn input_gradient(
                 q.f32(),
                 k.f32(),
                 v.f32(),
+                documents.first().map(Input::u32),
                 Scores { scale: *scale, cap: *soft_cap },
                 drawn(kind, setting),
                 d_o.f32(),

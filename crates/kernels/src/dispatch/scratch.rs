@@ -26,11 +26,11 @@ pub(crate) fn scratch_elements(
             let shape = attention_shape(probs, keys, Visibility::All);
             shape.probs_input_grad_scratch(soft_cap.is_some())
         }
-        (OpKind::FusedAttention { .. }, Pass::Forward, [queries, keys, _]) => {
+        (OpKind::FusedAttention { .. }, Pass::Forward, [queries, keys, ..]) => {
             let shape = fused_shape(queries, keys, Visibility::All);
             fused::scratch_elements(&shape, kind.dropout().is_some())
         }
-        (OpKind::FusedAttention { soft_cap, .. }, Pass::Input, [queries, keys, _, _]) => {
+        (OpKind::FusedAttention { soft_cap, .. }, Pass::Input, [queries, keys, ..]) => {
             let shape = fused_shape(queries, keys, Visibility::All);
             let drops = kind.dropout().is_some();
             fused::input_grad_scratch_elements(&shape, drops, soft_cap.is_some())

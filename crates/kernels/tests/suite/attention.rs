@@ -128,7 +128,7 @@ fn probabilities_match_and_unseen_keys_have_exactly_none() {
         let k = numbers(2, shape.key_elements());
         for scores in SCORES {
             let mut p = vec![f32::NAN; shape.probs_elements()];
-            probs(&shape, &q, &k, scores, &mut p);
+            probs(&shape, &q, &k, None, scores, &mut p);
             assert_close(&p, &probs_exact(&shape, &widen(&q), &widen(&k), scores), 1e-6);
             for_each_pair(&shape, |pi, _, _, seen| assert!(seen || p[pi] == 0.0));
         }
@@ -142,7 +142,7 @@ fn gradients_of_the_probabilities_match_numerical_ones() {
         let dp = numbers(3, shape.probs_elements());
         let (q64, k64) = (widen(&q), widen(&k));
         let mut p = vec![f32::NAN; dp.len()];
-        probs(&shape, &q, &k, scores, &mut p);
+        probs(&shape, &q, &k, None, scores, &mut p);
         let want_q = numeric_grad(|q| probs_exact(&shape, q, &k64, scores), &q, &dp);
         let want_k = numeric_grad(|k| probs_exact(&shape, &q64, k, scores), &k, &dp);
         let mut scratch = vec![f32::NAN; shape.probs_input_grad_scratch(scores.cap.is_some())];
@@ -187,7 +187,7 @@ fn the_context_and_its_gradients_match_with_and_without_dropout() {
         let (q, k) = (numbers(1, shape.query_elements()), numbers(2, shape.key_elements()));
         let (v, d_o) = (numbers(3, k.len()), numbers(4, q.len()));
         let mut p = vec![f32::NAN; shape.probs_elements()];
-        probs(&shape, &q, &k, SCORES[0], &mut p);
+        probs(&shape, &q, &k, None, SCORES[0], &mut p);
         let mask = mask(5, p.len());
         for dropout in [None, Some(Dropout { mask: &mask, keep_scale: 1.25 })] {
             let factors: Vec<f64> = match dropout {
@@ -254,7 +254,7 @@ fn check_tiles(shape: Attention, scores: Scores) {
     let (q, k) = (numbers(1, shape.query_elements()), numbers(2, shape.key_elements()));
     let (v, d_o) = (numbers(3, k.len()), numbers(4, q.len()));
     let mut p = vec![f32::NAN; shape.probs_elements()];
-    probs(&shape, &q, &k, scores, &mut p);
+    probs(&shape, &q, &k, None, scores, &mut p);
     let mask = mask(5, p.len());
     let dropout = Some(Dropout { mask: &mask, keep_scale: 1.25 });
     let factors: Vec<f64> = mask.iter().map(|&m| f64::from(m) * 1.25).collect();
@@ -354,7 +354,7 @@ fn fused_attention_is_the_two_operators_to_the_bit() {
         let (q, k) = (numbers(1, shape.query_elements()), numbers(2, shape.key_elements()));
         let (v, d_o) = (numbers(3, k.len()), numbers(4, q.len()));
         let mut p = vec![f32::NAN; shape.probs_elements()];
-        probs(&shape, &q, &k, scores, &mut p);
+        probs(&shape, &q, &k, None, scores, &mut p);
         let (window, key) = (part(&shape), Key { seed: 1, stream: 2, step: 3 });
         let mut mask = vec![0; p.len()];
         dropout_mask(key, &window, 0.2, &mut mask);
@@ -373,6 +373,7 @@ fn fused_attention_is_the_two_operators_to_the_bit() {
                 &q,
                 &k,
                 &v,
+                None,
                 scores,
                 drawn,
                 &mut found,
@@ -416,6 +417,7 @@ fn fused_attention_is_the_two_operators_to_the_bit() {
                     &q,
                     &k,
                     &v,
+                    None,
                     scores,
                     drawn,
                     &d_o,

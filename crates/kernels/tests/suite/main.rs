@@ -3,6 +3,7 @@
 
 mod activation;
 mod attention;
+mod attention_documents;
 mod chunked_passes;
 mod collectives;
 mod compression;

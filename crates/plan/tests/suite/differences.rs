@@ -34,7 +34,7 @@ fn equal_plans_do_not_differ() {
 #[test]
 fn every_changed_field_is_listed_once_with_both_values() {
     let before = plan(2);
-    let changes: [(Change, &str); 20] = [
+    let changes: [(Change, &str); 21] = [
         (|it| it.model = "other".into(), "model: \"model\" -> \"other\""),
         (|it| it.cluster = "far".into(), "cluster: \"local\" -> \"far\""),
         (|it| it.global_batch = 16, "global_batch: 8 -> 16"),
@@ -43,6 +43,7 @@ fn every_changed_field_is_listed_once_with_both_values() {
         (|it| it.recompute = Recompute::Full, "recompute: \"none\" -> \"full\""),
         (|it| it.recompute_last = false, "recompute_last: absent -> false"),
         (|it| it.attention = AttentionKind::Fused, "attention: absent -> \"fused\""),
+        (|it| it.mask_documents = true, "mask_documents: absent -> true"),
         (|it| it.clip_norm = Some(0.5), "clip_norm: absent -> 0.5"),
         (|it| it.skip_non_finite = true, "skip_non_finite: absent -> true"),
         (

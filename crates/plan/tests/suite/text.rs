@@ -267,6 +267,7 @@ fn plan() -> impl Strategy<Value = Plan> {
                 recompute_last,
                 attention,
                 keeps_gathered: microbatches % 2 == 1,
+                mask_documents: global_batch % 2 == 1,
                 layout,
                 clip_norm,
                 skip_non_finite,

@@ -82,6 +82,10 @@ pub fn lower_with(
         .into());
     }
     plan.validate(graph, devices)?;
+    if graph.masks_documents() && !plan.mask_documents {
+        let rule = "documents are masked in the graph and not in the plan it is lowered for (see Plan::graph_of)";
+        return Err(ScheduleError::Rule(rule.into()).into());
+    }
     sync::require_same_servers(way, plan)?;
     let lists = device_lists(plan);
     let stages = stage_models(graph, plan, &lists)?;

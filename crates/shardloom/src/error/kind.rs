@@ -32,6 +32,7 @@ impl Error {
                 "weights"
             }
             Error::ModelInput { .. }
+            | Error::Documents { .. }
             | Error::Vocabulary { .. }
             | Error::Features { .. }
             | Error::Category { .. }

@@ -55,6 +55,7 @@ impl Error {
                 Some(place.clone())
             }
             Error::ModelInput { input, .. } => Some(input.clone()),
+            Error::Documents { tokenizer } => tokenizer.clone(),
             Error::FrozenAnew { parameter } => Some(parameter.clone()),
             Error::NoSampling { model, .. }
             | Error::NoClasses { model, .. }

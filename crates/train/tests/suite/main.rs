@@ -28,6 +28,7 @@ mod overflow;
 mod overlap;
 mod own_engine;
 mod own_synchronisation;
+mod packed_documents;
 mod pair_averaging;
 mod pipelines;
 mod post_validation;

@@ -249,5 +249,6 @@ fn one_rank(model: &Model, plan: &Plan) -> Option<Plan> {
     let frozen = plan.parameters.iter().filter(|it| it.frozen).cloned().collect();
     let chunks = numbers.least_chunks();
     let alone = uniform_plan_in_chunks(model, &numbers, &plan.cluster, chunks, frozen).ok()?;
-    Some(Plan { attention: plan.attention, loss_scale: plan.loss_scale, ..alone })
+    let Plan { attention, mask_documents, loss_scale, .. } = *plan;
+    Some(Plan { attention, mask_documents, loss_scale, ..alone })
 }

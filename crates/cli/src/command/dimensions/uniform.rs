@@ -49,6 +49,7 @@ impl Dimensions {
         plan.recompute_last = !self.split.recompute_except_last;
         let usual = || usual_attention(model.graph(), place.fuses_attention);
         plan.attention = self.split.attention.unwrap_or_else(usual);
+        plan.mask_documents = self.split.mask_documents;
         plan.keeps_gathered = self.split.keep_gathered || place.plan_defaults.keeps_gathered;
         plan.weights = weights;
         if microbatches > 1 {
@@ -63,7 +64,7 @@ impl Dimensions {
             plan.updates = updates;
         }
         plan.loss_scale = LossScale::usual(&plan);
-        let valid = plan.validate(model.graph(), plan.device_count());
+        let valid = plan.validate(&plan.graph_of(model.graph()), plan.device_count());
         valid.map_err(|error| named(error.into()))?;
         Ok(plan)
     }
@@ -152,6 +153,7 @@ impl Dimensions {
             "sync.algorithm" => Named::of("--algorithm", value),
             "sync.compression" => Named::of("--compression", value),
             "attention" => Named::of("--attention", value),
+            "mask_documents" => Named::of("--mask-documents", value),
             _ => return None,
         })
     }

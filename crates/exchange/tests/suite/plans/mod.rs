@@ -22,7 +22,7 @@ impl Case {
             model => ModelSpec::parse(model).expect("a model"),
         };
         let graph = spec.graph().expect("a graph");
-        plan.validate(&graph, plan.least_devices())
+        plan.validate(&plan.graph_of(&graph), plan.least_devices())
             .unwrap_or_else(|error| panic!("{name}: {error}"));
         Case { name: name.into(), plan, spec, graph }
     }

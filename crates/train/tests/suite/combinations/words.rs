@@ -179,7 +179,7 @@ const RECOMPUTATION: [(Recompute, bool, Option<Recompute>); 6] = [
 const GUARDS: [(Option<f64>, bool); 4] =
     [(None, false), (Some(0.5), false), (None, true), (Some(0.5), true)];
 
-/// Tied ends; fewer key heads, where attention is fused; long skips; no sequence, and features of which some are no numbers; features beside
+/// Tied ends; fewer key heads, where attention is fused and within documents; long skips; no sequence, and features of which some are no numbers; features beside
 /// categories; recurrences with a projection.
 const MODELS: [&str; 6] = [
     "gpt:layers=3,hidden=16,heads=2,seq=8,vocab=32,dropout=0.1,tied=true",
@@ -190,7 +190,7 @@ const MODELS: [&str; 6] = [
     "lstm:layers=3,hidden=16,embed=8,projection=8,seq=8,vocab=32,dropout=0.1",
 ];
 
-/// The model whose attention is fused.
+/// The model whose attention is fused and within documents.
 const FUSED: usize = 1;
 
 const ALGORITHMS: [&str; 4] = ["direct", "ring", "halving-doubling", "binary-tree"];
@@ -282,7 +282,8 @@ struct Words {
 impl Words {
     fn new() -> Words {
         let mut graphs = MODELS.map(crate::support::graph);
-        graphs[FUSED] = graphs[FUSED].with_fused_attention();
+        let masked = graphs[FUSED].with_document_mask().expect("its attention is causal");
+        graphs[FUSED] = masked.with_fused_attention();
         Words { ways: ways(), graphs: graphs.into() }
     }
 

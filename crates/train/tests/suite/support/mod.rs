@@ -96,14 +96,28 @@ impl Source for Samples {
         _: Part,
         position: u64,
         input: &str,
-        _: &'a mut Vec<u32>,
+        room: &'a mut Vec<u32>,
     ) -> Result<Option<Field<'a>>, DataError> {
-        let rows = match input {
-            "tokens" => &self.inputs,
-            "targets" => &self.targets,
+        let row = |rows: &'a [Vec<u32>]| &rows[position as usize % rows.len()][..];
+        Ok(Some(Field::Indices(match input {
+            "tokens" => row(&self.inputs),
+            "targets" => row(&self.targets),
+            "documents" => {
+                room.clear();
+                // What ends a document is the last of it.
+                let ends = row(&self.inputs).iter().map(|token| token.is_multiple_of(5));
+                let mut start = 0;
+                room.extend((1..).zip(ends).map(|(next, ends)| {
+                    let here = start;
+                    if ends {
+                        start = next;
+                    }
+                    here
+                }));
+                room
+            }
             _ => return Ok(None),
-        };
-        Ok(Some(Field::Indices(&rows[position as usize % rows.len()])))
+        })))
     }
 
     fn validation_len(&self) -> u64 {
