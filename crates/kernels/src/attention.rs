@@ -145,15 +145,14 @@ impl Attention {
         self.batch * self.kv_heads * self.group * self.queries * self.keys
     }
 
-    /// Elements of the scratch slice that [`context`] and [`context_input_grad`] need under dropout, and
-    /// [`probs_input_grad`] of scores without a cap.
+    /// Elements of the scratch slice that [`context`] and [`context_input_grad`] need under dropout.
     pub fn scratch_elements(&self) -> usize {
         self.tile_rows() * self.keys
     }
 
     /// Elements of the scratch slice that [`probs_input_grad`] needs.
     pub fn probs_input_grad_scratch(&self, capped: bool) -> usize {
-        (1 + usize::from(capped)) * self.scratch_elements()
+        (2 + usize::from(capped)) * self.scratch_elements()
     }
 
     /// Query rows of all tiles but the last of a head.
@@ -283,15 +282,16 @@ pub fn probs<T: Factor>(
     }
 }
 
-/// Input gradients of [`probs`]: for `q` and for `k`. Scores that are capped are computed again.
+/// Input gradients of [`probs`]: for `q` and for `k`. Scores that are capped are computed again. The gradients of
+/// scores are rounded to the format of `q` and `k`, in which they are multiplied with these.
 ///
 /// `scratch` holds at least [`Attention::probs_input_grad_scratch`].
-pub fn probs_input_grad(
+pub fn probs_input_grad<T: Factor>(
     shape: &Attention,
     p: &[f32],
     dp: &[f32],
-    q: &[f32],
-    k: &[f32],
+    q: &[T],
+    k: &[T],
     scores: Scores,
     dq: &mut [f32],
     dk: &mut [f32],
@@ -310,7 +310,8 @@ pub fn probs_input_grad(
         return;
     }
     let Scores { scale, cap } = scores;
-    let (ds, again) = scratch.split_at_mut(shape.scratch_elements());
+    let (ds, rest) = scratch.split_at_mut(shape.scratch_elements());
+    let (room, again) = rest.split_at_mut(shape.scratch_elements());
     for tile in shape.tiles(None) {
         let range = tile.elements(shape.keys);
         let Tile { rows, seen, .. } = tile;
@@ -320,12 +321,13 @@ pub fn probs_input_grad(
         if let Some(cap) = cap {
             let again = &mut again[..rows * seen];
             let target = MatrixMut::new(again, rows, seen, seen);
-            multiply(scale, queries, keys.transposed(), target, false);
+            T::multiply(scale, queries, keys.transposed(), target, false);
             scale_by_cap_slope(ds, again, cap);
         }
+        let (ds, scale) = T::factors(ds, scale, room);
         let ds = Matrix::new(ds, rows, seen, seen);
-        multiply(scale, ds, keys, shape.query_mut(&tile, dq), accumulate_q);
-        multiply(scale, ds.transposed(), queries, shape.key_mut(&tile, dk), true);
+        T::multiply(scale, ds, keys, shape.query_mut(&tile, dq), accumulate_q);
+        T::multiply(scale, ds.transposed(), queries, shape.key_mut(&tile, dk), true);
     }
 }
 

@@ -7,7 +7,7 @@ use half::bf16;
 
 pub use crate::gemm::writes_bf16;
 use crate::gemm::{Matrix, MatrixMut, multiply, multiply_bf16, multiply_to_bf16};
-use crate::processor::cast::from_bf16;
+use crate::processor::cast::{as_bf16, from_bf16, round_scaled_to_bf16};
 use crate::reduce::column_sums;
 use crate::simd::simd;
 
@@ -26,7 +26,10 @@ impl<T: Factor> Product<T> for f32 {}
 impl Product<bf16> for bf16 {}
 
 mod multiplied {
-    use super::{Factor, Matrix, MatrixMut, bf16, multiply, multiply_bf16, multiply_to_bf16};
+    use super::round_scaled_to_bf16;
+    use super::{
+        Factor, Matrix, MatrixMut, as_bf16, bf16, multiply, multiply_bf16, multiply_to_bf16,
+    };
 
     pub trait Summed: Sized {
         /// c = scale a b in fp32, or with `accumulate`, which goes with a scale of 1, c += a b.
@@ -38,12 +41,20 @@ mod multiplied {
             c: MatrixMut<'_>,
             accumulate: bool,
         );
+
+        /// `scale` times these values as factors, and by what products of them are still to be scaled: the values as
+        /// they are, or rounded into `room`, which has as many elements.
+        fn factors<'a>(values: &'a [f32], scale: f32, room: &'a mut [f32]) -> (&'a [Self], f32);
     }
 
     impl Summed for f32 {
         #[expect(private_interfaces, reason = "as of the trait")]
         fn multiply(scale: f32, a: Matrix, b: Matrix, c: MatrixMut, accumulate: bool) {
             multiply(scale, a, b, c, accumulate);
+        }
+
+        fn factors<'a>(values: &'a [f32], scale: f32, _: &'a mut [f32]) -> (&'a [f32], f32) {
+            (values, scale)
         }
     }
 
@@ -57,6 +68,12 @@ mod multiplied {
             accumulate: bool,
         ) {
             multiply_bf16(scale, a, b, c, accumulate);
+        }
+
+        fn factors<'a>(values: &'a [f32], scale: f32, room: &'a mut [f32]) -> (&'a [bf16], f32) {
+            let rounded = &mut as_bf16(room)[..values.len()];
+            round_scaled_to_bf16(values, scale, rounded);
+            (rounded, 1.0)
         }
     }
 

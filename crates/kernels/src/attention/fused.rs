@@ -3,11 +3,13 @@
 //! Dropout draws the numbers of the same elements again.
 //!
 //! A tile has all keys that its queries see, and with a window or documents few others, so that its softmax is that of [`probs`](super::probs) and the
-//! results are those of the two operators to the bit. What is needed besides the operands grows with the
+//! results are those of the two operators to the bit. Where operands are in bfloat16, probabilities and the gradients of
+//! scores are rounded to it before they are multiplied, as FlashAttention does it. What is needed besides the operands grows with the
 //! number of keys and not with its square.
 
 use super::{Attention, Scores, Tile, cap_rows, clear_unseen, scale_by_cap_slope, softmax_rows};
-use crate::gemm::{Matrix, MatrixMut, multiply};
+use crate::gemm::{Matrix, MatrixMut};
+use crate::matmul::Factor;
 use crate::random::{Key, dropout_factors};
 use crate::reduce::sum_pairs;
 use crate::simd::simd;
@@ -46,22 +48,22 @@ impl Drawn<'_> {
 
 /// Elements of the scratch slice that [`attention`] needs.
 pub fn scratch_elements(shape: &Attention, drops: bool) -> usize {
-    (1 + usize::from(drops)) * shape.scratch_elements()
+    (2 + usize::from(drops)) * shape.scratch_elements()
 }
 
 /// Elements of the scratch slice that [`attention_input_grad`] needs.
 pub fn input_grad_scratch_elements(shape: &Attention, drops: bool, capped: bool) -> usize {
-    (2 + usize::from(drops) + usize::from(capped)) * shape.scratch_elements()
+    (3 + usize::from(drops) + usize::from(capped)) * shape.scratch_elements()
 }
 
 /// o = dropout(p) v, with the probabilities of [`probs`](super::probs).
 ///
 /// `scratch` holds at least [`scratch_elements`].
-pub fn attention(
+pub fn attention<T: Factor>(
     shape: &Attention,
-    q: &[f32],
-    k: &[f32],
-    v: &[f32],
+    q: &[T],
+    k: &[T],
+    v: &[T],
     documents: Option<&[u32]>,
     scores: Scores,
     dropout: Option<Drawn>,
@@ -74,7 +76,8 @@ pub fn attention(
         o.fill(0.0);
         return;
     }
-    let (p, factors) = scratch.split_at_mut(shape.scratch_elements());
+    let (p, rest) = scratch.split_at_mut(shape.scratch_elements());
+    let (room, factors) = rest.split_at_mut(shape.scratch_elements());
     for tile in shape.tiles(documents) {
         let p = &mut p[..tile.rows * tile.seen];
         raw_scores(shape, &tile, q, k, scores.scale, p);
@@ -84,8 +87,9 @@ pub fn attention(
             dropout.factors(&tile, shape.keys, factors);
             scale_by(p, factors);
         }
+        let (p, _) = T::factors(p, 1.0, room);
         let p = Matrix::new(p, tile.rows, tile.seen, tile.seen);
-        multiply(1.0, p, shape.key(&tile, v), shape.query_mut(&tile, o), false);
+        T::multiply(1.0, p, shape.key(&tile, v), shape.query_mut(&tile, o), false);
     }
 }
 
@@ -93,15 +97,15 @@ pub fn attention(
 /// so of each.
 ///
 /// `scratch` holds at least [`input_grad_scratch_elements`].
-pub fn attention_input_grad(
+pub fn attention_input_grad<T: Factor>(
     shape: &Attention,
-    q: &[f32],
-    k: &[f32],
-    v: &[f32],
+    q: &[T],
+    k: &[T],
+    v: &[T],
     documents: Option<&[u32]>,
     scores: Scores,
     dropout: Option<Drawn>,
-    d_o: &[f32],
+    d_o: &[T],
     dq: &mut [f32],
     dk: &mut [f32],
     dv: &mut [f32],
@@ -126,6 +130,7 @@ pub fn attention_input_grad(
     }
     let (p, rest) = scratch.split_at_mut(shape.scratch_elements());
     let (ds, rest) = rest.split_at_mut(shape.scratch_elements());
+    let (room, rest) = rest.split_at_mut(shape.scratch_elements());
     let drawn = if dropout.is_some() { shape.scratch_elements() } else { 0 };
     let (factors, uncapped) = rest.split_at_mut(drawn);
     let Scores { scale, cap } = scores;
@@ -150,13 +155,15 @@ pub fn attention_input_grad(
             Some(factors) => {
                 ds.copy_from_slice(p);
                 scale_by(ds, factors);
-                Matrix::new(ds, rows, seen, seen)
+                &*ds
             }
-            None => Matrix::new(p, rows, seen, seen),
+            None => &*p,
         };
-        multiply(1.0, multiplied.transposed(), d_o, shape.key_mut(&tile, dv), true);
+        let (multiplied, _) = T::factors(multiplied, 1.0, room);
+        let multiplied = Matrix::new(multiplied, rows, seen, seen).transposed();
+        T::multiply(1.0, multiplied, d_o, shape.key_mut(&tile, dv), true);
         let dp = MatrixMut::new(ds, rows, seen, seen);
-        multiply(1.0, d_o, shape.key(&tile, v).transposed(), dp, false);
+        T::multiply(1.0, d_o, shape.key(&tile, v).transposed(), dp, false);
         if let Some(factors) = factors {
             scale_by(ds, factors);
         }
@@ -165,16 +172,24 @@ pub fn attention_input_grad(
         if let Some((cap, scores)) = uncapped {
             scale_by_cap_slope(ds, scores, cap);
         }
+        let (ds, scale) = T::factors(ds, scale, room);
         let ds = Matrix::new(ds, rows, seen, seen);
-        multiply(scale, ds, shape.key(&tile, k), shape.query_mut(&tile, dq), accumulate_q);
-        multiply(scale, ds.transposed(), shape.query(&tile, q), shape.key_mut(&tile, dk), true);
+        T::multiply(scale, ds, shape.key(&tile, k), shape.query_mut(&tile, dq), accumulate_q);
+        T::multiply(scale, ds.transposed(), shape.query(&tile, q), shape.key_mut(&tile, dk), true);
     }
 }
 
 /// The scores of a tile before they are capped, of the keys it sees.
-fn raw_scores(shape: &Attention, tile: &Tile<'_>, q: &[f32], k: &[f32], scale: f32, s: &mut [f32]) {
+fn raw_scores<T: Factor>(
+    shape: &Attention,
+    tile: &Tile<'_>,
+    q: &[T],
+    k: &[T],
+    scale: f32,
+    s: &mut [f32],
+) {
     let target = MatrixMut::new(s, tile.rows, tile.seen, tile.seen);
-    multiply(scale, shape.query(tile, q), shape.key(tile, k).transposed(), target, false);
+    T::multiply(scale, shape.query(tile, q), shape.key(tile, k).transposed(), target, false);
 }
 
 /// The probabilities of a tile, in place of these scores.

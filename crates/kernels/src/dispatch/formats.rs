@@ -29,7 +29,7 @@ pub(crate) fn in_bf16(
         let is_copied = are_in_bf16(&[1]) && writes[0].format == Format::Bf16;
         return if is_copied { InBf16 { reads: &[1], results: true } } else { InBf16::default() };
     }
-    let factors = factors(kind, pass);
+    let factors = factors(kind, pass, reads.len());
     if factors.is_empty() || !are_in_bf16(factors) || !gemm::multiplies_bf16() {
         return InBf16::default();
     }
@@ -53,13 +53,17 @@ pub(crate) fn unread(kind: &OpKind, pass: Pass) -> &'static [usize] {
     }
 }
 
-/// Which of the tensors that a pass reads it may multiply in bfloat16.
-fn factors(kind: &OpKind, pass: Pass) -> &'static [usize] {
+/// Which of the so many tensors that a pass reads it may multiply in bfloat16.
+fn factors(kind: &OpKind, pass: Pass, reads: usize) -> &'static [usize] {
     match (kind, pass) {
         (OpKind::Contract { .. }, _) => &[0, 1],
         (OpKind::ExpertContract, Pass::Forward | Pass::Weight) => &[0, 2],
         (OpKind::ExpertContract, Pass::Input) => &[1, 2],
-        (OpKind::AttentionProbs { .. }, Pass::Forward) => &[0, 1],
+        (OpKind::AttentionProbs { .. }, Pass::Forward | Pass::Input) => &[0, 1],
+        (OpKind::FusedAttention { .. }, Pass::Forward) => &[0, 1, 2],
+        // The gradient of the result comes last, behind documents if there are any.
+        (OpKind::FusedAttention { .. }, Pass::Input) if reads == 4 => &[0, 1, 2, 3],
+        (OpKind::FusedAttention { .. }, Pass::Input) => &[0, 1, 2, 4],
         // What is kept under dropout is scaled, in fp32.
         (OpKind::AttentionContext { probability: 0.0, .. }, Pass::Forward) => &[0, 1],
         (OpKind::AttentionContext { probability: 0.0, .. }, Pass::Input) => &[0, 1, 2],

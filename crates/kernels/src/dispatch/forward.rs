@@ -8,7 +8,7 @@ use super::arguments::{
     attention_shape, context_scratch, drawn, expert_shape, filled, fused_shape, keep_scale, linear,
     lstm_shape, rotary_table, routed, routing_sizes, sampled_softmax, visible,
 };
-use super::operand::{Data, DataMut, Input, Output, of_product};
+use super::operand::{Data, DataMut, Input, Output, of_factors, of_product};
 use crate::attention::{Dropout, Scores, fused};
 use crate::device::Setting;
 use crate::expert_contract::expert_contract;
@@ -123,12 +123,8 @@ pub(super) fn forward(
             let shape = attention_shape(p.shape, k.shape, visible(*visibility, setting));
             let documents = documents.first().map(Input::u32);
             let scores = Scores { scale: *scale, cap: *soft_cap };
-            match (q.data, k.data) {
-                (Data::Bf16(q), Data::Bf16(k)) => {
-                    attention::probs(&shape, q, k, documents, scores, p.f32());
-                }
-                _ => attention::probs(&shape, q.f32(), k.f32(), documents, scores, p.f32()),
-            }
+            let p = p.f32();
+            of_factors!((q, k), attention::probs(&shape, q, k, documents, scores, p));
         }
         (OpKind::AttentionContext { visibility, .. }, [p, v], [o, rest @ ..]) => {
             let shape = attention_shape(p.shape, v.shape, visible(*visibility, setting));
@@ -150,8 +146,11 @@ pub(super) fn forward(
             let documents = documents.first().map(Input::u32);
             let dropout = drawn(kind, setting);
             let scores = Scores { scale: *scale, cap: *soft_cap };
-            let (q, k, v) = (q.f32(), k.f32(), v.f32());
-            fused::attention(&shape, q, k, v, documents, scores, dropout, o.f32(), scratch);
+            let o = o.f32();
+            of_factors!(
+                (q, k, v),
+                fused::attention(&shape, q, k, v, documents, scores, dropout, o, scratch)
+            );
         }
         (OpKind::Lstm { .. }, [gates, w, projection @ ..], [y, activated, cell, output @ ..]) => {
             let shape = lstm_shape(kind, gates.shape, y.shape);

@@ -8,7 +8,7 @@ use super::arguments::{
     attention_shape, context_scratch, drawn, expert_shape, filled, fused_shape, keep_scale, linear,
     lstm_shape, rotary_table, routed, sampled_softmax, visible,
 };
-use super::operand::{Data, DataMut, Input, Output, accumulates, of_product};
+use super::operand::{Data, DataMut, Input, Output, accumulates, of_factors, of_product};
 use crate::attention::{Dropout, Scores, fused};
 use crate::device::Setting;
 use crate::expert_contract::expert_contract_input_grad;
@@ -131,18 +131,13 @@ pub(super) fn input_gradient(
             let shape = attention_shape(p.shape, k.shape, visible(*visibility, setting));
             let scores = Scores { scale: *scale, cap: *soft_cap };
             let scratch = &mut scratch[..shape.probs_input_grad_scratch(soft_cap.is_some())];
-            attention::probs_input_grad(
-                &shape,
-                p.f32(),
-                dp.f32(),
-                q.f32(),
-                k.f32(),
-                scores,
-                dq.f32(),
-                dk.f32(),
-                scratch,
-                accumulate[0],
-                accumulate[1],
+            let (p, dp, dq, dk) = (p.f32(), dp.f32(), dq.f32(), dk.f32());
+            let [add_q, add_k] = [accumulate[0], accumulate[1]];
+            of_factors!(
+                (q, k),
+                attention::probs_input_grad(
+                    &shape, p, dp, q, k, scores, dq, dk, scratch, add_q, add_k
+                )
             );
         }
         (OpKind::AttentionContext { visibility, .. }, [masks @ .., p, v, d_o], [dp, dv]) => {
@@ -173,20 +168,15 @@ pub(super) fn input_gradient(
             [dq, dk, dv],
         ) => {
             let shape = fused_shape(q.shape, k.shape, visible(*visibility, setting));
-            fused::attention_input_grad(
-                &shape,
-                q.f32(),
-                k.f32(),
-                v.f32(),
-                documents.first().map(Input::u32),
-                Scores { scale: *scale, cap: *soft_cap },
-                drawn(kind, setting),
-                d_o.f32(),
-                dq.f32(),
-                dk.f32(),
-                dv.f32(),
-                scratch,
-                accumulate,
+            let documents = documents.first().map(Input::u32);
+            let scores = Scores { scale: *scale, cap: *soft_cap };
+            let drawn = drawn(kind, setting);
+            let (dq, dk, dv) = (dq.f32(), dk.f32(), dv.f32());
+            of_factors!(
+                (q, k, v, d_o),
+                fused::attention_input_grad(
+                    &shape, q, k, v, documents, scores, drawn, d_o, dq, dk, dv, scratch, accumulate
+                )
             );
         }
         (OpKind::Lstm { .. }, [w, activated, cell, dy, projection @ ..], [dgates]) => {

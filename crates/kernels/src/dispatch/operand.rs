@@ -119,6 +119,20 @@ macro_rules! of_product {
 }
 pub(super) use of_product;
 
+/// `$body` of the elements of inputs, which are all in bfloat16 or all in fp32.
+macro_rules! of_factors {
+    (($($factor:ident),+), $body:expr) => {
+        match ($($factor.data),+) {
+            ($(Data::Bf16($factor)),+) => $body,
+            _ => {
+                let ($($factor),+) = ($($factor.f32()),+);
+                $body
+            }
+        }
+    };
+}
+pub(super) use of_factors;
+
 /// Whether the first three gradients are added onto what is there; no more than three are told so together.
 pub(super) fn accumulates(writes: &[Output<'_>]) -> [bool; 3] {
     [0, 1, 2].map(|index| writes.get(index).is_some_and(|write| write.accumulate))

@@ -22,6 +22,14 @@ pub(crate) fn from_bf16(value: bf16) -> f32 {
     f32::from_bits(u32::from(value.to_bits()) << 16)
 }
 
+/// Room for twice as many numbers in bfloat16.
+pub(crate) fn as_bf16(room: &mut [f32]) -> &mut [bf16] {
+    // SAFETY: all bits of fp32 numbers are bfloat16 numbers, and the other way round.
+    let (before, room, after) = unsafe { room.align_to_mut() };
+    assert!(before.is_empty() && after.is_empty(), "fp32 numbers lie where bfloat16 ones may");
+    room
+}
+
 simd! {
     /// Widens bfloat16.
     pub(crate) fn widen_bf16(from: &[bf16], to: &mut [f32]) {
@@ -36,6 +44,14 @@ simd! {
         assert_eq!(from.len(), to.len(), "as many elements");
         for (to, &from) in to.iter_mut().zip(from) {
             *to = bf16::from_bits(bf16_bits(from));
+        }
+    }
+
+    /// Rounds `scale` times numbers to bfloat16.
+    pub(crate) fn round_scaled_to_bf16(from: &[f32], scale: f32, to: &mut [bf16]) {
+        assert_eq!(from.len(), to.len(), "as many elements");
+        for (to, &from) in to.iter_mut().zip(from) {
+            *to = bf16::from_bits(bf16_bits(scale * from));
         }
     }
 

@@ -1,3 +1,4 @@
+use half::bf16;
 use shardloom_kernels::attention::*;
 use shardloom_kernels::random::{Key, dropout_mask};
 use shardloom_kernels::window::Window;
@@ -437,10 +438,111 @@ fn fused_attention_is_the_two_operators_to_the_bit() {
 fn what_fused_attention_needs_grows_with_the_number_of_keys() {
     let shape = |positions| Attention { queries: positions, keys: positions, ..tiled() };
     let needed = |positions| fused::input_grad_scratch_elements(&shape(positions), false, false);
-    assert_eq!([256, 512, 1024].map(needed), [2 * 64 * 256, 2 * 64 * 512, 2 * 64 * 1024]);
+    assert_eq!([256, 512, 1024].map(needed), [3 * 64 * 256, 3 * 64 * 512, 3 * 64 * 1024]);
     let drops = |positions| fused::input_grad_scratch_elements(&shape(positions), true, false);
-    assert_eq!(drops(256), 3 * 64 * 256);
-    assert_eq!(fused::input_grad_scratch_elements(&shape(256), true, true), 4 * 64 * 256);
+    assert_eq!(drops(256), 4 * 64 * 256);
+    assert_eq!(fused::input_grad_scratch_elements(&shape(256), true, true), 5 * 64 * 256);
     let forward = |drops| fused::scratch_elements(&shape(256), drops);
-    assert_eq!([false, true].map(forward), [64 * 256, 2 * 64 * 256]);
+    assert_eq!([false, true].map(forward), [2 * 64 * 256, 3 * 64 * 256]);
+}
+
+/// What is multiplied with operands in bfloat16 is rounded to it, and nothing else is.
+#[test]
+fn of_bfloat16_probabilities_and_gradients_of_scores_are_rounded_before_they_are_multiplied() {
+    let round = |values: &[f32]| -> Vec<f32> {
+        values.iter().map(|&it| bf16::from_f32(it).to_f32()).collect()
+    };
+    let narrow =
+        |values: &[f32]| -> Vec<bf16> { values.iter().map(|&it| bf16::from_f32(it)).collect() };
+    let shapes = [tiled()].into_iter().chain(windowed());
+    for (shape, scores) in shapes.flat_map(|shape| SCORES.map(|scores| (shape, scores))) {
+        let [q, d_o] = [1, 4].map(|seed| round(&numbers(seed, shape.query_elements())));
+        let [k, v] = [2, 3].map(|seed| round(&numbers(seed, shape.key_elements())));
+        let [nq, nk, nv, nd_o] = [&q, &k, &v, &d_o].map(|it| narrow(it));
+        let mut p = vec![f32::NAN; shape.probs_elements()];
+        probs(&shape, &q, &k, None, scores, &mut p);
+
+        let mut o = vec![f32::NAN; q.len()];
+        let mut scratch = vec![f32::NAN; fused::input_grad_scratch_elements(&shape, false, true)];
+        fused::attention(&shape, &nq, &nk, &nv, None, scores, None, &mut o, &mut scratch);
+        let ones = vec![1.0; p.len()];
+        let rounded = widen(&round(&p));
+        let e = shape.head_dim;
+        // A probability beside the middle of two bfloat16 numbers may be rounded to either.
+        assert_close(&o, &context_exact(&shape, &rounded, &ones, &widen(&v)), 1e-3);
+        let unrounded = context_exact(&shape, &widen(&p), &ones, &widen(&v));
+        let far =
+            o.iter().zip(&unrounded).filter(|&(&o, exact)| (f64::from(o) - exact).abs() > 1e-5);
+        assert!(far.count() > o.len() / 20, "probabilities are not rounded");
+
+        let mut dp = vec![0.0_f32; p.len()];
+        let mut dv = vec![0.0; v.len()];
+        for_each_pair(&shape, |pi, qi, ki, seen| {
+            for e in 0..e {
+                if seen {
+                    dp[pi] += d_o[qi + e] * v[ki + e];
+                    dv[ki + e] += rounded[pi] * f64::from(d_o[qi + e]);
+                }
+            }
+        });
+        let means: Vec<f32> = p
+            .chunks(shape.keys)
+            .zip(dp.chunks(shape.keys))
+            .map(|(p, dp)| p.iter().zip(dp).map(|(p, dp)| p * dp).sum())
+            .collect();
+        let (q64, k64) = (widen(&q), widen(&k));
+        let (mut dq, mut dk) = (vec![0.0; q.len()], vec![0.0; k.len()]);
+        for_each_pair(&shape, |pi, qi, ki, _| {
+            let (_, slope) = score(scores, dot(&shape, &q64, &k64, qi, ki));
+            let ds = slope as f32 * p[pi] * (dp[pi] - means[pi / shape.keys]);
+            let ds = bf16::from_f32(ds).to_f64();
+            for e in 0..e {
+                dq[qi + e] += ds * k64[ki + e];
+                dk[ki + e] += ds * q64[qi + e];
+            }
+        });
+        let before = [numbers(7, q.len()), numbers(8, k.len()), numbers(9, v.len())];
+        let [mut found_q, mut found_k, mut found_v] = before.clone();
+        let accumulate = [true, false, true];
+        fused::attention_input_grad(
+            &shape,
+            &nq,
+            &nk,
+            &nv,
+            None,
+            scores,
+            None,
+            &nd_o,
+            &mut found_q,
+            &mut found_k,
+            &mut found_v,
+            &mut scratch,
+            accumulate,
+        );
+        let [of_q, _, of_v] = &before;
+        let added = |to: &[f32], gradient: &[f64]| -> Vec<f64> {
+            to.iter().zip(gradient).map(|(&to, gradient)| f64::from(to) + gradient).collect()
+        };
+        assert_close(&found_q, &added(of_q, &dq), 1e-3);
+        assert_close(&found_k, &dk, 1e-3);
+        assert_close(&found_v, &added(of_v, &dv), 1e-3);
+
+        let [mut found_q, mut found_k, _] = before.clone();
+        let mut scratch = vec![f32::NAN; shape.probs_input_grad_scratch(true)];
+        probs_input_grad(
+            &shape,
+            &p,
+            &dp,
+            &nq,
+            &nk,
+            scores,
+            &mut found_q,
+            &mut found_k,
+            &mut scratch,
+            true,
+            false,
+        );
+        assert_close(&found_q, &added(of_q, &dq), 1e-3);
+        assert_close(&found_k, &dk, 1e-3);
+    }
 }
