@@ -3,11 +3,16 @@
 use std::hint::black_box;
 use std::time::Instant;
 
+use mimalloc::MiMalloc;
 use shardloom_cluster::Cluster;
 use shardloom_graph::ModelSpec;
 use shardloom_methods::baselines;
 use shardloom_search::{Request, Space, auto, judge};
 use shardloom_sim::estimate::{Candidate, Estimator};
+
+/// As the program has it.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 /// Repeats, of which the median counts.
 const REPEATS: usize = 9;

@@ -396,7 +396,9 @@ impl<'a> Estimator<'a> {
         let (devices, chunks) = (candidate.pp as usize, candidate.chunks as usize);
         let Ok(places) = candidate.arrangement().places(devices, chunks) else { return Ok(false) };
         self.balance(candidate, id);
+        // Costs are large, and so their memory is used again.
         let mut stages = std::mem::take(&mut self.stages);
+        let mut pipelines = std::mem::take(&mut self.pipelines);
         stages.clear();
         let mut terms = self.terms(candidate, &self.blocks[id]);
         let mut whole_terms = whole.map(|id| self.terms(candidate, &self.blocks[id]));
@@ -437,10 +439,11 @@ impl<'a> Estimator<'a> {
                 alternates: candidate.sample_devices() > 1,
             }
         };
-        let pipelines = places
-            .iter()
-            .map(|chain| (0..chain.len()).map(|stage| instance(chain, stage)).collect::<Vec<_>>());
-        let mut pipelines: Vec<Vec<Instance>> = pipelines.collect();
+        pipelines.resize_with(places.len(), Vec::new);
+        for (pipeline, chain) in pipelines.iter_mut().zip(&places) {
+            pipeline.clear();
+            pipeline.extend((0..chain.len()).map(|stage| instance(chain, stage)));
+        }
         if places.len() > 1 {
             // Every stage lives on as many meshes as there are pipelines, which add up its gradients.
             let shape = self.place.holders(places.len() as u32, size, candidate.devices());

@@ -55,7 +55,7 @@ fn losses_and_weights_are_those_of_unfused_attention_to_the_bit() {
     }
 }
 
-/// Probabilities are not rounded to 16 bits, as nothing stores them.
+/// Probabilities are not stored in 16 bits, and rounded to them only where they are multiplied so.
 #[test]
 fn in_16_bits_losses_are_those_of_unfused_attention_but_for_rounding() {
     let graph = gpt();
