@@ -58,15 +58,23 @@ fn digest(outcome: &Outcome) -> String {
     outcome.summary()["weights_digest"].to_string()
 }
 
+/// What the summary of a run says besides weights, which follows from plan and steps.
+const FIGURES: [&str; 3] = ["sent_bytes_per_rank", "peak_bytes_per_rank", "final_validation_loss"];
+
 /// Holds a run in processes to the same in one: losses, weights and bytes, to the bit.
 fn assert_as_in_one_process(processes: u32, shape: &str) {
-    let place = Place::new();
-    let arguments = format!("train {TINY} {shape} --steps 4 --validate-every 2 --json");
+    let train = format!("{TINY} {shape} --steps 4 --validate-every 2");
+    assert_alike(&Place::new(), processes, &train, &FIGURES);
+}
+
+/// Likewise, of the words for `train`, and of these figures.
+fn assert_alike(place: &Place, processes: u32, words: &str, figures: &[&str]) {
+    let arguments = format!("train {words} --json");
     let one = place.run(&arguments).succeeds();
-    let several = run(&place, processes, &arguments).succeeds();
+    let several = run(place, processes, &arguments).succeeds();
     several.check(several.losses() == one.losses(), &format!("other losses: {:?}", one.losses()));
     several.check(digest(&several) == digest(&one), "other weights");
-    for key in ["sent_bytes_per_rank", "peak_bytes_per_rank", "final_validation_loss"] {
+    for key in figures {
         let (found, expected) = (&several.summary()[key], &one.summary()[key]);
         several.check(found == expected, &format!("{key} is {expected} in one process"));
     }
@@ -94,6 +102,118 @@ fn four_processes_come_to_what_four_threads_come_to() {
     }
 }
 
+/// Twenty steps of each way of keeping replicas equal, and of those in which they are not.
+fn assert_methods_alike(processes: u32, shapes: &[&str]) {
+    for shape in shapes {
+        // How often replicas tell each other what is ready depends on time.
+        let figures = if shape.contains("--negotiate") { &FIGURES[1..] } else { &FIGURES };
+        assert_alike(&Place::new(), processes, &format!("{TINY} {shape} --steps 20"), figures);
+    }
+}
+
+#[test]
+fn every_method_of_two_processes_comes_to_what_threads_come_to() {
+    assert_methods_alike(
+        2,
+        &[
+            "--dp 2 --zero 1",
+            "--dp 2 --zero 2 --optimizer sgd",
+            "--dp 2 --zero 3 --optimizer sgd",
+            "--dp 2 --algorithm ring",
+            "--dp 2 --algorithm halving-doubling",
+            "--dp 2 --algorithm binary-tree",
+            "--dp 2 --algorithm double-binary-tree",
+            "--dp 2 --algorithm star",
+            "--dp 2 --negotiate",
+            "--dp 2 --communication-thread --optimizer sgd",
+            "--dp 2 --compression fp16-feedback",
+            "--dp 2 --compression power-sgd:2",
+            "--dp 2 --compression one-bit",
+            "--dp 2 --compression top-k:10",
+            "--dp 2 --sparse",
+            "--dp 2 --average-every 2",
+            "--dp 2 --average-every 1 --average-rate 0.1 --average-before-update",
+            "--dp 1 --servers 1",
+            "--dp 1 --summation-servers 1",
+        ],
+    );
+}
+
+#[test]
+fn every_method_of_four_processes_comes_to_what_threads_come_to() {
+    assert_methods_alike(
+        4,
+        &[
+            "--dp 2 --tp 2 --negotiate",
+            "--dp 2 --pp 2 --microbatches 2 --negotiate --optimizer sgd",
+            "--dp 2 --servers 2",
+            "--dp 2 --servers 2 --optimizer sgd",
+            "--dp 2 --summation-servers 2",
+            "--dp 2 --summation-servers 2 --summation-ranges equal --optimizer sgd",
+            "--dp 2 --summation-servers 2 --summation-share balanced",
+            "--dp 4 --zero 1 --shard-within 2",
+            "--dp 4 --zero 3 --shard-within 2 --optimizer sgd",
+            "--dp 4 --algorithm hierarchical:2",
+            "--dp 4 --algorithm multi-star:2",
+            "--dp 4 --algorithm multi-binary-tree-star:2 --optimizer sgd",
+            "--dp 4 --sparse",
+        ],
+    );
+}
+
+#[test]
+fn tables_on_servers_in_four_processes_come_to_what_threads_come_to() {
+    let place = Place::new();
+    let model = "gpt:layers=2,hidden=16,heads=2,vocab=512 --seq 8 --global-batch 4";
+    let made = "--method parallax --cluster h100-80g:1x4 --precision fp32 -o plan.toml";
+    place.run(&format!("plan {model} {made}")).succeeds();
+    let plan = std::fs::read_to_string(place.path("plan.toml")).expect("a plan");
+    assert!(plan.contains("sparse = true"), "{plan}");
+    assert_alike(&place, 4, "plan.toml --data text.txt --steps 20", &FIGURES);
+}
+
+/// All schedules, with one rank in each process.
+#[test]
+fn every_schedule_in_two_processes_comes_to_what_threads_come_to() {
+    for schedule in [
+        "afab",
+        "interleaved",
+        "hanayo",
+        "chimera",
+        "chimera-doubling",
+        "zb-h2",
+        "zb-1p",
+        "zb-2p",
+        "zb-v",
+        "v-half",
+        "v-min",
+        "dualpipe",
+        "dualpipev",
+        "pipedream --versions vertical-sync",
+        "pipedream-2bw",
+        "pipemare",
+    ] {
+        assert_as_in_one_process(2, &format!("--pp 2 --microbatches 4 --schedule {schedule}"));
+    }
+}
+
+/// What the plans of one process are combined of: stages, each kind of mesh, ZeRO, recomputation.
+#[test]
+fn plans_of_every_kind_in_four_and_eight_processes_come_to_what_threads_come_to() {
+    for (processes, shape) in [
+        (4, "--pp 4 --microbatches 4 --recompute full"),
+        (4, "--pp 4 --microbatches 4 --schedule chimera"),
+        (4, "--pp 2 --tp 2 --sequence-parallel --microbatches 2"),
+        (4, "--pp 2 --cp 2 --microbatches 2"),
+        (4, "--cp 2 --tp 2"),
+        (4, "--dp 2 --cp 2 --zero 3 --recompute selective"),
+        (4, "--pp 2 --dp 2 --microbatches 2 --zero 3 --schedule afab"),
+        (8, "--pp 2 --dp 2 --tp 2 --zero 2 --microbatches 2 --recompute stage"),
+    ] {
+        assert_as_in_one_process(processes, shape);
+    }
+}
+
 #[test]
 fn a_process_may_have_several_ranks() {
     assert_as_in_one_process(2, "--dp 2 --pp 2 --microbatches 2");
@@ -117,16 +237,24 @@ fn a_bound_on_staleness_follows_how_far_apart_processes_are() {
 
 #[test]
 fn what_processes_saved_one_goes_on_from_and_back() {
-    let place = Place::new();
-    let shape = "--dp 2 --zero 1 --json";
-    let whole = place.run(&format!("train {TINY} {shape} --steps 6")).succeeds();
-    let part =
-        |steps: u32| format!("train {TINY} {shape} --steps {steps} --checkpoint run --resume");
-    run(&place, 2, &part(2)).succeeds();
-    place.run(&part(4)).succeeds();
-    let last = run(&place, 2, &part(6)).succeeds();
-    last.check(last.losses() == whole.losses()[4..], &format!("not as in {:?}", whole.losses()));
-    last.check(digest(&last) == digest(&whole), "other weights");
+    for shape in [
+        "--dp 2 --zero 1",
+        "--pp 2 --microbatches 4 --schedule chimera",
+        // It fills and drains where the others end.
+        "--pp 2 --microbatches 4 --schedule pipedream --drain-every 2",
+    ] {
+        let place = Place::new();
+        let whole = place.run(&format!("train {TINY} {shape} --json --steps 6")).succeeds();
+        let part = |steps: u32| {
+            format!("train {TINY} {shape} --json --steps {steps} --checkpoint run --resume")
+        };
+        run(&place, 2, &part(2)).succeeds();
+        place.run(&part(4)).succeeds();
+        let last = run(&place, 2, &part(6)).succeeds();
+        let expected = &whole.losses()[4..];
+        last.check(last.losses() == *expected, &format!("not as in {:?}", whole.losses()));
+        last.check(digest(&last) == digest(&whole), "other weights");
+    }
 }
 
 #[test]
