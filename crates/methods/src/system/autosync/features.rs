@@ -10,7 +10,7 @@ use super::strategy::{By, Strategy};
 const SERVERS: usize = 16;
 
 /// Numbers of a shard: which server, which group, which compression, whether a server or the workers, then its part
-/// of all gradients, the bandwidth of the one who sums it as a part of the largest, the workers as a part of the
+/// of all gradients (of a table whose rows go to servers, of what is sent), the bandwidth of the one who sums it as a part of the largest, the workers as a part of the
 /// most, and what they compute as a part of the longest.
 pub(super) const NUMBERS: usize = SERVERS + MOST_GROUPS + COMPRESSIONS.len() + 2 + 4;
 
@@ -35,7 +35,7 @@ pub(super) fn features(problem: &Problem, strategy: &Strategy) -> OfStrategy {
         f64::from(shape.workers) / f64::from(workers),
         if longest > 0.0 { shape.compute_seconds / longest } else { 0.0 },
     ];
-    let of_shard = |elements: usize, by: By| {
+    let of_shard = |elements: f64, by: By| {
         let groups = SERVERS;
         let compressions = groups + MOST_GROUPS;
         let kinds = compressions + COMPRESSIONS.len();
@@ -54,15 +54,20 @@ pub(super) fn features(problem: &Problem, strategy: &Strategy) -> OfStrategy {
                 (features, shape.ring_bandwidth.unwrap_or(largest))
             }
         };
-        let own = [elements as f64 / whole.max(1) as f64, (bandwidth / largest).min(1.0)];
+        let own = [elements / whole.max(1) as f64, (bandwidth / largest).min(1.0)];
         features.extend((numbers..).zip(own.into_iter().chain(of_shape)));
         features
     };
     let variables = problem.variables.iter().zip(&strategy.synchronisers);
-    let of_variable = |(variable, synchroniser): (&_, &super::strategy::Synchroniser)| {
-        let shards = synchroniser.shards(variable).into_iter();
-        shards.map(|shard| of_shard(shard.elements, shard.by)).collect()
-    };
+    let of_variable =
+        |(variable, synchroniser): (&super::strategy::Variable, &super::strategy::Synchroniser)| {
+            let shards = synchroniser.shards(variable).into_iter();
+            let sent = |shard: &super::strategy::Shard| match shard.by {
+                By::Server(_) => shape.share(variable) * shard.elements as f64,
+                By::Group(..) => shard.elements as f64,
+            };
+            shards.map(|shard| of_shard(sent(&shard), shard.by)).collect()
+        };
     variables.map(of_variable).collect()
 }
 

@@ -19,11 +19,13 @@ mod tests;
 mod trials;
 mod words;
 
+use std::collections::BTreeMap;
+
 use shardloom_plan::{Compression, Number, Plan};
 use shardloom_program::ProgramError;
 use shardloom_search::{Judgement, SearchError, divisors, judge};
 
-use super::{byteps, data_parallel, herring};
+use super::{byteps, data_parallel, herring, parallax};
 use crate::choice::Task;
 use crate::method::{Family, Method, Rules};
 use crate::selection::Selection;
@@ -106,15 +108,20 @@ fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
     let simulated = fixed + found.tried;
     let answer = selection.finish(task).map_err(|why| why.unwrap_or_else(nothing))?;
     let mut choice = answer.choice(fixed + found.drawn.max(found.tried), simulated);
+    notes.extend(with_tables(&choice.plan));
     notes.extend(described(&choice.plan));
     choice.notes = notes;
     Ok(choice)
 }
 
-/// Offers the plans of methods that treat all variables alike, and says how many there are.
+/// Offers the plans of methods that treat all variables alike, or all tables and all others, and says how many there
+/// are.
 fn fixed(task: &mut Task<'_>, selection: &mut Selection) -> Result<usize, MethodError> {
     let mut count = 0;
-    for method in [data_parallel::METHOD, byteps::METHOD, herring::METHOD] {
+    let has_tables = !parallax::sparse(task.graph, 1).is_empty();
+    let of_tables = has_tables.then_some(parallax::METHOD);
+    let of_all = [data_parallel::METHOD, byteps::METHOD, herring::METHOD];
+    for method in of_all.into_iter().chain(of_tables) {
         match (method.chooser)(task) {
             Ok(Choice { plan, judgement, .. }) => {
                 count += 1;
@@ -183,7 +190,9 @@ fn problem(task: &mut Task<'_>) -> Result<Problem, MethodError> {
             let layers = task.layers(samples)?;
             let pass: f64 = layers.iter().map(crate::layer_profile::LayerProfile::seconds).sum();
             let times = (microbatches as usize, f64::from(microbatches) * pass);
-            problem.shapes.push(Shape::of(cluster, (workers, servers), times)?);
+            let looked_up = looked_up(task, (workers, servers));
+            let shape = Shape::of(cluster, (workers, servers), times)?;
+            problem.shapes.push(Shape { looked_up, ..shape });
             let shape = problem.shapes.len() - 1;
             let plan = words::plan(task, &problem, &alike(&problem, shape));
             let fits = match judge(task.graph, cluster, &plan) {
@@ -206,6 +215,18 @@ fn problem(task: &mut Task<'_>) -> Result<Problem, MethodError> {
     Ok(problem)
 }
 
+/// The tables whose rows go to servers one by one where these sum them, each with the share of its rows that a worker
+/// looks up in a step. Under optimizers that look at whole parameters, of which servers cannot update pieces, there
+/// are none.
+fn looked_up(task: &Task<'_>, (workers, servers): (u32, u32)) -> BTreeMap<String, f64> {
+    let request = task.request;
+    if servers == 0 || !request.optimizer.updates_by_element() {
+        return BTreeMap::new();
+    }
+    let tables = parallax::sparse(task.graph, request.global_batch / workers as usize);
+    tables.into_iter().map(|table| (table.name.to_owned(), table.share)).collect()
+}
+
 /// The strategy in which all variables are synchronised alike: by all servers in turn, or by one all-reduce.
 fn alike(problem: &Problem, shape: usize) -> Strategy {
     let servers = problem.shapes[shape].server_bandwidths.len();
@@ -217,9 +238,26 @@ fn alike(problem: &Problem, shape: usize) -> Strategy {
     Strategy { shape, synchronisers }.without_idle_servers()
 }
 
+/// The strategy in which tables of which few rows are looked up are cut over all servers, and all else is one
+/// all-reduce.
+fn by_kind(problem: &Problem, shape: usize) -> Strategy {
+    let of = &problem.shapes[shape];
+    let servers = of.server_bandwidths.len();
+    let synchroniser =
+        |variable: &strategy::Variable| match of.looked_up.contains_key(&variable.name) {
+            true => Synchroniser::Servers((0..servers.min(variable.rows) as u32).collect()),
+            false => Synchroniser::AllReduce { group: 0, compression: Compression::None },
+        };
+    let synchronisers = problem.variables.iter().map(synchroniser).collect();
+    Strategy { shape, synchronisers }.without_idle_servers()
+}
+
 /// The strategies that are tried first.
 fn begin(problem: &Problem) -> Vec<Strategy> {
-    (0..problem.shapes.len()).map(|shape| alike(problem, shape)).collect()
+    let shapes = || 0..problem.shapes.len();
+    let with_tables = shapes().filter(|&shape| !problem.shapes[shape].looked_up.is_empty());
+    let by_kind = with_tables.map(|shape| by_kind(problem, shape));
+    shapes().map(|shape| alike(problem, shape)).chain(by_kind).collect()
 }
 
 /// As many trials as are published, or fewer where simulating them would take long.
@@ -263,6 +301,15 @@ fn notes(task: &Task<'_>, found: &Searched, (before, count): (usize, usize)) -> 
 fn shown(task: &Task<'_>) -> String {
     let file = task.request.trials.file.as_ref();
     file.map_or_else(|| "a file".into(), |path| path.display().to_string())
+}
+
+/// What to know of a plan with tables on servers.
+fn with_tables(plan: &Plan) -> Option<String> {
+    let tables = plan.parameters.iter().filter(|it| it.sparse == Some(true)).count();
+    let are = if tables == 1 { "a table lies" } else { "tables lie" };
+    (tables > 0).then(|| {
+        format!("{are} on servers, from which workers get the rows that they look up and to which they send the gradients of these")
+    })
 }
 
 /// What to know of a plan.

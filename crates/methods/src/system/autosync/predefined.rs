@@ -14,13 +14,18 @@ pub(super) fn seconds(problem: &Problem, strategy: &Strategy) -> f64 {
     let mut servers: BTreeMap<u32, f64> = BTreeMap::new();
     let mut groups: BTreeMap<u32, f64> = BTreeMap::new();
     let variables = problem.variables.iter().zip(&strategy.synchronisers);
-    for shard in variables.flat_map(|(variable, by)| by.shards(variable)) {
+    let shards = variables.flat_map(|(variable, by)| {
+        let share = shape.share(variable);
+        by.shards(variable).into_iter().map(move |shard| (shard, share))
+    });
+    for (shard, share) in shards {
         let bytes = |each: usize| (shard.elements * each) as f64;
         match shard.by {
             By::Server(server) => {
                 // As much comes from each worker as goes back to it, at the same time in both directions.
                 let bandwidth = shape.server_bandwidths.get(server as usize).copied();
-                let takes = bytes(problem.gradient_bytes) / bandwidth.unwrap_or(f64::INFINITY);
+                let takes =
+                    share * bytes(problem.gradient_bytes) / bandwidth.unwrap_or(f64::INFINITY);
                 *servers.entry(server).or_default() += workers * (takes + shape.latency_seconds);
             }
             By::Group(group, compression) => {

@@ -1,5 +1,7 @@
 //! What strategies are for: the variables of a model, and how a cluster's devices may be workers and servers.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use shardloom_cluster::{Cluster, DeviceId};
 use shardloom_graph::{Extents, Graph};
@@ -49,6 +51,10 @@ pub(super) struct Shape {
     /// The time before the first byte of a message between workers, or of one to a server, arrives, the longest of
     /// them.
     pub latency_seconds: f64,
+    /// Of the tables whose rows go to servers and back one by one, where servers sum them, the share of its rows that
+    /// a worker looks up in a step, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub looked_up: BTreeMap<String, f64>,
 }
 
 impl Problem {
@@ -110,6 +116,12 @@ impl Shape {
             ring_bandwidth,
             server_bandwidths,
             latency_seconds,
+            looked_up: BTreeMap::new(),
         })
+    }
+
+    /// The share of what servers sum of a variable that goes to and from them.
+    pub fn share(&self, variable: &Variable) -> f64 {
+        self.looked_up.get(&variable.name).copied().unwrap_or(1.0)
     }
 }

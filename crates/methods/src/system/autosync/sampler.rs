@@ -52,7 +52,9 @@ impl<'a> Sampler<'a> {
         let mut shards: Vec<Option<usize>> = vec![];
         for variable in &self.problem.variables {
             let count = self.shards(variable, random);
-            let by_servers = servers > 0 && random.below(2) == 0;
+            // Published are tables on servers only.
+            let is_table = of.looked_up.contains_key(&variable.name);
+            let by_servers = servers > 0 && (is_table || random.below(2) == 0);
             shards.push(by_servers.then_some(count));
         }
         let mut synchronisers = self.groups(&shards, of, random);
@@ -117,6 +119,7 @@ impl<'a> Sampler<'a> {
         for (index, (variable, count)) in self.problem.variables.iter().zip(shards).enumerate() {
             let Some(count) = *count else { continue };
             let bytes = (variable.elements() * self.problem.gradient_bytes) as f64;
+            let bytes = bytes * shape.share(variable);
             pieces.extend((0..count).map(|piece| (bytes / count as f64, index, piece)));
             synchronisers[index] = Synchroniser::Servers(vec![0; count]);
         }

@@ -56,11 +56,12 @@ fn request() -> Request {
     Request::new(GPT, "hosts.toml", 24)
 }
 
-/// What `look` finds out about the problem.
+/// What `look` finds out about the problem, in which servers sum whole tables.
 fn with<T>(look: impl FnOnce(&mut Task<'_>, &Problem) -> T) -> T {
     let (graph, cluster, request) = (graph(), cluster(), request());
     let mut task = Task::new("autosync", &graph, &cluster, &request);
-    let problem = problem(&mut task).expect("a problem");
+    let mut problem = problem(&mut task).expect("a problem");
+    problem.shapes.iter_mut().for_each(|shape| shape.looked_up.clear());
     look(&mut task, &problem)
 }
 
@@ -272,6 +273,7 @@ fn the_predefined_model_divides_bytes_by_bandwidths() {
             ring_bandwidth: Some(4e4),
             server_bandwidths: vec![1e5, 2e4],
             latency_seconds: 0.25,
+            looked_up: [].into(),
         };
         problem.shapes = vec![shape];
         let seconds = |synchronisers: [Synchroniser; 2]| {
@@ -527,4 +529,80 @@ fn on_four_unequal_hosts_two_hundred_trials_find_a_faster_plan_than_any_fixed_me
             assert!(found.judgement.step_seconds < fixed, "{shape}: {fixed}");
         }
     });
+}
+
+/// Of a large vocabulary, with a softmax over drawn classes and over all.
+const SPARSE: [&str; 2] = [
+    "lstm:layers=1,hidden=256,embed=128,seq=20,vocab=20000,sampled_softmax=256",
+    "lstm:layers=1,hidden=256,embed=128,seq=20,vocab=20000",
+];
+
+#[test]
+fn on_four_unequal_hosts_two_hundred_trials_find_a_faster_plan_for_a_sparse_language_model() {
+    let cluster = cluster();
+    for model in SPARSE {
+        let graph = ModelSpec::parse(model).and_then(|spec| spec.graph()).expect("a model");
+        let plain = Request::new(model, "hosts.toml", 24);
+        let trials = Asked { count: Some(200), ..Asked::default() };
+        let request = Request { trials, ..plain.clone() };
+        let found = METHOD.choose(&graph, &cluster, &request).expect("a plan");
+        let mut fixed = vec![];
+        for method in [
+            data_parallel::METHOD,
+            crate::system::horovod::METHOD,
+            crate::system::zero::METHOD,
+            crate::system::parameter_server::METHOD,
+            byteps::METHOD,
+            herring::METHOD,
+            parallax::METHOD,
+        ] {
+            let choice = method.choose(&graph, &cluster, &plain).expect("a plan");
+            fixed.push((method.name, choice.judgement.step_seconds));
+        }
+        let (name, least) = fixed.iter().min_by(|a, b| a.1.total_cmp(&b.1)).expect("some");
+        let seconds = found.judgement.step_seconds;
+        assert!(seconds < *least, "{model}: {seconds} for {least} of {name}: {:?}", found.plan);
+    }
+}
+
+/// Every strategy leaves tables to servers where there are any, whose plans are sound.
+#[test]
+fn tables_of_which_few_rows_are_looked_up_lie_on_servers() {
+    let cluster = cluster();
+    let graph = ModelSpec::parse(SPARSE[0]).and_then(|spec| spec.graph()).expect("a model");
+    // Beside a server with a table one without takes part in the norm of all gradients and has no use for it.
+    let request = Request { clip_norm: None, ..Request::new(SPARSE[0], "hosts.toml", 24) };
+    let mut task = Task::new("autosync", &graph, &cluster, &request);
+    let problem = problem(&mut task).expect("a problem");
+    let shares: Vec<Option<f64>> =
+        problem.shapes.iter().map(|it| it.looked_up.get("embedding.token").copied()).collect();
+    // Of four, four and six samples of twenty tokens each.
+    let drawn = |samples: i32| 1.0 - (1.0 - 1.0 / 20_000_f64).powi(20 * samples);
+    let expected = [None, Some(drawn(4)), Some(drawn(4)), Some(drawn(6))];
+    for (found, expected) in shares.iter().zip(expected) {
+        assert_eq!(found.is_some(), expected.is_some(), "{shares:?}");
+        let apart = found.unwrap_or(0.0) - expected.unwrap_or(0.0);
+        assert!(apart.abs() < 1e-9, "{shares:?}");
+    }
+    assert!(problem.shapes.iter().all(|it| it.looked_up.len() <= 1));
+    let table = problem.variables.iter().position(|it| it.name == "embedding.token");
+    let table = table.expect("a variable");
+    let sampler = Sampler::new(&problem, true);
+    let random = &mut Random::new(2);
+    let drawn = (0..40).map(|_| sampler.sample(random));
+    for strategy in drawn.chain(begin(&problem)) {
+        let plan = words::plan(&task, &problem, &strategy);
+        let program = lower(&graph, &plan, cluster.device_count() as usize);
+        let program = program.unwrap_or_else(|error| panic!("{error}\n{}", plan.to_toml()));
+        assert_eq!(verify(&program), Ok(()), "{}", plan.to_toml());
+        let sparse: Vec<_> = plan.parameters.iter().filter(|it| it.sparse.is_some()).collect();
+        let has_servers = !problem.shapes[strategy.shape].server_bandwidths.is_empty();
+        let servers = match &strategy.synchronisers[table] {
+            Synchroniser::Servers(servers) => Some(servers),
+            Synchroniser::AllReduce { .. } => None,
+        };
+        assert_eq!(servers.is_some(), has_servers);
+        assert_eq!(sparse.len(), usize::from(has_servers));
+        assert!(sparse.iter().all(|it| it.servers.as_ref() == servers), "{}", plan.to_toml());
+    }
 }

@@ -12,7 +12,7 @@ use crate::choice::Task;
 
 /// The plan of a strategy. Where it has servers each worker is a pipeline; otherwise workers are replicas of one
 /// stage. Variables with the same servers are a group of parameters with buckets of single blocks, and variables
-/// that are all-reduced together one with a bucket for all.
+/// that are all-reduced together one with a bucket for all. A table of which servers get rows is a group of its own.
 pub(super) fn plan(task: &Task<'_>, problem: &Problem, strategy: &Strategy) -> Plan {
     let shape = &problem.shapes[strategy.shape];
     let servers = strategy.servers();
@@ -35,10 +35,17 @@ pub(super) fn settings(task: &Task<'_>) -> String {
 
 /// The groups of parameters of a strategy.
 fn groups(problem: &Problem, strategy: &Strategy, has_servers: bool) -> Vec<ParameterGroup> {
+    let looked_up = &problem.shapes[strategy.shape].looked_up;
+    let mut tables = vec![];
     let mut by_servers: BTreeMap<&[u32], Vec<&str>> = BTreeMap::new();
     let mut together: BTreeMap<u32, (Compression, usize, Vec<&str>)> = BTreeMap::new();
     for (variable, synchroniser) in problem.variables.iter().zip(&strategy.synchronisers) {
         match synchroniser {
+            Synchroniser::Servers(servers) if looked_up.contains_key(&variable.name) => {
+                let (sparse, servers) = (Some(true), Some(servers.clone()));
+                let name = ParameterGroup::of_all(&[&variable.name]);
+                tables.push(ParameterGroup { sparse, servers, ..name });
+            }
             Synchroniser::Servers(servers) => {
                 by_servers.entry(servers).or_default().push(&variable.name);
             }
@@ -61,5 +68,5 @@ fn groups(problem: &Problem, strategy: &Strategy, has_servers: bool) -> Vec<Para
         compression: (!compression.is_none()).then_some(compression),
         ..ParameterGroup::of_all(&names)
     });
-    of_servers.chain(of_workers).collect()
+    tables.into_iter().chain(of_servers).chain(of_workers).collect()
 }

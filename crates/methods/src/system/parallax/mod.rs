@@ -36,12 +36,12 @@ const DENSE: f64 = 0.95;
 const MOST_PIECES: usize = 16;
 
 /// A table of which few rows are looked up.
-struct Table<'g> {
-    name: &'g str,
+pub(super) struct Table<'g> {
+    pub(super) name: &'g str,
     rows: usize,
     columns: usize,
     /// The share of its rows that a worker looks up in a step, where each is as likely as any other.
-    share: f64,
+    pub(super) share: f64,
 }
 
 fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
@@ -125,7 +125,7 @@ fn plan(task: &Task<'_>, (servers, pieces): (u32, usize), common: Uniform) -> Op
 }
 
 /// The tables of which a worker with so many samples a step looks up few rows.
-fn sparse(graph: &Graph, samples: usize) -> Vec<Table<'_>> {
+pub(super) fn sparse(graph: &Graph, samples: usize) -> Vec<Table<'_>> {
     let extents = Extents::global(graph, samples);
     let tables = graph.tables().filter_map(|table| {
         let node = graph.value(table);
