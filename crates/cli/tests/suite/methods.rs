@@ -53,8 +53,8 @@ fn trials_go_into_a_file_and_a_plan_by_them_simulates_as_predicted() {
     let trials = format!("{arguments} --method autosync --trials 12 --trials-file trials.json");
     let outcome = place.run(&format!("{trials} -o p.toml --json")).succeeds();
     let answer = outcome.object();
-    // Beside them the plans of three methods.
-    outcome.check(answer["search"]["simulated"] == 15, "another number of plans");
+    // Beside them the plans of four methods, one of which has the table on servers.
+    outcome.check(answer["search"]["simulated"] == 16, "another number of plans");
     let simulated = place.run("simulate p.toml --json").succeeds().object();
     let predicted = &answer["predicted"]["step_seconds"];
     outcome.check(&simulated["step_seconds"] == predicted, "simulated otherwise");
