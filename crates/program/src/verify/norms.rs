@@ -128,6 +128,8 @@ impl<'a> Follower<'a> {
                     let tensor = step.tensor_name(tensor);
                     found.push(Violation::ReducedTwice { at: step.site(), tensor });
                 }
+                // Who holds nothing takes part for others, which need the norm.
+                self.norm.is_pending &= !step.class.buckets.is_empty();
             }
             Action::Receive { route } => {
                 let brought = self.known.get(route).cloned().unwrap_or_default();

@@ -570,8 +570,7 @@ fn on_four_unequal_hosts_two_hundred_trials_find_a_faster_plan_for_a_sparse_lang
 fn tables_of_which_few_rows_are_looked_up_lie_on_servers() {
     let cluster = cluster();
     let graph = ModelSpec::parse(SPARSE[0]).and_then(|spec| spec.graph()).expect("a model");
-    // Beside a server with a table one without takes part in the norm of all gradients and has no use for it.
-    let request = Request { clip_norm: None, ..Request::new(SPARSE[0], "hosts.toml", 24) };
+    let request = Request::new(SPARSE[0], "hosts.toml", 24);
     let mut task = Task::new("autosync", &graph, &cluster, &request);
     let problem = problem(&mut task).expect("a problem");
     let shares: Vec<Option<f64>> =
