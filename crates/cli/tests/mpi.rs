@@ -355,10 +355,12 @@ fn a_search_for_one_machine_is_refused() {
     refused.check(refused.stderr.matches("--ranks: finds a plan").count() == 1, "not once");
 }
 
-#[test]
-fn a_run_that_loses_a_process_goes_on_with_those_that_are_left() {
+/// A run of two processes of which the one that was started first or last, as `pkill` says it, is killed.
+fn assert_goes_on_after_a_loss(which: &str) {
     let place = Place::new();
-    let options = format!("--seed {} --dp 2 --checkpoint run --checkpoint-every 2 --keep 2", id());
+    // What processes are found by.
+    let seed = format!("--seed {}", u64::from(id()) * 2 + u64::from(which == "--oldest"));
+    let options = format!("{seed} --dp 2 --checkpoint run --checkpoint-every 2 --keep 2");
     let train = format!("train {TINY} {options} --json --steps");
     let arguments = format!("launch --hosts localhost:2 --restarts 1 -- {train} 2000");
     let mut command = launch(&place, &arguments);
@@ -369,9 +371,9 @@ fn a_run_that_loses_a_process_goes_on_with_those_that_are_left() {
     for _ in 0..7 {
         reader.read_line(&mut stdout).expect("a line");
     }
-    // The process that was started last.
-    let pattern = format!("shardloom train .*--seed {}", id());
-    let killed = Command::new("pkill").args(["-KILL", "-n", "-f", &pattern]).status();
+    // Not those that launch, whose lines end alike.
+    let pattern = format!("^[^ ]*/shardloom train .*{seed} ");
+    let killed = Command::new("pkill").args(["-KILL", which, "-f", &pattern]).status();
     assert!(killed.expect("pkill starts").success(), "nobody is there: {stdout}");
     reader.read_to_string(&mut stdout).expect("UTF-8");
     let mut stderr = String::new();
@@ -384,6 +386,16 @@ fn a_run_that_loses_a_process_goes_on_with_those_that_are_left() {
     let back = steps.windows(2).filter(|pair| pair[1] != pair[0] + 1).collect::<Vec<_>>();
     let few = back.len() <= 1 && back.iter().all(|pair| (pair[0] + 1 - pair[1]) <= 3);
     outcome.check(few && steps.last() == Some(&1999), &format!("{back:?}"));
-    let whole = place.run(&format!("train {TINY} --seed {} --dp 2 --steps 2000 --json", id()));
+    let whole = place.run(&format!("train {TINY} {seed} --dp 2 --steps 2000 --json"));
     outcome.check(digest(&outcome) == digest(&whole.succeeds()), "other weights");
+}
+
+#[test]
+fn a_run_that_loses_a_process_goes_on_with_those_that_are_left() {
+    assert_goes_on_after_a_loss("--newest");
+}
+
+#[test]
+fn a_run_that_loses_the_process_that_leads_goes_on_with_another() {
+    assert_goes_on_after_a_loss("--oldest");
 }

@@ -13,6 +13,7 @@ mod delay_bound;
 mod device;
 mod dimension_names;
 mod evaluation;
+mod exact_methods;
 mod failed_ranks;
 mod fp16;
 mod frozen;

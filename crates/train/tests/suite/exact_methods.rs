@@ -1,0 +1,162 @@
+//! Ways of keeping replicas equal that change nothing but the order of additions: on any number of ranks, alone and
+//! with tensor parallelism and stages inside, weights are those of one process on the union of the batches.
+
+use std::collections::BTreeMap;
+
+use crate::support::two_nodes::{CLUSTER, started, train, weights};
+use crate::support::{graph, serial};
+use shardloom_collectives::Algorithm;
+use shardloom_graph::Graph;
+use shardloom_plan::{
+    Axis, Mesh, Negotiation, Optimizer, Ranges, ScheduleKind, Share, Summation, Sync, Uniform,
+};
+use shardloom_train::RunClock;
+
+const STEPS: u32 = 20;
+
+/// Without biases of keys, whose gradients are zero but for rounding.
+fn llama() -> Graph {
+    graph("llama:layers=2,hidden=16,heads=2,ffn=32,seq=8,vocab=32")
+}
+
+/// AdamW makes whole updates of gradients that are nothing but rounding, unless its epsilon is larger than these.
+fn optimizers() -> [Optimizer; 2] {
+    let (beta1, beta2, epsilon, weight_decay) = (0.9, 0.99, 1e-3, 0.01);
+    [Optimizer::sgd(0.9), Optimizer::Adamw { beta1, beta2, epsilon, weight_decay }]
+}
+
+fn sync() -> Sync {
+    Sync { bucket_bytes: 4000, ..Sync::default() }
+}
+
+/// All-reduces by each algorithm that so many replicas have.
+fn algorithms(replicas: u32) -> Vec<Sync> {
+    let nested = Algorithm::NESTED.into_iter().map(|of| of(2));
+    let nested = nested.filter(|_| replicas > 2 && replicas.is_multiple_of(2));
+    let all = Algorithm::FLAT.into_iter().chain(nested);
+    all.map(|algorithm| Sync { algorithm, ..sync() }).collect()
+}
+
+/// What is sharded, and reductions whose order is agreed on.
+fn others() -> Vec<Sync> {
+    let mut all: Vec<Sync> = (1..=3).map(|zero| Sync { zero, ..sync() }).collect();
+    for fusion_bytes in [0, 3000] {
+        let negotiation = Some(Negotiation { cycle_seconds: 0.0, fusion_bytes });
+        all.push(Sync { negotiation, ..sync() });
+    }
+    all
+}
+
+/// Servers that sum, of pieces by hashing, of equal ranges, and beside workers that sum a part.
+fn summing() -> Vec<Sync> {
+    let by = |ranges, share| Some(Summation { servers: 2, ranges, share });
+    let all = [
+        by(Ranges::Hashed, Share::default()),
+        by(Ranges::Equal, Share::default()),
+        by(Ranges::Hashed, Share::Part(0.4)),
+    ];
+    all.map(|summation| Sync { summation, ..sync() }).into()
+}
+
+/// One process on batches that three replicas can share, or two, four and eight; kept by batch.
+struct Alone {
+    graph: Graph,
+    optimizer: Optimizer,
+    weights: BTreeMap<usize, Vec<f32>>,
+}
+
+impl Alone {
+    fn weights(&mut self, global_batch: usize) -> &[f32] {
+        let (graph, optimizer) = (&self.graph, self.optimizer);
+        self.weights.entry(global_batch).or_insert_with(|| {
+            let uniform = Uniform { global_batch, optimizer, clip_norm: None, ..serial() };
+            trained(graph, &uniform)
+        })
+    }
+
+    /// Holds a mesh of replicas in so many stages to it.
+    fn check(&mut self, sync: Sync, mesh: Mesh, pp: usize) {
+        let replicas = mesh.dp() as usize * mesh.width(Axis::REPLICA);
+        let global_batch = if replicas == 3 { 12 } else { 16 };
+        let uniform = Uniform {
+            sync,
+            mesh,
+            pp,
+            global_batch,
+            microbatches: if pp > 1 { 2 } else { 1 },
+            schedule: ScheduleKind::OneForwardOneBackward,
+            optimizer: self.optimizer,
+            clip_norm: None,
+            ..serial()
+        };
+        let found = trained(&self.graph, &uniform);
+        for (found, expected) in found.iter().zip(self.weights(global_batch)) {
+            let apart = (found - expected).abs() / expected.abs().max(1.0);
+            assert!(apart <= 1e-5, "{found} for {expected}: {mesh} in {pp} stages, {sync:?}");
+        }
+    }
+}
+
+fn trained(graph: &Graph, uniform: &Uniform) -> Vec<f32> {
+    let plan = uniform.plan(graph, "model", CLUSTER);
+    let mut trainer = started(graph, &plan, RunClock::Wall);
+    train(&mut trainer, STEPS);
+    weights(&mut trainer)
+}
+
+fn alone() -> [Alone; 2] {
+    optimizers().map(|optimizer| Alone { graph: llama(), optimizer, weights: BTreeMap::new() })
+}
+
+#[test]
+fn every_algorithm_on_any_number_of_ranks_leads_to_the_weights_of_one_process() {
+    for mut alone in alone() {
+        for replicas in [1, 2, 3, 4, 8] {
+            for sync in algorithms(replicas) {
+                alone.check(sync, Mesh::of(replicas, 1, 1), 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn shards_and_agreed_orders_on_any_number_of_ranks_lead_to_the_weights_of_one_process() {
+    for mut alone in alone() {
+        for replicas in [1, 2, 3, 4, 8] {
+            for sync in others() {
+                alone.check(sync, Mesh::of(replicas, 1, 1), 1);
+            }
+        }
+        for (replicas, zero) in [4, 8].into_iter().flat_map(|it| [(it, 1), (it, 2), (it, 3)]) {
+            let mesh = Mesh::of(replicas, 1, 1).sharing_within(2).expect("it divides");
+            alone.check(Sync { zero, ..sync() }, mesh, 1);
+        }
+    }
+}
+
+#[test]
+fn servers_that_sum_for_any_number_of_workers_lead_to_the_weights_of_one_process() {
+    for mut alone in alone() {
+        for workers in [1, 2, 3, 4, 8] {
+            for sync in summing() {
+                alone.check(sync, Mesh::of(workers, 1, 1), 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn with_tensor_parallelism_and_stages_inside_it_is_still_one_process() {
+    for mut alone in alone() {
+        for (mesh, pp) in [
+            (Mesh::of(2, 1, 2), 1),
+            (Mesh::of(2, 1, 1), 2),
+            (Mesh::of(2, 1, 2), 2),
+            (Mesh::of(4, 1, 1), 2),
+        ] {
+            for sync in algorithms(mesh.dp()).into_iter().chain(others()) {
+                alone.check(sync, mesh, pp);
+            }
+        }
+    }
+}
