@@ -219,6 +219,17 @@ fn a_shorter_sequence_takes_the_first_positions() {
 }
 
 #[test]
+fn positions_of_another_width_are_refused_however_many_there_are() {
+    let spec = spec(GPT);
+    let mut theirs = export(&spec, &parameters(&spec, 0.0)).unwrap();
+    let wider = Tensor { shape: vec![6, 13], values: vec![0.0; 6 * 13] };
+    theirs.insert("transformer.wpe.weight".into(), wider);
+    let message = import(&spec, &theirs).unwrap_err().to_string();
+    assert!(message.contains("wpe.weight has shape [6, 13]"), "{message}");
+    assert!(message.contains("[5, 12], or more rows, is needed"), "{message}");
+}
+
+#[test]
 fn where_the_head_starts_anew_all_else_is_taken_and_a_file_may_have_any_head() {
     for (line, vocab, anew) in [
         (LLAMA.to_owned(), 7, &["head.weight"][..]),
