@@ -83,3 +83,30 @@ impl<J> Queue<J> {
         self.more.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn who_waits_for_all_jobs_waits_for_the_one_that_runs() {
+        let (queue, ended) = (Queue::default(), AtomicBool::new(false));
+        queue.put(1).unwrap();
+        assert_eq!(queue.next(), Some(1));
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                queue.drain();
+                ended.load(Ordering::Acquire)
+            });
+            // Time to come back too early.
+            thread::sleep(Duration::from_millis(20));
+            ended.store(true, Ordering::Release);
+            queue.finished();
+            assert!(waiting.join().unwrap());
+        });
+    }
+}
