@@ -1,6 +1,6 @@
 //! Byte and step counts: the lists against the closed forms and the published numbers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use shardloom_collectives::{
     Algorithm, Kind, Member, StepList, bottleneck_bytes, bytes_sent_per_member, fused, pairs, plan,
@@ -196,6 +196,24 @@ fn a_star_in_each_node_and_a_tree_between_them_send_what_their_graphs_say() {
         let (_, sent) = sent(algorithm, 8, 12 * 16);
         let head = 12 * 16 + 2 * 3 * (12 * 16) / 4;
         assert_eq!(sent, [head, 12 * 16].repeat(4), "{algorithm}");
+    }
+}
+
+#[test]
+fn the_levels_that_are_busy_in_a_step_of_a_reduction_are_those_of_who_receives() {
+    for (inner, outer) in [(1, 7), (1, 12), (2, 5), (4, 6), (3, 1)] {
+        let (algorithm, members) = (Algorithm::BinaryTreeStar { inner }, inner * outer);
+        let trees = algorithm.star_tree(members).unwrap();
+        let list = plan(Kind::AllReduce, algorithm, members, divisible(members)).unwrap();
+        let steps = trees.depth() + trees.segments() - 1;
+        assert_eq!(list.steps.len(), 2 * steps as usize);
+        for (index, step) in (0..steps).zip(&list.steps) {
+            // Only heads receive, of which that of role i is the first of the i-th group.
+            let level = |member: Member| (member.0 / inner + 1).ilog2();
+            let receive: BTreeSet<u32> = step.iter().map(|it| level(it.to)).collect();
+            let (first, end) = trees.busy(index);
+            assert_eq!(receive, (first..end).collect(), "{algorithm} of {members}, step {index}");
+        }
     }
 }
 
