@@ -183,6 +183,16 @@ fn a_tree_of_nodes_takes_each_latency_twice_and_the_buffer_twice() {
 }
 
 #[test]
+fn a_node_that_is_filled_in_part_is_one_of_a_tree_of_nodes() {
+    let cluster = Cluster::parse("h100-80g:2x8").unwrap();
+    let seconds = |members| {
+        let shape = cluster.groups()[0].group_shape(members, 8, 1);
+        shape.tree_of_nodes_seconds(1e9)
+    };
+    assert_eq!(seconds(12), seconds(16));
+}
+
+#[test]
 fn a_ring_across_nodes_runs_at_the_slower_of_link_and_cards() {
     let bytes = 1e10;
     let bus_bandwidth = |machine: &str, per_node: u32, concurrent| {
