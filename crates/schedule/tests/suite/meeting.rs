@@ -43,6 +43,15 @@ fn devices_that_stand_idle_meet_early_and_who_is_waited_for_or_at_its_end_does_n
     assert_eq!(granted(KIND, 3, &[BUSY, END, IDLE]), [(2, IDLE.to_vec())]);
 }
 
+/// Device 0 has time after its last forward, and is the last to end: to meet then makes the step shorter than to meet
+/// at its end. To meet right after the first forward of device 2 costs as much as that saves.
+#[test]
+fn what_an_early_meeting_saves_is_not_spent_on_another() {
+    let saves: &[(usize, usize)] = &[(0, 2)];
+    let costs: &[(usize, usize)] = &[(2, 0)];
+    assert_eq!(granted(KIND, 3, &[saves, costs]), [(0, saves.to_vec())]);
+}
+
 #[test]
 fn requests_that_wait_for_the_same_are_held_together() {
     let both = [(0, IDLE.to_vec()), (2, IDLE.to_vec())];
