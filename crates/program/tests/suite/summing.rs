@@ -413,6 +413,22 @@ fn a_piece_that_goes_to_another_server_or_is_of_other_elements_is_rejected() {
     }));
 }
 
+/// The second time it stands for the sum of the step behind it, of which it has nothing.
+#[test]
+fn a_sum_that_is_sent_twice_in_a_step_is_rejected() {
+    let good = program(2, summation(1, Ranges::Equal, Share::default()));
+    let found = rejected(&good, |program| {
+        let body = &mut program.classes[2].bodies[0].instructions;
+        let at = body.iter().position(|it| matches!(it.action, Action::Send { .. }));
+        let at = at.expect("it sends");
+        let again = body[at].clone();
+        body[at].frees.clear();
+        body.insert(at + 1, again);
+        program.assign_queues();
+    });
+    assert!(found.iter().any(|it| matches!(it, Violation::Summed { .. })), "{found:#?}");
+}
+
 #[test]
 fn gradients_that_are_summed_twice_are_rejected() {
     let good = program(2, summation(1, Ranges::Equal, Share::Part(0.5)));
