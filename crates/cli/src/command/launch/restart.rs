@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::hosts::Hosts;
 use crate::failure::{Failure, after_signal};
@@ -18,8 +18,8 @@ const GOING_ON: [&str; 2] = ["--resume", "--replan"];
 /// What Open MPI said of a failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Lost {
-    /// A process of this machine was ended by a signal.
-    Process { host: String },
+    /// The process of this number, on this machine, was ended by a signal.
+    Process { rank: Option<u32>, host: String },
     /// This machine answers no more.
     Host { host: String },
 }
@@ -30,7 +30,9 @@ impl Lost {
         let host = |rest: &str| rest.split_whitespace().next().map(str::to_owned);
         if line.contains("exited on signal") {
             let (_, rest) = line.split_once(" on node ")?;
-            return Some(Lost::Process { host: host(rest)? });
+            let number = line.split_once(" rank ").and_then(|(_, rest)| rest.split(' ').next());
+            let rank = number.and_then(|number| number.parse().ok());
+            return Some(Lost::Process { rank, host: host(rest)? });
         }
         if line.trim_start().starts_with("Remote daemon:") {
             let (_, rest) = line.split_once(" on node ")?;
@@ -55,7 +57,7 @@ pub fn run(
     interrupt::listen()?;
     let (mut hosts, mut command) = (hosts.clone(), command.to_vec());
     for left in (0..=restarts).rev() {
-        let (status, lost) = once(&line(&hosts, &command))?;
+        let (status, lost) = once(&line(&hosts, &command), PATIENCE)?;
         if status.success() {
             return Ok(());
         }
@@ -81,8 +83,14 @@ pub fn run(
     unreachable!("the last run returns")
 }
 
-/// Runs a line to its end, with its errors passed on as they come.
-fn once(line: &[String]) -> Result<(ExitStatus, Option<Lost>), Failure> {
+/// How long Open MPI may take to end once it has said who is lost, which it says when the other processes have been
+/// told to end. It (4.1.4) sometimes never does, where a process is lost while it starts: its `PMIx_server_finalize`
+/// waits for a lock.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Runs a line to its end, with its errors passed on as they come. If it has said who is lost, it is killed when it has
+/// not ended after `patience`.
+fn once(line: &[String], patience: Duration) -> Result<(ExitStatus, Option<Lost>), Failure> {
     let (program, arguments) = line.split_first().expect("the line has a program");
     let failed = |error| {
         let message = format!("cannot run {program}: {error}; install Open MPI, or see --print");
@@ -96,14 +104,16 @@ fn once(line: &[String]) -> Result<(ExitStatus, Option<Lost>), Failure> {
     let mut child = command.spawn().map_err(failed)?;
     let mut lost = None;
     let errors = BufReader::new(child.stderr.take().expect("it is a pipe"));
-    let (process, ended) = (child.id(), AtomicBool::new(false));
+    let (process, ended, is_lost) = (child.id(), AtomicBool::new(false), AtomicBool::new(false));
     thread::scope(|scope| {
         scope.spawn(|| pass_on(process, &ended));
+        scope.spawn(|| end_at_last(process, &ended, &is_lost, patience));
         for line in errors.split(b'\n').map_while(Result::ok) {
             // Whoever reads it may have stopped.
             let _ = io::stderr().write_all(&[&line[..], b"\n"].concat());
             // The first is the cause: Open MPI ends all others.
             lost = lost.take().or_else(|| Lost::said(&String::from_utf8_lossy(&line)));
+            is_lost.store(lost.is_some(), Ordering::Release);
         }
         ended.store(true, Ordering::Release);
     });
@@ -125,16 +135,35 @@ fn pass_on(process: u32, ended: &AtomicBool) {
     }
 }
 
+/// Kills a process and its group if it has not ended `patience` after somebody was lost.
+fn end_at_last(process: u32, ended: &AtomicBool, is_lost: &AtomicBool, patience: Duration) {
+    let mut since = None;
+    while !ended.load(Ordering::Acquire) {
+        if is_lost.load(Ordering::Acquire)
+            && since.get_or_insert_with(Instant::now).elapsed() >= patience
+        {
+            #[cfg(unix)]
+            if let Some(group) = rustix::process::Pid::from_raw(process as i32) {
+                // It may have ended meanwhile.
+                let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+            }
+            return;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
 fn described(lost: &Lost) -> String {
     match lost {
-        Lost::Process { host } => format!("a process on {host} was lost"),
+        Lost::Process { rank: Some(rank), host } => format!("process {rank} on {host} was lost"),
+        Lost::Process { rank: None, host } => format!("a process on {host} was lost"),
         Lost::Host { host } => format!("{host} was lost"),
     }
 }
 
 /// The machines with one process less, or without one of them; why not.
 fn without(hosts: &Hosts, lost: &Lost) -> Result<Hosts, String> {
-    let (Lost::Process { host } | Lost::Host { host }) = lost;
+    let (Lost::Process { host, .. } | Lost::Host { host }) = lost;
     let Some(at) = place(hosts, host) else {
         return Err(format!("cannot tell which of {hosts} that is"));
     };
@@ -193,7 +222,9 @@ mod tests {
     fn what_open_mpi_says_of_a_failure_is_understood() {
         let killed =
             "mpirun noticed that process rank 1 with PID 0 on node b exited on signal 9 (Killed).";
-        assert_eq!(Lost::said(killed), Some(Lost::Process { host: "b".to_owned() }));
+        let process = Lost::Process { rank: Some(1), host: "b".to_owned() };
+        assert_eq!(described(&process), "process 1 on b was lost");
+        assert_eq!(Lost::said(killed), Some(process));
         let gone = "  Remote daemon: [[35137,0],1] on node c.example";
         assert_eq!(Lost::said(gone), Some(Lost::Host { host: "c.example".to_owned() }));
         let own = "  HNP daemon   : [[35137,0],0] on node a";
@@ -201,9 +232,25 @@ mod tests {
         assert_eq!(Lost::said("error: the loss is not a number on node a"), None);
     }
 
+    /// As Open MPI does where a process is lost while it starts.
+    #[test]
+    #[cfg(unix)]
+    fn a_launcher_that_says_who_is_lost_and_never_ends_is_ended() {
+        let script = "echo 'mpirun noticed that process rank 3 with PID 0 on node b exited on signal 9 (Killed).' >&2; \
+                      sleep 100000";
+        let line = ["sh", "-c", script].map(str::to_owned);
+        let (status, lost) = once(&line, Duration::ZERO).expect("it starts");
+        assert!(!status.success(), "it was killed");
+        assert_eq!(lost, Some(Lost::Process { rank: Some(3), host: "b".to_owned() }));
+        // One that says nothing of a loss has all the time it wants.
+        let line = ["sh", "-c", "echo other >&2; exit 3"].map(str::to_owned);
+        let (status, lost) = once(&line, Duration::ZERO).expect("it starts");
+        assert_eq!((status.code(), lost), (Some(3), None));
+    }
+
     #[test]
     fn a_lost_process_leaves_the_others_and_a_lost_machine_the_other_machines() {
-        let process = |host: &str| Lost::Process { host: host.to_owned() };
+        let process = |host: &str| Lost::Process { rank: None, host: host.to_owned() };
         let rest = |of: &str, lost: &Lost| without(&hosts(of), lost).ok().map(|it| it.to_string());
         assert_eq!(rest("a:2,b:2", &process("b")).as_deref(), Some("a:2,b:1"));
         assert_eq!(rest("a:2,b:1", &process("b")).as_deref(), Some("a:2"));
