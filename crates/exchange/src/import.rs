@@ -141,6 +141,25 @@ fn halving_note(
     })
 }
 
+/// Why a word is refused that asks for tensors in the host's memory or on a disk.
+const ON_DEVICES: &str = "plans keep all tensors on devices";
+
+/// Whether a word that nobody read asks for tensors elsewhere than on devices, unless its value is none.
+fn asks_for_offload(word: &str) -> bool {
+    word.to_ascii_lowercase().contains("offload") && !word.starts_with("no-")
+}
+
+/// Whether a value leaves what it is of out.
+fn is_off(value: &str) -> bool {
+    ["", "0", "0.0", "false", "no", "none", "null"].contains(&value.to_ascii_lowercase().as_str())
+}
+
+/// Whether a word differs from one that is known by a letter or two. Short words are alike by chance.
+fn is_misspelt(word: &str, meant: &str) -> bool {
+    let letters = strsim::damerau_levenshtein(word, meant);
+    (1..=2).contains(&letters) && word.len().min(meant.len()) >= 4 * letters
+}
+
 /// One line about the words that nobody read, if there are any.
 fn unread_note(unread: &[String]) -> Option<String> {
     (!unread.is_empty()).then(|| format!("not part of a plan: {}", unread.join(", ")))

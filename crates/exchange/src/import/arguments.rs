@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::str::FromStr;
 
+use super::{ON_DEVICES, asks_for_offload, is_misspelt, is_off};
 use crate::ExchangeError;
 
 /// Options with the values that follow them; of an option given twice the last counts.
@@ -18,13 +19,15 @@ pub(super) struct Arguments {
     lines: BTreeMap<String, usize>,
     options: BTreeMap<String, Vec<String>>,
     read: RefCell<BTreeSet<String>>,
+    /// The lines that run a command for what it prints.
+    commands: Vec<usize>,
 }
 
 impl Arguments {
     /// Reads `text`.
     ///
     /// # Errors
-    /// If its variables are made of each other until they are too long.
+    /// If its variables are made of each other until they are too long, or a quote is not closed.
     pub fn of(text: &str, place: &str) -> Result<Arguments, ExchangeError> {
         let mut options: BTreeMap<String, Vec<String>> = BTreeMap::new();
         let mut current: Option<String> = None;
@@ -45,7 +48,8 @@ impl Arguments {
             current = Some(name);
         }
         let lines = lines_of(text);
-        Ok(Arguments { place: place.into(), lines, options, read: RefCell::default() })
+        let commands = commands_of(text);
+        Ok(Arguments { place: place.into(), lines, options, read: RefCell::default(), commands })
     }
 
     /// Where an option is named: the file and the line, if it is there.
@@ -107,12 +111,60 @@ impl Arguments {
         })
     }
 
-    /// The options that were not read.
-    pub fn unread(&self) -> Vec<String> {
+    /// The option `name` is needed and is not there.
+    pub fn missing<T>(&self, name: &str, rule: &str) -> Result<T, ExchangeError> {
         let read = self.read.borrow();
-        let unread = self.options.keys().filter(|name| !read.contains(*name));
-        unread.map(|name| format!("--{name}")).collect()
+        let others = self.options.keys().filter(|other| !read.contains(*other));
+        let meant = others.map(String::as_str).find(|other| is_misspelt(other, name));
+        match meant {
+            Some(found) => Err(self.misspelt(found, name)),
+            None => self.error(name, "nothing", rule),
+        }
     }
+
+    fn misspelt(&self, found: &str, meant: &str) -> ExchangeError {
+        let message = format!("there is no --{found} here, did you mean --{meant}?");
+        ExchangeError::Text { place: self.at(found), message }
+    }
+
+    /// The options that were not read.
+    ///
+    /// # Errors
+    /// If one differs by a letter or two from one that was looked for and is not there, or asks for tensors elsewhere
+    /// than on devices.
+    pub fn unread(&self) -> Result<Vec<String>, ExchangeError> {
+        let read = self.read.borrow();
+        let mut unread = vec![];
+        for (name, values) in self.options.iter().filter(|(name, _)| !read.contains(*name)) {
+            let mut absent = read.iter().filter(|it| !self.options.contains_key(*it));
+            if let Some(meant) = absent.find(|meant| is_misspelt(name, meant)) {
+                return Err(self.misspelt(name, meant));
+            }
+            let value = values.first().map_or("given", String::as_str);
+            if asks_for_offload(name) && !is_off(value) {
+                return self.error(name, value, ON_DEVICES);
+            }
+            unread.push(format!("--{name}"));
+        }
+        Ok(unread)
+    }
+
+    /// One line about commands that a script runs for what they print, if there are any.
+    pub fn commands_note(&self) -> Option<String> {
+        let lines: Vec<String> = self.commands.iter().map(usize::to_string).collect();
+        let lines = (!lines.is_empty()).then(|| lines.join(", "))?;
+        Some(format!("what commands print is not read, which the script runs in its lines {lines}"))
+    }
+}
+
+/// The lines of a script with `$(...)` or backquotes, comments aside.
+fn commands_of(text: &str) -> Vec<usize> {
+    let is_command = |line: &str| {
+        let line = line.trim_start();
+        !line.starts_with('#') && (line.contains("$(") || line.contains('`'))
+    };
+    let lines = text.lines().enumerate().filter(|(_, line)| is_command(line));
+    lines.map(|(index, _)| index + 1).collect()
 }
 
 /// On which line of a script each option is named last.
@@ -137,7 +189,11 @@ fn words(text: &str, place: &str) -> Result<Vec<String>, ExchangeError> {
     let mut variables: BTreeMap<String, String> = BTreeMap::new();
     let mut words = vec![];
     let mut bytes = 0;
-    for word in split(text) {
+    let split = split(text).map_err(|line| ExchangeError::Text {
+        place: format!("{place}:{line}"),
+        message: "the quote that begins here is not closed".into(),
+    })?;
+    for word in split {
         let word = replaced(&word, &variables, MOST - bytes);
         let Some(word) = word.filter(|word| bytes + word.len() <= MOST) else {
             let message = format!("its words have more than {MOST} bytes, with variables replaced");
@@ -200,13 +256,16 @@ fn replaced(word: &str, variables: &BTreeMap<String, String>, most: usize) -> Op
     Some(text + rest)
 }
 
-/// Words apart by white space, `;` and parentheses, without quotes and comments.
-fn split(text: &str) -> Vec<String> {
+/// Words apart by white space, `;` and parentheses, without quotes and comments; else the line of a quote that is not
+/// closed.
+fn split(text: &str) -> Result<Vec<String>, usize> {
     let mut words = vec![];
     // The word that is being read; an empty one may be quoted.
     let mut word: Option<String> = None;
     let mut quote = None;
     let mut letters = text.chars();
+    let line_of = |rest: &str| text[..text.len() - rest.len()].matches('\n').count() + 1;
+    let mut opened = 1;
     while let Some(letter) = letters.next() {
         match (quote, letter) {
             (Some(open), _) if letter == open => quote = None,
@@ -218,6 +277,7 @@ fn split(text: &str) -> Vec<String> {
             (Some(_), _) => word.get_or_insert_default().push(letter),
             (None, '\'' | '"') => {
                 quote = Some(letter);
+                opened = line_of(letters.as_str());
                 word.get_or_insert_default();
             }
             (None, '#') if word.is_none() => {
@@ -229,7 +289,10 @@ fn split(text: &str) -> Vec<String> {
         }
     }
     words.extend(word);
-    words
+    match quote {
+        Some(_) => Err(opened),
+        None => Ok(words),
+    }
 }
 
 #[cfg(test)]
@@ -273,7 +336,7 @@ mod tests {
         let arguments =
             Arguments::of("--lr 1 --seed 3 --lr 2", "arguments").expect("it can be read");
         assert_eq!(arguments.number::<f64>("lr").expect("a number"), Some(2.0));
-        assert_eq!(arguments.unread(), ["--seed"]);
+        assert_eq!(arguments.unread().expect("no misspelt one"), ["--seed"]);
         // An empty value is one, and another than none.
         let arguments = Arguments::of("--name '' --lr", "arguments").expect("it can be read");
         assert_eq!(arguments.text("name").expect("a value"), Some(""));

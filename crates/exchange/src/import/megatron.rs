@@ -30,7 +30,14 @@ pub(super) fn import(
         return arguments.error("nproc-per-node", format!("{devices} on {nodes} nodes"), rule);
     }
     let each = tp.saturating_mul(pp).saturating_mul(cp);
-    let dp = replicas(place, "tensor x pipeline x context parallel size", each, given)?;
+    let widths = [
+        (tp, "tensor-model-parallel-size"),
+        (pp, "pipeline-model-parallel-size"),
+        (cp, "context-parallel-size"),
+    ];
+    let widest = widths.iter().find(|(width, _)| *width > 1).map_or(widths[0].1, |it| it.1);
+    let of = "tensor x pipeline x context parallel size";
+    let dp = replicas(&arguments.at(widest), of, each, given)?;
     let described = match given.model {
         // Only what can be compared with the given one.
         Some(_) => None,
@@ -42,7 +49,7 @@ pub(super) fn import(
     };
     let (spec, model) = model_of(given.model, described, place)?;
     let Some(microbatch) = arguments.size("micro-batch-size")? else {
-        return arguments.error("micro-batch-size", "nothing", "a number from 1 up is needed");
+        return arguments.missing("micro-batch-size", "a number from 1 up is needed");
     };
     let global_batch =
         arguments.size("global-batch-size")?.unwrap_or(microbatch.saturating_mul(dp));
@@ -103,7 +110,8 @@ pub(super) fn import(
     }
     notes.extend(scales(&arguments)?);
     notes.extend(context(&arguments, cp)?);
-    notes.extend(unread_note(&arguments.unread()));
+    notes.extend(unread_note(&arguments.unread()?));
+    notes.extend(arguments.commands_note());
     recipe.plan(spec, given.cluster, given.devices, place, notes)
 }
 
@@ -236,7 +244,7 @@ fn ep(arguments: &Arguments, model: &Transformer, dp: usize) -> Result<usize, Ex
 fn described(arguments: &Arguments, tp: usize) -> Result<Transformer, ExchangeError> {
     let needed = |name: &str| match arguments.size(name)? {
         Some(size) => Ok(size),
-        None => arguments.error(name, "nothing", "a number from 1 up is needed, or --model"),
+        None => arguments.missing(name, "a number from 1 up is needed, or --model"),
     };
     let real =
         |name: &str, usual: f32| Ok::<f32, ExchangeError>(arguments.number(name)?.unwrap_or(usual));

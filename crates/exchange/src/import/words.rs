@@ -7,7 +7,7 @@ use std::fmt::Display;
 use serde_json::Value;
 use shardloom_document::{Fault, json_fault, json_line_of, nearest, toml_fault, toml_line_of};
 
-use super::{python, yaml};
+use super::{ON_DEVICES, asks_for_offload, is_misspelt, is_off, python, yaml};
 use crate::ExchangeError;
 
 /// Words of a configuration by their paths, `training.seq_len`; those that were read are remembered.
@@ -67,7 +67,7 @@ impl Words {
             Lines::Json(text) => json_line_of(text, path),
             Lines::Toml(text) => toml_line_of(text, path),
             Lines::Yaml(lines) => parts(path).find_map(|part| lines.get(part).copied()),
-            Lines::Python(lines) => lines.get(path).copied(),
+            Lines::Python(lines) => parts(path).find_map(|part| lines.get(part).copied()),
         };
         match line {
             Some(line) => format!("{}:{line}", self.place),
@@ -89,8 +89,14 @@ impl Words {
 
     /// `path` is missing.
     pub fn missing<T>(&self, path: &str, rule: &str) -> Result<T, ExchangeError> {
+        if let Some((found, meant)) = self.instead(path) {
+            return Err(self.misspelt_error(&found, &meant));
+        }
         let message = format!("the key {path} is missing; {rule}");
-        Err(ExchangeError::Text { place: self.at(path), message })
+        let place = Some(self.at(path)).filter(|at| *at != self.place);
+        // Nothing of it is there, so it is the document as a whole that is without it.
+        let place = place.unwrap_or_else(|| format!("{}:1", self.place));
+        Err(ExchangeError::Text { place, message })
     }
 
     /// `path` has a value that cannot be.
@@ -176,11 +182,60 @@ impl Words {
         unread.retain(|path| path != "_comment");
         for path in &unread {
             if let Some(meant) = self.misspelt(path) {
-                let message = format!("there is no {path}, did you mean {meant}?");
-                return Err(ExchangeError::Text { place: self.at(path), message });
+                return Err(self.misspelt_error(path, &meant));
             }
+            self.require_on_devices(path)?;
         }
         Ok(unread)
+    }
+
+    /// Refuses a word that was not read and asks for tensors elsewhere than on devices, and such words within it.
+    fn require_on_devices(&self, path: &str) -> Result<(), ExchangeError> {
+        let value = path.split('.').try_fold(&self.root, |value, word| value.get(word));
+        let Some(value) = value.filter(|value| !value.is_null()) else { return Ok(()) };
+        let word = path.rsplit('.').next().unwrap_or(path);
+        // A table of such a word says by `device` where its tensors are.
+        let said = value.get("device").unwrap_or(value);
+        let said = said.as_str().map_or_else(|| said.to_string(), str::to_owned);
+        if asks_for_offload(word) && !is_off(&said) {
+            return self.error(path, shown(value), ON_DEVICES);
+        }
+        for inner in value.as_object().into_iter().flat_map(|map| map.keys()) {
+            self.require_on_devices(&format!("{path}.{inner}"))?;
+        }
+        Ok(())
+    }
+
+    fn misspelt_error(&self, found: &str, meant: &str) -> ExchangeError {
+        let message = format!("there is no {found}, did you mean {meant}?");
+        ExchangeError::Text { place: self.at(found), message }
+    }
+
+    /// A word that was not read and stands where one of the words of `path` is missing, if the two differ by a letter
+    /// or two; and what it should be.
+    fn instead(&self, path: &str) -> Option<(String, String)> {
+        let read = self.read.borrow();
+        let (mut table, mut within) = (&self.root, String::new());
+        for word in path.split('.') {
+            if let Some(inner) = table.get(word) {
+                table = inner;
+                within = format!("{within}{word}.");
+                continue;
+            }
+            let is_read = |other: &str| {
+                let path = format!("{within}{other}");
+                read.iter().any(|it| {
+                    it.strip_prefix(&path)
+                        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+                })
+            };
+            let found = table
+                .as_object()?
+                .keys()
+                .find(|other| is_misspelt(other, word) && !is_read(other))?;
+            return Some((format!("{within}{found}"), format!("{within}{word}")));
+        }
+        None
     }
 
     /// What was looked for beside a word that was not read and is not there, if the two differ by a letter or two.
@@ -195,11 +250,8 @@ impl Words {
             _ => it.strip_prefix(within)?.strip_prefix('.')?.split('.').next(),
         });
         let meant = nearest(word, beside.filter(|it| table.get(it).is_none()))?;
-        // Short words are alike by chance.
-        let letters = strsim::damerau_levenshtein(word, meant);
-        let is_near = letters <= 2 && word.len().min(meant.len()) >= 4 * letters;
         let dot = if within.is_empty() { "" } else { "." };
-        is_near.then(|| format!("{within}{dot}{meant}"))
+        is_misspelt(word, meant).then(|| format!("{within}{dot}{meant}"))
     }
 
     fn collect(

@@ -92,7 +92,7 @@ fn deepspeeds_words() {
         ),
         ("\"gradient_accumulation_steps\": 8,", "", |it| it.microbatches == 1),
     ];
-    let wrong: [Wrong; 13] = [
+    let wrong: [Wrong; 15] = [
         ("256,", "256, \"sequence_parallel_size\": 2,", "sequence_parallel_size = 2"),
         ("\"stage\": 3", "\"stage\": 3, \"mics_shard_size\": 3", "it divides the 16 replicas"),
         ("\"stage\": 3", "\"stage\": 2, \"mics_shard_size\": 4", "it goes with stage 3"),
@@ -103,6 +103,12 @@ fn deepspeeds_words() {
             "\"stage\": 3",
             "\"stage\": 3, \"offload_param\": { \"device\": \"nvme\" }",
             "offload_param.device = \"nvme\"",
+        ),
+        ("256,", "256, \"offload_states\": true,", "offload_states = true: plans keep all tensors"),
+        (
+            "256,",
+            "256, \"other\": { \"weight_offload\": { \"device\": \"cpu\" } },",
+            "other.weight_offload = {\"device\":\"cpu\"}: plans keep all tensors",
         ),
         ("false", "true", "fp16.enabled = true: bf16.enabled is true, too"),
         ("false", "false }, \"data_types\": { \"grad_accum_dtype\": \"fp8\"", "fp32, bf16 or fp16"),

@@ -235,6 +235,48 @@ fn megatrons_words_that_plans_have_nothing_for_are_refused_one_by_one() {
     }
 }
 
+/// Whatever else asks for tensors in the host's memory, by its name.
+#[test]
+fn megatrons_words_for_offloading_that_are_not_known_are_refused() {
+    let base = Base { place: "run.sh", text: MEGATRON, given: given(16) };
+    for (option, said) in [
+        ("--fine-grained-activation-offloading", "offloading = given"),
+        ("--optimizer-offload-fraction 0.5", "offload-fraction = 0.5"),
+        ("--offload-modules core_attn", "offload-modules = core_attn"),
+    ] {
+        let error = base.read("--bf16", &format!("--bf16 {option}")).expect_err(option).to_string();
+        assert!(
+            error.contains(said) && error.contains("plans keep all tensors on devices"),
+            "{error}"
+        );
+    }
+    let off = base.read("--bf16", "--bf16 --optimizer-offload-fraction 0.0").expect("none of it");
+    let note = "not part of a plan: ";
+    assert!(off.notes.iter().any(|it| it.starts_with(note) && it.contains("offload-fraction")));
+}
+
+/// As documented for all projects.
+#[test]
+fn misspelt_options_of_megatron_are_refused() {
+    let base = Base { place: "run.sh", text: MEGATRON, given: given(16) };
+    for (from, to, said) in [
+        (
+            "--bf16",
+            "--bf16 --clip-gradd 1",
+            "there is no --clip-gradd here, did you mean --clip-grad?",
+        ),
+        (
+            "--use-distributed-optimizer",
+            "--use-distributed-optimiser",
+            "did you mean --use-distributed-optimizer?",
+        ),
+    ] {
+        let error = base.read(from, to).expect_err(to).to_string();
+        assert!(error.contains(said), "{error}");
+    }
+    base.read("--bf16", "--bf16 --tensorboard-dir x --seed 1").expect("others are listed");
+}
+
 #[test]
 fn megatrons_words_of_a_llama() {
     let base = Base { place: "run.sh", text: MEGATRON_LLAMA, given: given(16) };
