@@ -8,7 +8,7 @@ use std::path::Path;
 use half::{bf16, f16};
 use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensors};
-use shardloom_document::json_fault;
+use shardloom_document::json_fault_in;
 
 use crate::durable::{rename, sync_folder, write_new_for};
 use crate::piece::volume;
@@ -67,6 +67,7 @@ pub struct Tensor {
 /// tensor of any other type.
 pub fn read_safetensors(path: &Path) -> Result<BTreeMap<String, Tensor>> {
     let bytes = fs::read(path).map_err(CheckpointError::io("read", path))?;
+    header_of(path, &bytes, bytes.len() as u64)?;
     let file = SafeTensors::deserialize(&bytes).map_err(|error| unreadable(path, error))?;
     let convert = |(name, view): (&str, safetensors::tensor::TensorView<'_>)| {
         let bytes = view.data();
@@ -216,20 +217,44 @@ fn write_as<const N: usize>(
 pub(crate) fn read_header(path: &Path) -> Result<(Metadata, u64)> {
     let mut file = File::open(path).map_err(CheckpointError::io("open", path))?;
     let file_bytes = file.metadata().map_err(CheckpointError::io("look at", path))?.len();
-    let mut length = [0; 8];
-    file.read_exact(&mut length).map_err(CheckpointError::io("read", path))?;
-    let header_bytes = u64::from_le_bytes(length);
-    let values_start = header_bytes.saturating_add(8);
-    if values_start > file_bytes {
+    let mut begin = Vec::new();
+    let length = (&mut file).take(LENGTH_BYTES).read_to_end(&mut begin);
+    length.map_err(CheckpointError::io("read", path))?;
+    let header_bytes = header_bytes(path, &begin, file_bytes)?;
+    file.take(header_bytes).read_to_end(&mut begin).map_err(CheckpointError::io("read", path))?;
+    header_of(path, &begin, file_bytes)
+}
+
+/// Bytes of the number that a file begins with, which says how long its header is.
+const LENGTH_BYTES: u64 = 8;
+
+/// How many bytes the header of a file of `file_bytes` that begins with `begin` has.
+fn header_bytes(path: &Path, begin: &[u8], file_bytes: u64) -> Result<u64> {
+    let Some(length) = begin.first_chunk() else {
+        let has = format!(
+            "it has {file_bytes} bytes, of which the first 8 must be the length of its header"
+        );
+        return Err(unreadable(path, has));
+    };
+    let header_bytes = u64::from_le_bytes(*length);
+    if header_bytes > file_bytes - LENGTH_BYTES {
         return Err(unreadable(
             path,
             format!("its header of {header_bytes} bytes reaches past its {file_bytes} bytes"),
         ));
     }
-    let mut json = Vec::new();
-    file.take(header_bytes).read_to_end(&mut json).map_err(CheckpointError::io("read", path))?;
-    let header: Metadata = serde_json::from_slice(&json)
-        .map_err(|error| unreadable(path, json_fault(&error).message))?;
+    Ok(header_bytes)
+}
+
+/// The header of a file of `file_bytes` that begins with `begin`, and where its values begin. The values must reach
+/// to the end of the file exactly.
+fn header_of(path: &Path, begin: &[u8], file_bytes: u64) -> Result<(Metadata, u64)> {
+    let values_start = LENGTH_BYTES + header_bytes(path, begin, file_bytes)?;
+    let json = &begin[LENGTH_BYTES as usize..begin.len().min(values_start as usize)];
+    let header: Metadata = serde_json::from_slice(json).map_err(|error| {
+        let fault = json_fault_in(&String::from_utf8_lossy(json), &error);
+        unreadable(path, format!("its header: {}", fault.message))
+    })?;
     let values_end = values_start.saturating_add(header.data_len() as u64);
     if values_end != file_bytes {
         return Err(unreadable(

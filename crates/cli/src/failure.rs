@@ -5,8 +5,9 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use serde::Serialize;
+use shardloom::line_in_plan;
 
-use crate::snippet::said;
+use crate::snippet::{is_located, said};
 use crate::terminal::errors_have_colour;
 
 /// Why a command ends early.
@@ -99,6 +100,28 @@ impl Failure {
             message: format!("cannot write {}: {error}", path.display()),
             place: Some(path.display().to_string()),
             status: RUN,
+        })
+    }
+
+    /// Likewise, with where a plan's file says what it is about, unless it is about a line of another file. That is the
+    /// value of `key`, or of the key that it names.
+    pub fn in_plan(self, plan: Option<&Path>, key: Option<&str>) -> Failure {
+        let (Failure::Message(message), Some(plan)) = (&self, plan) else { return self };
+        let text = message.message.trim_end();
+        let of_plan = matches!(message.kind, "plan" | "cluster");
+        if !of_plan || is_located(text) {
+            return self;
+        }
+        let named = message.place.as_deref().or_else(|| text.split(':').next());
+        let place = match key.or(named).and_then(|key| line_in_plan(plan, key)) {
+            Some(line) => format!("{}:{line}", plan.display()),
+            None => plan.display().to_string(),
+        };
+        Failure::Message(Message {
+            kind: message.kind,
+            message: format!("{place}: {text}"),
+            place: Some(place),
+            status: message.status,
         })
     }
 

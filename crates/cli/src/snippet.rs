@@ -43,6 +43,11 @@ struct Located<'a> {
     line: usize,
 }
 
+/// Whether a message begins with a line of a file.
+pub fn is_located(message: &str) -> bool {
+    located(message).is_some()
+}
+
 /// The file and line that a message begins with.
 fn located(message: &str) -> Option<Located<'_>> {
     // Names of files may have colons.

@@ -1,5 +1,5 @@
 use serde::{Deserialize, Serialize};
-use shardloom_document::{line_at, toml_fault};
+use shardloom_document::{line_at, toml_fault, toml_line_of};
 use toml::Spanned;
 
 use crate::{
@@ -191,8 +191,17 @@ impl Cluster {
     ///
     /// As [`Cluster::from_toml`].
     pub fn read(text: &str, local: Option<&Profile>, place: &str) -> Result<Self, ClusterError> {
-        let file: ClusterFile = toml::from_str(text)
-            .map_err(|error| ClusterError::in_document(place, toml_fault(text, &error)))?;
+        let file: ClusterFile = toml::from_str(text).map_err(|error| {
+            let mut fault = toml_fault(text, &error);
+            // Whatever is wrong with it by the keys of clusters is no help.
+            if let Some(line) = toml_line_of(text, "device").or(toml_line_of(text, "node")) {
+                fault.line = Some(line);
+                fault.message = "this is the profile of a machine, which --profile takes; a cluster has [[group]] \
+                                 with `machine` and `nodes`, and such profiles as [[machine]]"
+                    .into();
+            }
+            ClusterError::in_document(place, fault)
+        })?;
         let group = |table: GroupTable| {
             let line = line_at(text, table.machine.span().start);
             let at = format!("{place}:{line}");

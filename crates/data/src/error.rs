@@ -22,10 +22,12 @@ pub enum DataError {
     },
 
     /// A `tokenizer.json` that cannot be used.
-    #[error("cannot use the tokenizer {}: {reason}", path.display())]
+    #[error("{}: cannot use this tokenizer: {reason}", at_line(path, *line))]
     Tokenizer {
         /// The tokenizer file.
         path: PathBuf,
+        /// The line, from 1, where one is known.
+        line: Option<usize>,
         /// What is wrong with it.
         reason: String,
     },
@@ -191,9 +193,20 @@ pub enum DataError {
         size: usize,
     },
 
-    /// A table that cannot be trained on.
-    #[error("{}{}: {reason}", path.display(), if *row > 0 { format!(", row {row}") } else { String::new() })]
+    /// A table in a text that cannot be trained on.
+    #[error("{}: {reason}", at_line(path, *line))]
     Table {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1; none for the table as a whole.
+        line: Option<usize>,
+        /// What is wrong and what would be right.
+        reason: String,
+    },
+
+    /// A table in a file without lines that cannot be trained on.
+    #[error("{}{}: {reason}", path.display(), if *row > 0 { format!(", row {row}") } else { String::new() })]
+    Column {
         /// The file.
         path: PathBuf,
         /// The row, from 1; 0 for the table as a whole.
@@ -219,6 +232,14 @@ impl DataError {
     /// A [`DataError::Io`] for `map_err`.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |error| Self::Io { action, path: path.to_path_buf(), error }
+    }
+}
+
+/// A file, with the line where one is known: `rows.csv:3`.
+fn at_line(path: &Path, line: Option<usize>) -> String {
+    match line {
+        Some(line) => format!("{}:{line}", path.display()),
+        None => path.display().to_string(),
     }
 }
 

@@ -1,36 +1,79 @@
 //! Rows of tables, and their fields.
 
+use std::fs::File;
+use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
-use csv::StringRecord;
+use csv::{Position, StringRecord};
 
 use crate::DataError;
 use crate::table::is_header;
 
-/// Hands `take` the rows of a file of comma-separated values, but not a header: a first row without a number. What
-/// it says is wrong is reported with the number of the row, the header counted.
+/// Hands `take` the rows of a file of comma-separated values, but not a header: a first row without a number. All
+/// have as many fields. What is wrong is reported with the line where the row begins.
 pub(crate) fn each_row(
     path: &Path,
     mut take: impl FnMut(&StringRecord) -> Result<(), String>,
 ) -> crate::Result<()> {
-    let wrong =
-        |row: u64, reason: String| DataError::Table { path: path.to_path_buf(), row, reason };
+    let wrong = |position: Option<&Position>, reason: String| {
+        table_error(path, position.map(|position| line_of(path, position)), reason)
+    };
     let mut reader = csv::ReaderBuilder::new()
         .has_headers(false)
         .flexible(true)
         .trim(csv::Trim::All)
         .from_path(path)
-        .map_err(|error| wrong(0, error.to_string()))?;
+        .map_err(|error| wrong(None, error.to_string()))?;
     let mut record = StringRecord::new();
-    for row in 1u64.. {
-        if !reader.read_record(&mut record).map_err(|error| wrong(row, error.to_string()))? {
+    let (mut is_first, mut width) = (true, None);
+    let mut header = None;
+    loop {
+        let more = reader.read_record(&mut record).map_err(|error| match error.kind() {
+            csv::ErrorKind::Utf8 { pos, .. } => wrong(pos.as_ref(), "it is not UTF-8 text".into()),
+            _ => wrong(None, error.to_string()),
+        })?;
+        if !more {
             break;
         }
-        if row > 1 || !is_header(&record) {
-            take(&record).map_err(|reason| wrong(row, reason))?;
+        let position = record.position();
+        if std::mem::take(&mut is_first) && is_header(&record) {
+            header = position.cloned();
+            continue;
         }
+        let fields = *width.get_or_insert(record.len());
+        if record.len() != fields {
+            let reason = format!("{} columns, but rows before it have {fields}", record.len());
+            return Err(wrong(position, reason));
+        }
+        take(&record).map_err(|reason| wrong(position, reason))?;
     }
-    Ok(())
+    match (width, header) {
+        (Some(_), _) => Ok(()),
+        (None, Some(position)) => {
+            let reason = "it has no number, so it is taken for the names of columns, and there are no rows below \
+                          it; a row is numbers with commas between them";
+            Err(wrong(Some(&position), reason.into()))
+        }
+        (None, None) => Err(wrong(None, "there are no rows".into())),
+    }
+}
+
+/// The line of a row, which the reader has begin with the empty lines before it.
+fn line_of(path: &Path, position: &Position) -> usize {
+    let mut empty = 0;
+    if let Ok(mut file) = File::open(path)
+        && file.seek(SeekFrom::Start(position.byte())).is_ok()
+    {
+        let bytes = BufReader::new(file).bytes().map_while(Result::ok);
+        let before = bytes.take_while(|byte| matches!(byte, b'\r' | b'\n'));
+        empty = before.filter(|&byte| byte == b'\n').count();
+    }
+    position.line() as usize + empty
+}
+
+/// What is wrong with a table.
+pub(crate) fn table_error(path: &Path, line: Option<usize>, reason: String) -> DataError {
+    DataError::Table { path: path.to_path_buf(), line, reason }
 }
 
 /// A number.

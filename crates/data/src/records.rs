@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use crate::fields::{category, each_row, number};
+use crate::Result;
+use crate::fields::{category, each_row, number, table_error};
 use crate::source::{Field, Part, Source};
 use crate::table::Order;
-use crate::{DataError, Result};
 
 /// Rows of `dense` numbers, a category of each of several features, and a label of 0 or 1, in this order.
 /// Serves the inputs `features`, `category.0`, `category.1`, ..., and `targets`.
@@ -64,7 +64,7 @@ impl Records {
             }
             Ok(())
         })?;
-        let wrong = |reason| DataError::Table { path: path.to_path_buf(), row: 0, reason };
+        let wrong = |reason| table_error(path, None, reason);
         let order = Order::new(labels.len(), validation_fraction, seed).map_err(wrong)?;
         Ok(Records { numbers, categories, labels, dense, features: rows.len(), order })
     }
@@ -180,20 +180,23 @@ mod tests {
         let plain = read("1,2,0,5,1\n3,4,1,6,0\n").expect("records");
         assert_eq!(read("a,b,c,d,e\n1, 2, 0, 5, 1\n3,4,1,6,0\n").expect("records"), plain);
         for (text, part) in [
-            ("1,2,0,5,1\n3,x,1,6,0\n", "row 2: \"x\" is no finite number"),
+            ("1,2,0,5,1\n3,x,1,6,0\n", ".csv:2: \"x\" is no finite number"),
             // Missing values are the usual fault of such tables.
-            ("1,,0,5,1\n3,4,1,6,0\n", "row 1: \"\" is no finite number"),
-            ("1,nan,0,5,1\n", "row 1: \"nan\" is no finite number"),
-            ("1,2,3,5,1\n", "row 1: \"3\" is no category.0: a whole number from 0 to 2"),
-            ("1,2,-1,5,1\n", "row 1: \"-1\" is no category.0"),
-            ("1,2,0,1.5,1\n", "row 1: \"1.5\" is no category.1: a whole number from 0 to 39999999"),
-            ("1,2,0,5,2\n", "row 1: \"2\" is no label: the last is 0 or 1"),
+            ("1,,0,5,1\n3,4,1,6,0\n", ".csv:1: \"\" is no finite number"),
+            ("1,nan,0,5,1\n", ".csv:1: \"nan\" is no finite number"),
+            ("1,2,3,5,1\n", ".csv:1: \"3\" is no category.0: a whole number from 0 to 2"),
+            ("1,2,-1,5,1\n", ".csv:1: \"-1\" is no category.0"),
+            (
+                "1,2,0,1.5,1\n",
+                ".csv:1: \"1.5\" is no category.1: a whole number from 0 to 39999999",
+            ),
+            ("1,2,0,5,2\n", ".csv:1: \"2\" is no label: the last is 0 or 1"),
             (
                 "1,2,0,1\n",
-                "row 1: 4 columns, but the model reads 5: 2 numbers, 2 categories and a label",
+                ".csv:1: 4 columns, but the model reads 5: 2 numbers, 2 categories and a label",
             ),
             ("1,2,0,5,1\n", "1 rows leave none to train on"),
-            ("", "0 rows leave none to train on"),
+            ("", "there are no rows"),
         ] {
             let message = read(text).expect_err("bad records").to_string();
             assert!(message.contains(part), "{message} does not say {part}");

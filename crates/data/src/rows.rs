@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
+use crate::Result;
 use crate::fields::{category, class, each_row, number};
 use crate::source::{Field, Part, Source};
-use crate::{DataError, Result};
 
 /// Rows of numbers, then a category of each of several features, then perhaps the class, as a
 /// [`Table`](crate::Table) (which has no categories) and [`Records`](crate::Records) have them. Serves the inputs
@@ -60,9 +60,6 @@ impl Rows {
         let mut count = 0;
         each_row(path, |record| {
             let width = *found.get_or_insert(record.len());
-            if record.len() != width {
-                return Err(format!("{} columns, but rows before it have {width}", record.len()));
-            }
             if width != needed && width != needed + 1 {
                 return Err(format!(
                     "{width} columns, but the model reads {needed}: {}; one more may be the class",
@@ -86,10 +83,6 @@ impl Rows {
             count += 1;
             Ok(())
         })?;
-        if count == 0 {
-            let (path, reason) = (path.to_path_buf(), "there are no rows".into());
-            return Err(DataError::Table { path, row: 0, reason });
-        }
         let classes = (found == Some(needed + 1)).then_some(classes);
         let (dense, features) = (columns.numbers, columns.categories.len());
         Ok(Rows { numbers, categories, classes, count, dense, features })
@@ -170,21 +163,21 @@ mod tests {
     #[test]
     fn rows_that_do_not_fit_are_named() {
         for (text, part) in [
-            ("1,2,0\n3,x,1\n", "row 2: \"x\" is no finite number"),
-            ("1,2\n3,\n", "row 2: \"\" is no finite number"),
-            ("1,2\n3,4,1\n", "row 2: 3 columns, but rows before it have 2"),
+            ("1,2,0\n3,x,1\n", ".csv:2: \"x\" is no finite number"),
+            ("1,2\n3,\n", ".csv:2: \"\" is no finite number"),
+            ("1,2\n3,4,1\n", ".csv:2: 3 columns, but rows before it have 2"),
             (
                 "1\n",
-                "row 1: 1 columns, but the model reads 2: 2 numbers; one more may be the class",
+                ".csv:1: 1 columns, but the model reads 2: 2 numbers; one more may be the class",
             ),
-            ("a,b\n1,2,3,4\n", "row 2: 4 columns, but the model reads 2"),
+            ("a,b\n1,2,3,4\n", ".csv:2: 4 columns, but the model reads 2"),
             (
                 "1,2,3\n",
-                "row 1: \"3\" is no class that the model knows: a whole number from 0 to 2",
+                ".csv:1: \"3\" is no class that the model knows: a whole number from 0 to 2",
             ),
-            ("1,2,0.5\n", "row 1: \"0.5\" is no class"),
-            ("1,2,-1\n", "row 1: \"-1\" is no class"),
-            ("1,2,red\n", "row 1: \"red\" is no class"),
+            ("1,2,0.5\n", ".csv:1: \"0.5\" is no class"),
+            ("1,2,-1\n", ".csv:1: \"-1\" is no class"),
+            ("1,2,red\n", ".csv:1: \"red\" is no class"),
             ("a,b\n", "there are no rows"),
             ("", "there are no rows"),
         ] {
@@ -192,7 +185,7 @@ mod tests {
             assert!(message.contains(part), "{message} does not say {part}");
         }
         let message = read("1,2,7,0\n", &[7, 2]).expect_err("a wrong category").to_string();
-        assert!(message.contains("row 1: \"7\" is no category.0: a whole number from 0 to 6"));
+        assert!(message.contains(".csv:1: \"7\" is no category.0: a whole number from 0 to 6"));
         let message = read("1,2\n", &[7, 2]).expect_err("no categories").to_string();
         assert!(message.contains("the model reads 4: 2 numbers and 2 categories"), "{message}");
     }

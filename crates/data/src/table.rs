@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use crate::fields::{class, number};
+use crate::Result;
+use crate::fields::{class, each_row, number, table_error};
 use crate::permutation::Permutation;
 use crate::source::{Field, Part, Source};
-use crate::{DataError, Result};
 
 /// Rows of numbers, the last column being the class (a whole number from 0). Serves the inputs
 /// `features` and `targets`.
@@ -85,33 +85,25 @@ impl Table {
     /// If the file cannot be read, a field is no finite number, a class no whole number, rows differ in
     /// length, or there are too few rows.
     pub fn open(path: &Path, validation_fraction: f64, seed: u64) -> Result<Table> {
-        let wrong =
-            |row: u64, reason: String| DataError::Table { path: path.to_path_buf(), row, reason };
-        let mut reader = csv::ReaderBuilder::new()
-            .has_headers(false)
-            .trim(csv::Trim::All)
-            .from_path(path)
-            .map_err(|error| wrong(0, error.to_string()))?;
         let (mut features, mut classes, mut columns) = (vec![], vec![], 0);
-        for (row, record) in (1u64..).zip(reader.records()) {
-            let record = record.map_err(|error| wrong(row, error.to_string()))?;
-            if row == 1 && is_header(&record) {
-                continue;
-            }
-            let number = |field: &str| number(field).map_err(|reason| wrong(row, reason));
-            let mut numbers = record.iter().map(number).collect::<Result<Vec<f32>>>()?;
+        each_row(path, |record| {
+            let mut numbers =
+                record.iter().map(number).collect::<std::result::Result<Vec<f32>, String>>()?;
             numbers.pop();
-            let class = record.iter().next_back().and_then(class);
-            let Some(class) = class.filter(|_| !numbers.is_empty()) else {
-                let reason = "a row is features and then a class, a whole number from 0".into();
-                return Err(wrong(row, reason));
-            };
+            let last = record.iter().next_back().unwrap_or_default();
+            if numbers.is_empty() {
+                return Err("a row is features and then a class, with commas between them".into());
+            }
+            let class = class(last).ok_or_else(|| {
+                format!("{last:?} is no class: the last of a row is a whole number from 0")
+            })?;
             columns = numbers.len();
             features.append(&mut numbers);
             classes.push(class);
-        }
+            Ok(())
+        })?;
         let order = Order::new(classes.len(), validation_fraction, seed)
-            .map_err(|reason| wrong(0, reason))?;
+            .map_err(|reason| table_error(path, None, reason))?;
         Ok(Table { features, classes, columns, order })
     }
 
@@ -125,7 +117,7 @@ impl Table {
         validation_fraction: f64,
         seed: u64,
     ) -> Result<Table> {
-        let wrong = |reason: String| DataError::Table { path: "rows".into(), row: 0, reason };
+        let wrong = |reason: String| table_error(Path::new("rows"), None, reason);
         if classes.is_empty()
             || features.is_empty()
             || !features.len().is_multiple_of(classes.len())
@@ -264,14 +256,20 @@ mod tests {
         assert_eq!(plain, headed);
         assert_eq!((plain.columns(), plain.classes()), (2, 2));
         for (text, part) in [
-            ("1,2,0\n3,x,1\n", "row 2: \"x\" is no finite number"),
-            ("1,2,0\n3,1\n", "row 2"),
-            ("1,2,0.5\n", "row 1: a row is features and then a class"),
-            ("1,2,16777216\n", "row 1: a row is features and then a class"),
-            ("1,2,-1\n", "row 1: a row is features and then a class"),
-            ("0\n", "row 1: a row is features and then a class"),
-            ("1,nan,0\n", "row 1: \"nan\" is no finite number"),
-            ("", "0 rows leave none to train on"),
+            ("1,2,0\n3,x,1\n", ".csv:2: \"x\" is no finite number"),
+            ("1,2,0\n3,1\n", ".csv:2: 2 columns, but rows before it have 3"),
+            ("a,b,c\n1,2,0\n\n3,1\n", ".csv:4: 2 columns"),
+            ("a;b\n", ".csv:1: it has no number"),
+            ("", "there are no rows"),
+            (
+                "1,2,0.5\n",
+                ".csv:1: \"0.5\" is no class: the last of a row is a whole number from 0",
+            ),
+            ("1,2,16777216\n", ".csv:1: \"16777216\" is no class"),
+            ("1,2,-1\n", ".csv:1: \"-1\" is no class"),
+            ("0\n", ".csv:1: a row is features and then a class"),
+            ("1,nan,0\n", ".csv:1: \"nan\" is no finite number"),
+            ("\n\n", "there are no rows"),
         ] {
             let message = read(text).expect_err("a bad table").to_string();
             assert!(message.contains(part), "{message} does not say {part}");

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use shardloom_document::json_fault;
+use shardloom_document::{Fault, json_fault, json_line_of};
 use tokenizers::ModelWrapper;
 
 use crate::growth::{Growth, Lengthening};
@@ -33,6 +33,40 @@ pub struct Tokenizer {
     /// Of the file that it was read from.
     digest: blake3::Hash,
     end_of_text: Option<u32>,
+}
+
+/// What the library finds wrong with a file, and where: it reads parts as a whole, and of those that are of several
+/// kinds it only says that none fits.
+fn unread(json: &[u8], value: &serde_json::Value, error: &serde_json::Error) -> Fault {
+    use serde_json::from_value;
+    let wrong: [(&str, fn(&serde_json::Value) -> bool); 5] = [
+        ("model", |part| from_value::<tokenizers::ModelWrapper>(part.clone()).is_err()),
+        ("normalizer", |part| from_value::<tokenizers::NormalizerWrapper>(part.clone()).is_err()),
+        ("pre_tokenizer", |part| {
+            from_value::<tokenizers::PreTokenizerWrapper>(part.clone()).is_err()
+        }),
+        ("post_processor", |part| {
+            from_value::<tokenizers::PostProcessorWrapper>(part.clone()).is_err()
+        }),
+        ("decoder", |part| from_value::<tokenizers::DecoderWrapper>(part.clone()).is_err()),
+    ];
+    let Fault { line, message } = json_fault(error);
+    if message == "Model missing." {
+        return Fault { line: Some(1), message: "the key `model` is missing".into() };
+    }
+    let part = wrong.iter().find(|(key, is_wrong)| {
+        value.get(key).is_some_and(|part| !part.is_null() && is_wrong(part))
+    });
+    let Some(&(key, _)) = part else { return Fault { line, message } };
+    let line = json_line_of(&String::from_utf8_lossy(json), key).or(line);
+    let kind = value[key].get("type").and_then(serde_json::Value::as_str);
+    let message = match kind {
+        Some(kind) if message == "a value of another form is needed" => {
+            format!("{key}: there is no type {kind:?} here, or its keys are not those of that type")
+        }
+        _ => format!("{key}: {message}"),
+    };
+    Fault { line, message }
 }
 
 /// What stands for the end of a text in tokenizers of published models, the first that there is.
@@ -71,19 +105,28 @@ impl Tokenizer {
     /// long, or has BPE dropout, with which the same text would have different tokens
     /// each time.
     pub fn open(path: &Path) -> Result<Self> {
-        let unusable = |reason: String| DataError::Tokenizer { path: path.to_path_buf(), reason };
+        let at = |fault: Fault| DataError::Tokenizer {
+            path: path.to_path_buf(),
+            line: fault.line,
+            reason: fault.message,
+        };
+        let unusable = |reason: String| at(Fault { line: None, message: reason });
         let json = fs::read(path).map_err(DataError::io("read", path))?;
         // The library panics at some text that is not JSON.
-        let value: serde_json::Value = serde_json::from_slice(&json)
-            .map_err(|error| unusable(json_fault(&error).to_string()))?;
+        let value: serde_json::Value =
+            serde_json::from_slice(&json).map_err(|error| at(json_fault(&error)))?;
         if let Some(reason) = merge_without_prefix(&value) {
             return Err(unusable(reason));
         }
         if let Some(reason) = character_map::fault(&value) {
             return Err(unusable(reason));
         }
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(&json)
-            .map_err(|error| unusable(error.to_string()))?;
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(&json).map_err(|error| {
+            match error.downcast_ref::<serde_json::Error>() {
+                Some(error) => at(unread(&json, &value, error)),
+                None => unusable(error.to_string()),
+            }
+        })?;
         if let ModelWrapper::BPE(model) = tokenizer.get_model()
             && let Some(dropout) = model.dropout
             && dropout > 0.0
@@ -521,6 +564,25 @@ mod tests {
 
         let error = open(&json!({"model": 1})).err().expect("refused");
         assert!(matches!(error, DataError::Tokenizer { .. }), "{error}");
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("tokenizer.json");
+        for (text, said) in [
+            (
+                "{\n\"model\": {\n\"type\": \"Words\"\n}}",
+                "json:2: cannot use this tokenizer: model: ",
+            ),
+            ("{\n\"model\": {\n\"type\": \"Words\"\n}}", "there is no type \"Words\" here"),
+            (
+                "{\"normalizer\": {\"type\": \"No\"},\n\"model\": 1}",
+                "json:2: cannot use this tokenizer: model: ",
+            ),
+            ("{\n\"version\": \"1.0\",\n}", "json:3: cannot use this tokenizer: it is no JSON: "),
+            ("{}", "json:1: cannot use this tokenizer: the key `model` is missing"),
+        ] {
+            fs::write(&path, text).expect("written");
+            let error = Tokenizer::open(&path).err().expect("refused").to_string();
+            assert!(error.contains(said), "{error}");
+        }
 
         let error = Tokenizer::open(Path::new("/nowhere/tokenizer.json")).err().expect("refused");
         assert!(matches!(error, DataError::Io { .. }), "{error}");

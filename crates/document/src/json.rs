@@ -32,10 +32,75 @@ fn syntax(message: &str) -> &str {
     }
 }
 
+/// Likewise, with the key that the error is within and the line where that stands: a value that is read as a whole
+/// is only found wrong at its end.
+pub fn json_fault_in(text: &str, error: &serde_json::Error) -> Fault {
+    let fault = json_fault(error);
+    if !matches!(error.classify(), Category::Data | Category::Io) {
+        return fault;
+    }
+    match key_at(text, error.line(), error.column()) {
+        Some((key, line)) => {
+            Fault { line: Some(line), message: format!("{key}: {}", fault.message) }
+        }
+        None => fault,
+    }
+}
+
+/// The keys of the objects that are open before a place in a text, joined by dots, and the line of the innermost.
+fn key_at(text: &str, line: usize, column: usize) -> Option<(String, usize)> {
+    let start: usize = text.split_inclusive('\n').take(line.checked_sub(1)?).map(str::len).sum();
+    let place = start + column.saturating_sub(1);
+    let bytes = text.as_bytes();
+    // The key whose value is read in each object around, with the byte where it begins; a list has none.
+    let mut path: Vec<Option<(&str, usize)>> = vec![];
+    let mut at = 0;
+    while at < bytes.len().min(place) {
+        match bytes[at] {
+            b'{' | b'[' => path.push(None),
+            b'}' | b']' | b',' => {
+                if bytes[at] != b',' {
+                    path.pop();
+                }
+                // Its value has ended.
+                if let Some(last) = path.last_mut() {
+                    *last = None;
+                }
+            }
+            b'"' => {
+                let end = end_of_string(bytes, at + 1);
+                let behind = bytes[end..].iter().skip(1).find(|byte| !byte.is_ascii_whitespace());
+                if behind == Some(&b':')
+                    && let Some(last) = path.last_mut()
+                {
+                    *last = text.get(at + 1..end).map(|key| (key, at));
+                }
+                at = end;
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    // At its end an object is wrong as a whole.
+    if matches!(bytes.get(place), Some(b'}' | b']'))
+        && let Some(last) = path.last_mut()
+    {
+        *last = None;
+    }
+    let keys: Vec<(&str, usize)> = path.into_iter().flatten().collect();
+    let &(_, innermost) = keys.last()?;
+    let names: Vec<&str> = keys.iter().map(|&(name, _)| name).collect();
+    Some((names.join("."), line_at(text, innermost)))
+}
+
 /// The line where the value of a key stands in a JSON object (`a.b` is `b` in the object `a`), or that of the longest
 /// part of the key that is there.
 pub fn json_line_of(text: &str, key: &str) -> Option<usize> {
-    let wanted: Vec<&str> = key.split('.').collect();
+    json_line_of_path(text, &key.split('.').collect::<Vec<_>>())
+}
+
+/// Likewise, of the last of these keys, each in the object of the one before; they may have dots.
+pub fn json_line_of_path(text: &str, wanted: &[&str]) -> Option<usize> {
     let bytes = text.as_bytes();
     // The keys of the objects around, a list being one without a key.
     let mut path: Vec<Option<&str>> = vec![];
@@ -59,7 +124,7 @@ pub fn json_line_of(text: &str, key: &str) -> Option<usize> {
                 {
                     *last = text.get(at + 1..end);
                     let is_part = path.len() <= wanted.len()
-                        && path.iter().zip(&wanted).all(|(key, part)| *key == Some(part));
+                        && path.iter().zip(wanted).all(|(key, part)| *key == Some(part));
                     if is_part && best.is_none_or(|(depth, _)| path.len() > depth) {
                         best = Some((path.len(), at));
                     }

@@ -7,7 +7,7 @@ mod toml_text;
 mod words;
 
 pub use fault::Fault;
-pub use json::{json_fault, json_line_of};
+pub use json::{json_fault, json_fault_in, json_line_of, json_line_of_path};
 pub use toml_text::{toml_fault, toml_line_of};
 pub use words::{in_words, nearest};
 

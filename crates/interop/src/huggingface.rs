@@ -11,7 +11,7 @@ mod windows;
 mod write;
 
 use serde_json::{Map, Value};
-use shardloom_document::{json_fault, json_line_of};
+use shardloom_document::{Fault, json_fault, json_line_of};
 use shardloom_graph::families::{GptConfig, LlamaConfig, RopeScaling};
 use shardloom_graph::{GraphError, ModelSpec, Network};
 
@@ -51,7 +51,8 @@ pub fn read_config(text: &str, place: &str, seq: Option<usize>) -> Result<ModelS
     })?;
     let Value::Object(map) = value else {
         let message = "a configuration is a JSON object".into();
-        return Err(InteropError::Json { place: place.into(), message });
+        let place = Fault { line: Some(1), message: String::new() }.place(place);
+        return Err(InteropError::Json { place, message });
     };
     model_of(&map, place, seq).map_err(|error| match error {
         InteropError::Key { place, key, value, rule } => {
@@ -89,6 +90,19 @@ fn key_of(text: &str, error: &GraphError) -> &'static str {
         "ffn" => &["intermediate_size", "n_inner"],
         "seq" => &["max_position_embeddings", "n_positions"],
         "vocab" => &["vocab_size"],
+        "dropout" => &["resid_pdrop"],
+        "attention_dropout" => &["attn_pdrop"],
+        "embedding_dropout" => &["embd_pdrop"],
+        "init_std" => &["initializer_range"],
+        "norm_epsilon" => &["rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"],
+        "rope_theta" => &["rope_parameters.rope_theta", "rope_theta"],
+        "rope_scaling" => &["rope_parameters.factor", "rope_scaling"],
+        "rotary" => &["rope_parameters.partial_rotary_factor", "partial_rotary_factor"],
+        "windows" => &["sliding_window", "layer_types"],
+        "window_rope_theta" => &["rope_local_base_freq"],
+        "attention_scalar" => &["query_pre_attn_scalar"],
+        "attention_cap" => &["attn_logit_softcapping"],
+        "logit_cap" => &["final_logit_softcapping"],
         _ => &[],
     };
     let there = keys.iter().find(|key| json_line_of(text, key).is_some());
@@ -97,10 +111,8 @@ fn key_of(text: &str, error: &GraphError) -> &'static str {
 
 /// The line of a key in the text of a file, or that of the kind of model, which asks for the key, where it is missing.
 fn at_key(text: &str, key: &str, file: String) -> String {
-    match json_line_of(text, key).or_else(|| json_line_of(text, "model_type")) {
-        Some(line) => format!("{file}:{line}"),
-        None => file,
-    }
+    let line = json_line_of(text, key).or_else(|| json_line_of(text, "model_type")).unwrap_or(1);
+    format!("{file}:{line}")
 }
 
 fn model_of(
@@ -111,7 +123,10 @@ fn model_of(
     let config = Config { place, prefix: "", map };
     config.absent("quantization_config", "quantised weights are not supported")?;
     config.flag_is("is_causal", true, "attention here sees earlier positions only")?;
-    let model_type = config.text("model_type", "none")?;
+    let model_type = config.text("model_type", "")?;
+    if model_type.is_empty() {
+        return Err(config.missing("model_type", &format!("there are {SUPPORTED}")));
+    }
     let network = match model_type {
         "gemma" => gemma(&config, seq)?,
         "gemma2" => gemma2(&config, seq)?,

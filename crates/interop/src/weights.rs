@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use shardloom_graph::{Extents, Graph, ModelSpec};
 
 use crate::{InteropError, ModelType};
-pub use index::files_of_index;
+pub use index::{files_of_index, line_in_index};
 use layout::{Matrix, Place};
 use names::Scheme;
 

@@ -53,9 +53,9 @@ impl Plan {
     /// Says where in a plan's text the field stands that `error` is about; `place` names the text.
     pub fn place_error(text: &str, place: &str, error: PlanError) -> PlanError {
         let PlanError::Field { key, value, rule } = &error else { return error };
-        let Some(line) = toml_line_of(text, key) else { return error };
-        let place = format!("{place}:{line}");
-        PlanError::Text { place, message: format!("{key} = {value}: {rule}") }
+        let fault =
+            Fault { line: toml_line_of(text, key), message: format!("{key} = {value}: {rule}") };
+        PlanError::Text { place: fault.place(place), message: fault.message }
     }
 
     /// Writes the plan.

@@ -60,10 +60,16 @@ impl Plan {
 
     /// Checks that what a plan says besides goes with its schedule.
     fn validate_schedule(&self) -> Result<(), PlanError> {
-        if self.order.is_empty() == (self.schedule == ScheduleKind::Table) {
-            let rule =
-                "a schedule \"table\" has a line of actions for each device, and no other has";
-            return Err(PlanError::field("order", format!("{:?}", self.order), rule));
+        match (self.order.is_empty(), self.schedule == ScheduleKind::Table) {
+            (true, true) => {
+                let rule = "it needs the key `order`, with a line of actions for each device";
+                return Err(PlanError::field("schedule", "table", rule));
+            }
+            (false, false) => {
+                let rule = "only a schedule \"table\" has lines of actions";
+                return Err(PlanError::field("order", format!("{:?}", self.order), rule));
+            }
+            _ => {}
         }
         let zero = self.syncs().map(|sync| sync.zero).max().unwrap_or(0);
         self.weights.validate(self.schedule, &self.optimizer, zero)?;

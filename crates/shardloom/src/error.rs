@@ -114,6 +114,14 @@ pub enum Error {
         /// What is wrong.
         rule: String,
     },
+    /// Weights that are not those of the model.
+    #[error("{}: {source}", path.display())]
+    Weights {
+        /// The file, or the folder with several.
+        path: PathBuf,
+        /// Why they are not.
+        source: InteropError,
+    },
     /// A file that is not to be overwritten.
     #[error("{} exists", path.display())]
     Exists {

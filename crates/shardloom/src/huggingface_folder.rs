@@ -1,14 +1,15 @@
 //! Folders as Hugging Face's library saves models: a configuration, weights in one file or several, and a
 //! tokenizer.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use shardloom_checkpoint::{Checkpoint, Stored, read_safetensors, write_safetensors};
+use shardloom_document::Fault;
 use shardloom_interop::ModelType;
 use shardloom_interop::huggingface::write_config;
-use shardloom_interop::weights::{HuggingFaceTensors, Tensor, files_of_index};
+use shardloom_interop::weights::{HuggingFaceTensors, Tensor, files_of_index, line_in_index};
 
 use crate::local_profile::write_whole;
 use crate::model::read;
@@ -54,47 +55,53 @@ pub fn tokenizer_of(folder: &Path) -> Option<PathBuf> {
 /// All tensors of a file of weights, or of a folder with `model.safetensors` or with several files and their
 /// index.
 pub(crate) fn read_weights(path: &Path) -> Result<BTreeMap<String, Tensor>> {
-    let mut all = BTreeMap::new();
-    for (file, expected) in files(path)? {
-        let tensors = read_safetensors(&file)?;
-        if let Some(missing) = expected.iter().find(|name| !tensors.contains_key(*name)) {
-            let folder = file.parent().unwrap_or(Path::new(""));
-            return Err(Error::WeightIndex {
-                place: folder.join(INDEX).display().to_string(),
-                rule: format!("{} has no tensor {missing}", file.display()),
-            });
-        }
-        let ours = |(name, tensor): (String, shardloom_checkpoint::Tensor)| {
-            (name, Tensor { shape: tensor.shape, values: tensor.values })
-        };
-        all.extend(tensors.into_iter().map(ours));
-    }
-    Ok(all)
-}
-
-/// The files of weights at `path`, and which tensors each is said to have.
-fn files(path: &Path) -> Result<BTreeMap<PathBuf, BTreeSet<String>>> {
-    let one = |path: PathBuf| BTreeMap::from([(path, BTreeSet::new())]);
     let is_index = path.file_name().is_some_and(|name| name == INDEX);
+    let ours = |(name, tensor): (String, shardloom_checkpoint::Tensor)| {
+        (name, Tensor { shape: tensor.shape, values: tensor.values })
+    };
+    let one = |path: &Path| Ok(read_safetensors(path)?.into_iter().map(ours).collect());
     if !path.is_dir() && !is_index {
-        return Ok(one(path.to_path_buf()));
+        return one(path);
     }
     let folder = if is_index { path.parent().unwrap_or(Path::new("")) } else { path };
     let (index, whole) = (folder.join(INDEX), folder.join(WEIGHTS));
     // As Hugging Face's library does, where a folder has both.
     if whole.is_file() && !is_index {
-        return Ok(one(whole));
+        return one(&whole);
     }
     if !index.is_file() {
         let unread = UNREAD.iter().find(|name| folder.join(name).is_file());
         return Err(Error::NoWeights { folder: folder.to_path_buf(), found: unread.copied() });
     }
-    let files = files_of_index(&read(&index)?);
-    let files = files.map_err(|fault| {
-        let place = fault.place(&index.display().to_string());
-        Error::WeightIndex { place, rule: fault.message }
-    })?;
-    Ok(files.into_iter().map(|(file, tensors)| (folder.join(file), tensors)).collect())
+    read_indexed(folder, &index)?.into_iter().map(|named| Ok(ours(named))).collect()
+}
+
+/// The tensors of the files that an index names.
+fn read_indexed(
+    folder: &Path,
+    index: &Path,
+) -> Result<BTreeMap<String, shardloom_checkpoint::Tensor>> {
+    let text = read(index)?;
+    let wrong = |line: Option<usize>, message: String| {
+        let place = Fault { line, message: String::new() }.place(&index.display().to_string());
+        Error::WeightIndex { place, rule: message }
+    };
+    let files = files_of_index(&text).map_err(|fault| wrong(fault.line, fault.message))?;
+    let mut all = BTreeMap::new();
+    for (name, expected) in files {
+        let file = folder.join(&name);
+        if let Some(tensor) = expected.first().filter(|_| !file.is_file()) {
+            let message = format!("{tensor} is in {name}, which is not in the folder");
+            return Err(wrong(line_in_index(&text, tensor), message));
+        }
+        let tensors = read_safetensors(&file)?;
+        if let Some(missing) = expected.iter().find(|tensor| !tensors.contains_key(*tensor)) {
+            let message = format!("{} has no tensor {missing}", file.display());
+            return Err(wrong(line_in_index(&text, missing), message));
+        }
+        all.extend(tensors);
+    }
+    Ok(all)
 }
 
 /// How a folder for Hugging Face's library is written.

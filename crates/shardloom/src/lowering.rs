@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use shardloom_cluster::Cluster;
-use shardloom_graph::{Extents, Graph};
+use shardloom_document::{Fault, toml_line_of};
+use shardloom_graph::{Extents, Graph, GraphError};
 use shardloom_plan::{Axis, ParameterGroup, Plan, PlanError, Uniform};
 use shardloom_program::Program;
 use shardloom_sim::estimate::balanced_stages;
@@ -31,7 +32,7 @@ pub fn read_plan(path: &Path) -> Result<Plan> {
 /// If a file cannot be read, or the plan does not fit its model; then with file and line.
 pub fn read_plan_and_model(path: &Path) -> Result<(Plan, Model)> {
     let written = Written::read(path)?;
-    let model = Model::load(&written.plan.model)?;
+    let model = Model::load(&written.plan.model).map_err(|error| written.of_model(error))?;
     written.require_fit(&model)?;
     Ok((written.plan, model))
 }
@@ -44,6 +45,11 @@ pub fn read_plan_of(path: &Path, model: &Model) -> Result<Plan> {
     let written = Written::read(path)?;
     written.require_fit(model)?;
     Ok(written.plan)
+}
+
+/// The line of a plan's file where a key stands, or the longest part of it that is there.
+pub fn line_in_plan(path: &Path, key: &str) -> Option<usize> {
+    toml_line_of(&model::read(path).ok()?, key)
 }
 
 /// A plan with the text that it is written in, for errors to say where.
@@ -63,6 +69,22 @@ impl Written {
         }
         let text = model::read(path)?;
         Ok(Written { plan: Plan::from_toml(&text, &place)?, text, place })
+    }
+
+    /// What is wrong with the model that the plan names, unless that is in a file of its own.
+    fn of_model(&self, error: Error) -> Error {
+        let Error::Graph(
+            GraphError::Parameter { .. }
+            | GraphError::Name { .. }
+            | GraphError::Axes { .. }
+            | GraphError::Element { .. },
+        ) = error
+        else {
+            return error;
+        };
+        let line = toml_line_of(&self.text, "model");
+        let fault = Fault { line, message: error.to_string() };
+        GraphError::Text { place: fault.place(&self.place), message: fault.message }.into()
     }
 
     /// Checks that the plan fits `model`.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use shardloom_checkpoint::{Checkpoint, Meta, Refused, Store};
 use shardloom_data::DataError;
+use shardloom_interop::InteropError;
 use shardloom_interop::weights::{self, WithoutHead};
 use shardloom_plan::{Difference, Plan, diff};
 use shardloom_program::timeline::Timeline;
@@ -188,7 +189,8 @@ impl Session {
     /// If a file cannot be read, or they do not hold the model's weights.
     pub fn load_weights(&mut self, path: &Path) -> Result<()> {
         let tensors = read_weights(path)?;
-        Ok(self.trainer.set_weights(weights::import(self.model.spec(), &tensors)?)?)
+        let weights = weights::import(self.model.spec(), &tensors);
+        Ok(self.trainer.set_weights(weights.map_err(|error| unfit(path, error))?)?)
     }
 
     /// [`load_weights`](Session::load_weights), but for the head, which starts anew as it was drawn for this run,
@@ -199,7 +201,8 @@ impl Session {
     pub fn load_weights_without_head(&mut self, path: &Path) -> Result<Vec<String>> {
         let tensors = read_weights(path)?;
         let WithoutHead { mut parameters, anew } =
-            weights::import_without_head(self.model.spec(), &tensors)?;
+            weights::import_without_head(self.model.spec(), &tensors)
+                .map_err(|error| unfit(path, error))?;
         drop(tensors);
         let frozen = self.plan.frozen(self.model.graph())?;
         if let Some(parameter) = anew.iter().find(|name| frozen.contains(name.as_str())) {
@@ -409,6 +412,11 @@ impl Run {
         ];
         differs.into_iter().find_map(|(what, differs)| differs.then_some(what))
     }
+}
+
+/// Weights at `path` that are not those of the model.
+fn unfit(path: &Path, source: InteropError) -> Error {
+    Error::Weights { path: path.to_path_buf(), source }
 }
 
 fn as_text(learning_rate: &LearningRate) -> String {

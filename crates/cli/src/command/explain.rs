@@ -73,7 +73,11 @@ impl Explain {
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
         let (mut plan, model) = read_plan_and_model(&self.plan)?;
         plan.cluster = self.network.of(&plan.cluster)?;
-        let cluster = self.stack.load_cluster(&plan.cluster, &self.profile.local()?, terminal)?;
+        let of = Some(self.plan.as_path());
+        let cluster = self
+            .stack
+            .load_cluster(&plan.cluster, &self.profile.local()?, terminal)
+            .map_err(|error| error.in_plan(of, Some("cluster")))?;
         let mut rivals = vec![];
         for path in &self.against {
             rivals.push((path.display().to_string(), read_plan_of(path, &model)?));
@@ -87,7 +91,7 @@ impl Explain {
         let spinner = terminal.spinner("simulating");
         let explanation = explain(&model, &cluster, &plan, &rivals);
         spinner.finish_and_clear();
-        let explanation = explanation?;
+        let explanation = explanation.map_err(|error| Failure::from(error).in_plan(of, None))?;
         let interval = Interval::of(&plan, &cluster, explanation.step_seconds);
         if terminal.json() {
             let fact = |fact: shardloom::search::Fact| Fact {

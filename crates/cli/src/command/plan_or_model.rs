@@ -1,6 +1,6 @@
 //! The arguments that name a plan: a plan file, or a model and how it is split.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use shardloom::cluster::Cluster;
@@ -59,6 +59,8 @@ pub struct Planned {
     pub plan: Plan,
     /// The machines, where they had to be looked at to make the plan.
     pub cluster: Option<Cluster>,
+    /// The plan's file, if it has one.
+    pub file: Option<PathBuf>,
 }
 
 impl PlanOrModel {
@@ -94,7 +96,7 @@ impl PlanOrModel {
                     return Err(Failure::option("--cluster", message));
                 }
                 plan.recompute = plan.recompute.under(cluster.stack());
-                Ok(Planned { model, plan, cluster: Some(cluster) })
+                Ok(Planned { model, plan, cluster: Some(cluster), file: None })
             }
             cluster => {
                 if !is_plan(path)? && Model::load(&self.what).is_ok() {
@@ -107,7 +109,7 @@ impl PlanOrModel {
                 require_no_option(given, path)?;
                 let (mut plan, model) = read_plan_and_model(path)?;
                 plan.cluster = self.network.of(&plan.cluster)?;
-                Ok(Planned { model, plan, cluster: None })
+                Ok(Planned { model, plan, cluster: None, file: Some(path.to_path_buf()) })
             }
         }
     }

@@ -111,10 +111,14 @@ impl Simulate {
         let trace = OutputFile::optional(self.trace.as_ref(), self.force)?;
         OutputFile::require_distinct([&html, &trace])?;
         let local = self.profile.local()?;
-        let Planned { model, plan, cluster } = self.what.planned(&self.shape, &local, terminal)?;
+        let Planned { model, plan, cluster, file } =
+            self.what.planned(&self.shape, &local, terminal)?;
         let cluster = match cluster {
             Some(cluster) => cluster,
-            None => self.what.stack.load_cluster(&plan.cluster, &local, terminal)?,
+            None => {
+                let loaded = self.what.stack.load_cluster(&plan.cluster, &local, terminal);
+                loaded.map_err(|error| error.in_plan(file.as_deref(), Some("cluster")))?
+            }
         };
         let spinner = terminal.spinner("simulating");
         let rows = match self.rows.is_empty() {
@@ -129,7 +133,8 @@ impl Simulate {
             None => Ok(None),
         };
         spinner.finish_and_clear();
-        let (prediction, after) = (prediction?, after?);
+        let in_plan = |error| Failure::from(error).in_plan(file.as_deref(), None);
+        let (prediction, after) = (prediction.map_err(in_plan)?, after.map_err(in_plan)?);
         let fits = [Some(&prediction), after.as_ref()].into_iter().flatten();
         let fits = fits.flat_map(|it| &it.memory);
         let fit = fits.map(|memory| memory.fit()).max().unwrap_or(Fit::Fits);

@@ -457,6 +457,34 @@ fn files_are_refused_in_one_style() {
     place.write("open.yaml", "distributed_type: FSDP\na: }\n");
     place.write("train.sh", "python pretrain_gpt.py \\\n  --tensor-model-parallel-size x\n");
     place.write("profile.toml", "device = 3\n");
+    place.write("family.plan.toml", PLAN.replacen("heads=", "hoods=", 1));
+    place.write("machine.plan.toml", PLAN.replacen("h100-80g:2", "h100:2", 1));
+    place.write("devices.plan.toml", PLAN.replacen("h100-80g:2", "h100-80g:1", 1));
+    place.write("order.plan.toml", PLAN.replacen("\"1f1b\"", "\"table\"", 1));
+    place.write("stages.plan.toml", PLAN.replacen("\"1f1b\"", "\"zb-v\"", 1));
+    place.write("alone.toml", "source = \"s\"\n[device]\nname = \"d\"\n");
+    place.write("list.json", "[1]\n");
+    place.write("kindless.json", "{\n \"n_layer\": 2}");
+    place.write("misspelt.sh", "torchrun pretrain_gpt.py \\\n  --num-layer 2 --hidden-size 8");
+    place.write(
+        "quote.sh",
+        "LR=1\ntorchrun pretrain_gpt.py \\\n  --num-layers \"2 --hidden-size 8\n",
+    );
+    place.write(
+        "tokens.yaml",
+        "parallelism:\n  dp: 8\n  pp: 1\n  tp: 1\ntokns:\n  sequence_length: 8\n",
+    );
+    place.write("rows.csv", "1,2,0\n1,x,1\n");
+    place.write("short.csv", "1,2,0\n1,1\n");
+    place.write("names.csv", "a;b\n1;2\n");
+    place.write("tokenizer.json", "{\n \"model\": {\n  \"type\": \"Words\"\n }\n}");
+    std::fs::create_dir(place.path("weights")).expect("a folder");
+    let map = "{\n \"weight_map\": {\n  \"wte.weight\": \"a.safetensors\"}}";
+    place.write("weights/model.safetensors.index.json", map);
+    place.write("log.csv", "step,step_s\n1,2\n2,-1\n");
+    place.write("good.plan.toml", PLAN);
+    let mlp = "train mlp:inputs=2,hidden=4,layers=1,classes=2 --steps 2 --data";
+    let gpt = "train gpt:layers=1,hidden=16,heads=2 --seq 8 --steps 1 --data text.txt";
     let plan = format!("plan {GPT} --global-batch 4 --cluster");
     let import = format!("import --model {GPT} --global-batch 8 --cluster h100-80g:8");
     for (arguments, said) in [
@@ -507,6 +535,59 @@ fn files_are_refused_in_one_style() {
         (
             format!("{import} train.sh"),
             "train.sh:2: --tensor-model-parallel-size = x: a number is needed",
+        ),
+        (
+            "simulate family.plan.toml".into(),
+            "family.plan.toml:3: key \"hoods\": gpt has no such key (did you mean \"heads\"?)",
+        ),
+        (
+            "simulate machine.plan.toml".into(),
+            "machine.plan.toml:4: unknown machine `h100`, did you mean `h100-80g`?",
+        ),
+        ("simulate devices.plan.toml".into(), "devices.plan.toml:"),
+        (
+            "simulate order.plan.toml".into(),
+            "order.plan.toml:7: schedule = table: it needs the key `order`",
+        ),
+        ("simulate stages.plan.toml".into(), "stages.plan.toml:7: schedule: zb-v wants 2 stages"),
+        (
+            format!("{plan} alone.toml"),
+            "alone.toml:2: this is the profile of a machine, which --profile takes",
+        ),
+        (
+            "plan list.json --cluster h100-80g:1 --global-batch 4".into(),
+            "list.json:1: a configuration is a JSON object",
+        ),
+        (
+            "plan kindless.json --cluster h100-80g:1 --global-batch 4".into(),
+            "kindless.json:1: the key model_type is missing",
+        ),
+        (
+            "import misspelt.sh --cluster h100-80g:8".into(),
+            "misspelt.sh:2: there is no --num-layer here, did you mean --num-layers?",
+        ),
+        (
+            "import quote.sh --cluster h100-80g:8".into(),
+            "quote.sh:3: the quote that begins here is not closed",
+        ),
+        (
+            "import tokens.yaml --cluster h100-80g:8".into(),
+            "tokens.yaml:5: there is no tokns, did you mean tokens?",
+        ),
+        (format!("{mlp} rows.csv"), "rows.csv:2: \"x\" is no finite number"),
+        (format!("{mlp} short.csv"), "short.csv:2: 2 columns, but rows before it have 3"),
+        (format!("{mlp} names.csv"), "names.csv:1: it has no number, so it is taken for the names"),
+        (
+            format!("{gpt} --tokenizer tokenizer.json"),
+            "tokenizer.json:2: cannot use this tokenizer: model: ",
+        ),
+        (
+            format!("{gpt} --weights weights"),
+            "index.json:3: wte.weight is in a.safetensors, which is not in the folder",
+        ),
+        (
+            "validate --log log.csv --plan good.plan.toml".into(),
+            "log.csv:3: column step_s: a number above 0 is needed, not \"-1\"",
         ),
     ] {
         let outcome = place.run(&arguments);

@@ -190,13 +190,13 @@ fn what_cannot_be_predicted_is_refused() {
     place.write("there.csv", "mine");
     place.run("train gpt:layers=1,hidden=16,heads=2 --seq 8 --data text.txt --global-batch 4 --steps 1 --checkpoint text --json").succeeds();
     for (arguments, kind, hint) in [
-        ("run --data narrow.csv", "data", "narrow.csv, row 1: 1 columns, but the model reads 2"),
-        ("run --data wide.csv", "data", "wide.csv, row 2: 4 columns, but rows before it have 3"),
-        ("run --data word.csv", "data", "word.csv, row 3: \"red\" is no finite number"),
+        ("run --data narrow.csv", "data", "narrow.csv:1: 1 columns, but the model reads 2"),
+        ("run --data wide.csv", "data", "wide.csv:2: 4 columns, but rows before it have 3"),
+        ("run --data word.csv", "data", "word.csv:3: \"red\" is no finite number"),
         (
             "run --data far.csv",
             "data",
-            "far.csv, row 2: \"3\" is no class that the model knows: a whole number from 0 to 2",
+            "far.csv:2: \"3\" is no class that the model knows: a whole number from 0 to 2",
         ),
         ("run --data empty.csv", "data", "empty.csv: there are no rows"),
         ("run --data missing.csv", "data", "missing.csv"),

@@ -41,7 +41,7 @@ fn bad_files_and_texts_are_refused() {
     let place = place(&SMALL.replace("4,8,4,256,4,2", "4,8,4,256,-4,2"));
     let outcome = place.run("validate small.csv");
     outcome.check(outcome.status == Some(2), "exit status is not 2");
-    let what = "small.csv:3: column heads: invalid digit found in string";
+    let what = "small.csv:3: column heads: a whole number from 0 up is needed, not \"-4\"";
     outcome.check(outcome.stderr.contains(what), "not the line and the column");
     let place = self::place(SMALL);
     let outcome = place.run("validate small.csv --only llama");

@@ -41,7 +41,7 @@ impl<'a> ParquetRows<'a> {
         let file = File::open(path).map_err(DataError::io("open", path))?;
         let reader = SerializedFileReader::new(file).map_err(|error| wrong(path, 0, error))?;
         let schema = reader.metadata().file_metadata().schema_descr();
-        let refused = |reason| DataError::Table { path: path.to_path_buf(), row: 0, reason };
+        let refused = |reason| DataError::Column { path: path.to_path_buf(), row: 0, reason };
         let fields = schema.root_schema().get_fields();
         if !fields.iter().any(|it| it.name() == field) {
             let fields: Vec<&str> = fields.iter().map(|field| field.name()).collect();
@@ -95,7 +95,7 @@ impl<'a> ParquetRows<'a> {
             let before = levels.iter().take_while(|&&level| level > 0).count() as u64;
             let reason = format!("its {:?} is null", self.field);
             let (path, row) = (self.path.clone(), self.row + before + 1);
-            return Err(DataError::Table { path, row, reason });
+            return Err(DataError::Column { path, row, reason });
         }
         if rows == 0 {
             self.rest = None;
@@ -110,7 +110,7 @@ impl<'a> ParquetRows<'a> {
             Ok(text) => format!("its {:?} has {} bytes, over {LONGEST}", self.field, text.len()),
             Err(_) => format!("its {:?} is not UTF-8 text", self.field),
         };
-        Err(DataError::Table { path: self.path.clone(), row: self.row, reason })
+        Err(DataError::Column { path: self.path.clone(), row: self.row, reason })
     }
 }
 
@@ -129,5 +129,5 @@ fn wrong(path: &Path, row: u64, error: ParquetError) -> DataError {
         0 => format!("it cannot be read as Parquet: {error}"),
         _ => format!("what follows cannot be read as Parquet: {error}"),
     };
-    DataError::Table { path: path.to_path_buf(), row, reason }
+    DataError::Column { path: path.to_path_buf(), row, reason }
 }

@@ -1,7 +1,10 @@
 //! What is said of documents that are wrong.
 
 use serde::Deserialize;
-use shardloom_document::{Fault, json_fault, json_line_of, nearest, toml_fault, toml_line_of};
+use shardloom_document::{
+    Fault, json_fault, json_fault_in, json_line_of, json_line_of_path, nearest, toml_fault,
+    toml_line_of,
+};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -41,6 +44,32 @@ fn of_json(text: &str) -> String {
     let error = serde_json::from_str::<Sizes>(text).expect_err(text);
     let Fault { line, message } = json_fault(&error);
     format!("{}: {message}", line.unwrap_or(0))
+}
+
+#[test]
+fn json_is_wrong_within_a_key_whose_line_is_named() {
+    let said = |text: &str| {
+        let error = serde_json::from_str::<Sizes>(text).expect_err(text);
+        json_fault_in(text, &error).to_string()
+    };
+    assert_eq!(
+        said("{\"layers\": 1,\n\"inner\": {\n\"zero\": 1\n}}"),
+        "line 2: inner: the key `layers` is missing"
+    );
+    assert_eq!(
+        said("{\"layers\": 1,\n\"inner\": {\n\"layers\": \"a { b\"}}"),
+        "line 3: inner.layers: a whole number is needed, not the text \"a { b\""
+    );
+    assert_eq!(said("{\"zero\": 1}"), "line 1: the key `layers` is missing");
+    assert_eq!(said("{\n\"layers\": }"), "line 2: it is no JSON: a value is needed here");
+}
+
+#[test]
+fn keys_of_json_may_have_dots() {
+    let text = "{\"map\": {\n\"a.b\": 1,\n\"a\": {\"b\": 2}}}";
+    assert_eq!(json_line_of_path(text, &["map", "a.b"]), Some(2));
+    assert_eq!(json_line_of_path(text, &["map", "a", "b"]), Some(3));
+    assert_eq!(json_line_of(text, "map.a.b"), Some(3));
 }
 
 #[test]

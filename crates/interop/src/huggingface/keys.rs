@@ -24,7 +24,7 @@ impl<'a> Config<'a> {
         }
     }
 
-    fn missing(&self, key: &str, rule: &str) -> InteropError {
+    pub fn missing(&self, key: &str, rule: &str) -> InteropError {
         let (place, key) = (self.place.into(), format!("{}{key}", self.prefix));
         InteropError::MissingKey { place, key, rule: rule.into() }
     }

@@ -225,7 +225,7 @@ fn another_type_of_model_is_refused_with_the_supported_ones() {
             "gemma, gemma2, gemma3_text, gpt2, llama, mistral, phi, phi3, qwen2 and qwen3",
         ],
     );
-    refused(GPT_2, "\"model_type\": \"gpt2\",", "", &["\"none\""]);
+    refused(GPT_2, "\"model_type\": \"gpt2\",", "", &["the key model_type is missing; there are"]);
     // Relatives of supported ones, by what they have.
     for (name, what) in [
         ("gemma3", "text_config"),

@@ -6,8 +6,10 @@ use crate::scenario::{complaint, plan};
 
 #[test]
 fn only_a_table_has_an_order() {
-    let rule = "a schedule \"table\" has a line of actions for each device, and no other has";
-    assert_eq!(complaint(|it| it.schedule = ScheduleKind::Table), format!("order = []: {rule}"));
+    let rule = "it needs the key `order`, with a line of actions for each device";
+    let table = complaint(|it| it.schedule = ScheduleKind::Table);
+    assert_eq!(table, format!("schedule = table: {rule}"));
+    let rule = "only a schedule \"table\" has lines of actions";
     assert_eq!(complaint(|it| it.order = vec!["F0".into()]), format!("order = [\"F0\"]: {rule}"));
 }
 

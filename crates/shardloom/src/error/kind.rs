@@ -15,6 +15,7 @@ impl Error {
         match self {
             Error::Graph(_)
             | Error::Interop(_)
+            | Error::Weights { .. }
             | Error::Onnx { .. }
             | Error::NoSampling { .. }
             | Error::NoClasses { .. } => "model",

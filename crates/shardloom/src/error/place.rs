@@ -65,6 +65,7 @@ impl Error {
             Error::Io { path: at, .. }
             | Error::NoWeights { folder: at, .. }
             | Error::Exists { path: at }
+            | Error::Weights { path: at, .. }
             | Error::Onnx { path: at }
             | Error::OtherMachine { path: at, .. }
             | Error::Features { path: at, .. }
@@ -95,6 +96,7 @@ impl Error {
                 | DataError::Document { path: at, .. }
                 | DataError::Changed { path: at }
                 | DataError::NotAFile { path: at }
+                | DataError::Column { path: at, .. }
                 | DataError::Table { path: at, .. } => path(at),
                 DataError::EmptyCorpus { paths } => paths.first().and_then(|first| path(first)),
                 DataError::ValidationFraction { .. } => Some("validation fraction".into()),

@@ -50,7 +50,13 @@ const MEMORY: [(&str, f64); 3] =
 pub(super) fn lines(path: &Path, text: &str) -> Result<Lines, LogError> {
     let row_error = |error: csv::Error| {
         let line = error.position().map_or(1, csv::Position::line);
-        LogError::Row { path: path.into(), line, what: error.to_string() }
+        let what = match error.kind() {
+            csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
+                format!("there are {len} cells, and {expected_len} columns")
+            }
+            _ => error.to_string(),
+        };
+        LogError::Row { path: path.into(), line, what }
     };
     let mut reader =
         ReaderBuilder::new().trim(Trim::All).comment(Some(b'#')).from_reader(text.as_bytes());
@@ -82,9 +88,9 @@ pub(super) fn lines(path: &Path, text: &str) -> Result<Lines, LogError> {
         let record = record.map_err(row_error)?;
         let line = record.position().map_or(1, csv::Position::line);
         let cell = |column: usize| number(&record, column);
-        let Some(value) = cell(timed) else {
+        let Some(value) = cell(timed).filter(|value| value.is_finite() && *value > 0.0) else {
             let (name, cell) = (&names[timed], record.get(timed).unwrap_or(""));
-            let what = format!("column {name}: {cell:?} is no number");
+            let what = format!("column {name}: a number above 0 is needed, not {cell:?}");
             return Err(LogError::Row { path: path.into(), line, what });
         };
         if let Some((column, size)) = memory

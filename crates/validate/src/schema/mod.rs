@@ -9,7 +9,7 @@ mod weak_scaling;
 
 use std::path::{Path, PathBuf};
 
-use csv::{ErrorKind, ReaderBuilder, StringRecord};
+use csv::{DeserializeErrorKind, ErrorKind, ReaderBuilder, StringRecord};
 use serde::de::DeserializeOwned;
 
 use crate::{OperatorRow, Row, ValidateError};
@@ -224,7 +224,21 @@ impl Line<'_> {
         };
         let field = err.field().and_then(|field| usize::try_from(field).ok());
         let column = field.and_then(|field| self.table.header.get(field)).unwrap_or("unknown");
-        self.cell(column, err.kind().to_string())
+        let record = self.table.records.iter().find(|record| {
+            record.position().is_some_and(|position| position.line() == self.number)
+        });
+        let cell = field.and_then(|field| record?.get(field)).unwrap_or("");
+        let what = match err.kind() {
+            DeserializeErrorKind::ParseInt(_) => {
+                format!("a whole number from 0 up is needed, not {cell:?}")
+            }
+            DeserializeErrorKind::ParseFloat(_) => format!("a number is needed, not {cell:?}"),
+            DeserializeErrorKind::ParseBool(_) => {
+                format!("true or false is needed, not {cell:?}")
+            }
+            other => other.to_string(),
+        };
+        self.cell(column, what)
     }
 
     fn cell(self, column: &str, what: impl Into<String>) -> ValidateError {

@@ -135,9 +135,17 @@ fn what_is_no_log_is_refused_with_what_would_be_one() {
     refused("epoch 1 done\n", "Megatron-LM by \"elapsed time per iteration (ms):\"");
     refused("step,loss\n1,2.0\n", "none of the columns step, loss is a time of steps");
     refused("step,loss\n1,2.0\n", "step_seconds");
-    refused("step,step_s\n1,2.0\n2,fast\n", "log.txt:3: column step_s: \"fast\" is no number");
+    refused(
+        "step,step_s\n1,2.0\n2,fast\n",
+        "log.txt:3: column step_s: a number above 0 is needed, not \"fast\"",
+    );
     refused("step,time\n1,2.0\n2,4.0\n3,6.1\n4,8.0\n", "grows from row to row");
-    refused("step,step_s\n1,0\n2,nan\n", "no line tells of a step");
+    refused(
+        "step,step_s\n1,0\n",
+        "log.txt:2: column step_s: a number above 0 is needed, not \"0\"",
+    );
+    refused("step,step_s\n1,2\n2,nan\n", "log.txt:3: column step_s: a number above 0 is needed");
+    refused("step,step_s\n1\n", "log.txt:2: there are 1 cells, and 2 columns");
 }
 
 #[test]

@@ -119,8 +119,14 @@ fn bad_files_are_refused_with_file_and_line() {
     let rows =
         |row: &str| format!("{missing},iteration_ms\n4,32,2,2048,16,16,1024,1,4,1,406\n{row}\n");
     for (row, what) in [
-        ("4,32,2,2048,16,,1024,1,4,1,406", "column layers: cannot parse integer from empty string"),
-        ("4,32,2,2048,-16,16,1024,1,4,1,406", "column heads: invalid digit found in string"),
+        (
+            "4,32,2,2048,16,,1024,1,4,1,406",
+            "column layers: a whole number from 0 up is needed, not \"\"",
+        ),
+        (
+            "4,32,2,2048,-16,16,1024,1,4,1,406",
+            "column heads: a whole number from 0 up is needed, not \"-16\"",
+        ),
         (
             "4,32,2,2048,16,16,1024,1,4,1,-406",
             "column iteration_ms: -406 is there, and a number above 0 is needed",
