@@ -39,23 +39,20 @@ pub struct Tokenizer {
 /// kinds it only says that none fits.
 fn unread(json: &[u8], value: &serde_json::Value, error: &serde_json::Error) -> Fault {
     use serde_json::from_value;
-    let wrong: [(&str, fn(&serde_json::Value) -> bool); 5] = [
-        ("model", |part| from_value::<tokenizers::ModelWrapper>(part.clone()).is_err()),
-        ("normalizer", |part| from_value::<tokenizers::NormalizerWrapper>(part.clone()).is_err()),
-        ("pre_tokenizer", |part| {
-            from_value::<tokenizers::PreTokenizerWrapper>(part.clone()).is_err()
-        }),
-        ("post_processor", |part| {
-            from_value::<tokenizers::PostProcessorWrapper>(part.clone()).is_err()
-        }),
-        ("decoder", |part| from_value::<tokenizers::DecoderWrapper>(part.clone()).is_err()),
+    type IsWrong = fn(serde_json::Value) -> bool;
+    let wrong: [(&str, IsWrong); 5] = [
+        ("model", |part| from_value::<tokenizers::ModelWrapper>(part).is_err()),
+        ("normalizer", |part| from_value::<tokenizers::NormalizerWrapper>(part).is_err()),
+        ("pre_tokenizer", |part| from_value::<tokenizers::PreTokenizerWrapper>(part).is_err()),
+        ("post_processor", |part| from_value::<tokenizers::PostProcessorWrapper>(part).is_err()),
+        ("decoder", |part| from_value::<tokenizers::DecoderWrapper>(part).is_err()),
     ];
     let Fault { line, message } = json_fault(error);
     if message == "Model missing." {
         return Fault { line: Some(1), message: "the key `model` is missing".into() };
     }
     let part = wrong.iter().find(|(key, is_wrong)| {
-        value.get(key).is_some_and(|part| !part.is_null() && is_wrong(part))
+        value.get(key).is_some_and(|part| !part.is_null() && is_wrong(part.clone()))
     });
     let Some(&(key, _)) = part else { return Fault { line, message } };
     let line = json_line_of(&String::from_utf8_lossy(json), key).or(line);

@@ -67,14 +67,14 @@ fn main() -> Result<(), Failure> {
             trials: Trials { count: Some(trials), ..Trials::default() },
             ..request.clone()
         };
-        let autosync = methods::named("autosync").ok_or("no such method")?;
+        let autosync = methods::named("autosync")?;
         let found = plan_by_measured_trials(&model, &cluster, &by_trials, autosync, |plan| {
             measured(&model, plan, STEPS.0)
         })?;
         let answer = found.outcome.plan;
         let mut plans = vec![("autosync", answer.clone()), ("autosync again", answer)];
         for method in FIXED {
-            let of_name = methods::named(method).ok_or("no such method")?;
+            let of_name = methods::named(method)?;
             match plan_by_method(&model, &cluster, &request, of_name) {
                 Ok(planned) => plans.push((method, planned.outcome.plan)),
                 Err(error) => println!("{method}: {error}"),

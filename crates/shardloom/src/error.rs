@@ -120,7 +120,7 @@ pub enum Error {
         /// The file, or the folder with several.
         path: PathBuf,
         /// Why they are not.
-        source: InteropError,
+        source: Box<InteropError>,
     },
     /// A file that is not to be overwritten.
     #[error("{} exists", path.display())]

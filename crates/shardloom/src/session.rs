@@ -416,7 +416,7 @@ impl Run {
 
 /// Weights at `path` that are not those of the model.
 fn unfit(path: &Path, source: InteropError) -> Error {
-    Error::Weights { path: path.to_path_buf(), source }
+    Error::Weights { path: path.to_path_buf(), source: Box::new(source) }
 }
 
 fn as_text(learning_rate: &LearningRate) -> String {

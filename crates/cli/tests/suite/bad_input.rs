@@ -456,7 +456,7 @@ fn files_are_refused_in_one_style() {
     place.write("fsdp.yaml", "distributed_type: FSDP\nnum_processes: many\n");
     place.write("open.yaml", "distributed_type: FSDP\na: }\n");
     place.write("train.sh", "python pretrain_gpt.py \\\n  --tensor-model-parallel-size x\n");
-    place.write("profile.toml", "device = 3\n");
+    place.write("broken.toml", "device = 3\n");
     place.write("family.plan.toml", PLAN.replacen("heads=", "hoods=", 1));
     place.write("machine.plan.toml", PLAN.replacen("h100-80g:2", "h100:2", 1));
     place.write("devices.plan.toml", PLAN.replacen("h100-80g:2", "h100-80g:1", 1));
@@ -465,7 +465,10 @@ fn files_are_refused_in_one_style() {
     place.write("alone.toml", "source = \"s\"\n[device]\nname = \"d\"\n");
     place.write("list.json", "[1]\n");
     place.write("kindless.json", "{\n \"n_layer\": 2}");
-    place.write("misspelt.sh", "torchrun pretrain_gpt.py \\\n  --num-layer 2 --hidden-size 8");
+    place.write(
+        "misspelt.sh",
+        "torchrun pretrain_gpt.py \\\n  --num-layer 2 --hidden-size 8 --num-attention-heads 2",
+    );
     place.write(
         "quote.sh",
         "LR=1\ntorchrun pretrain_gpt.py \\\n  --num-layers \"2 --hidden-size 8\n",
@@ -476,7 +479,7 @@ fn files_are_refused_in_one_style() {
     );
     place.write("rows.csv", "1,2,0\n1,x,1\n");
     place.write("short.csv", "1,2,0\n1,1\n");
-    place.write("names.csv", "a;b\n1;2\n");
+    place.write("names.csv", "a;b\n");
     place.write("tokenizer.json", "{\n \"model\": {\n  \"type\": \"Words\"\n }\n}");
     std::fs::create_dir(place.path("weights")).expect("a folder");
     let map = "{\n \"weight_map\": {\n  \"wte.weight\": \"a.safetensors\"}}";
@@ -510,8 +513,8 @@ fn files_are_refused_in_one_style() {
             "stack.toml:2: host: a table of keys and values is needed, not 3",
         ),
         (
-            format!("{plan} local:1"),
-            "profile.toml:1: device: a table of keys and values is needed, not 3",
+            format!("{plan} local:1 --profile broken.toml"),
+            "broken.toml:1: device: a table of keys and values is needed, not 3",
         ),
         (
             "plan config.json --cluster h100-80g:1 --global-batch 4".into(),
@@ -571,7 +574,7 @@ fn files_are_refused_in_one_style() {
             "quote.sh:3: the quote that begins here is not closed",
         ),
         (
-            "import tokens.yaml --cluster h100-80g:8".into(),
+            "import tokens.yaml --model llama-3-8b --cluster h100-80g:8".into(),
             "tokens.yaml:5: there is no tokns, did you mean tokens?",
         ),
         (format!("{mlp} rows.csv"), "rows.csv:2: \"x\" is no finite number"),
@@ -582,7 +585,7 @@ fn files_are_refused_in_one_style() {
             "tokenizer.json:2: cannot use this tokenizer: model: ",
         ),
         (
-            format!("{gpt} --weights weights"),
+            format!("{gpt} --weights weights --tokenizer bytes"),
             "index.json:3: wte.weight is in a.safetensors, which is not in the folder",
         ),
         (

@@ -552,7 +552,7 @@ fn a_value_that_cannot_be_is_placed_in_its_text() {
     let stage = TEXT.lines().position(|line| line.starts_with("blocks")).expect("a stage") + 1;
     let expected = format!("plan.toml:{stage}: pipeline[0].stage[0].blocks = 9: at most 3");
     assert_eq!(placed("pipeline[0].stage[0].blocks"), expected);
-    assert_eq!(placed("order"), "order = 9: at most 3");
+    assert_eq!(placed("order"), "plan.toml: order = 9: at most 3");
 }
 
 #[test]
