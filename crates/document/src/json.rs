@@ -52,35 +52,9 @@ fn key_at(text: &str, line: usize, column: usize) -> Option<(String, usize)> {
     let start: usize = text.split_inclusive('\n').take(line.checked_sub(1)?).map(str::len).sum();
     let place = start + column.saturating_sub(1);
     let bytes = text.as_bytes();
-    // The key whose value is read in each object around, with the byte where it begins; a list has none.
-    let mut path: Vec<Option<(&str, usize)>> = vec![];
-    let mut at = 0;
-    while at < bytes.len().min(place) {
-        match bytes[at] {
-            b'{' | b'[' => path.push(None),
-            b'}' | b']' | b',' => {
-                if bytes[at] != b',' {
-                    path.pop();
-                }
-                // Its value has ended.
-                if let Some(last) = path.last_mut() {
-                    *last = None;
-                }
-            }
-            b'"' => {
-                let end = end_of_string(bytes, at + 1);
-                let behind = bytes[end..].iter().skip(1).find(|byte| !byte.is_ascii_whitespace());
-                if behind == Some(&b':')
-                    && let Some(last) = path.last_mut()
-                {
-                    *last = text.get(at + 1..end).map(|key| (key, at));
-                }
-                at = end;
-            }
-            _ => {}
-        }
-        at += 1;
-    }
+    let mut path = Path::default();
+    path.follow(text, place, |_| ());
+    let Path(mut path) = path;
     // At its end an object is wrong as a whole.
     if matches!(bytes.get(place), Some(b'}' | b']'))
         && let Some(last) = path.last_mut()
@@ -101,41 +75,63 @@ pub fn json_line_of(text: &str, key: &str) -> Option<usize> {
 
 /// Likewise, of the last of these keys, each in the object of the one before; they may have dots.
 pub fn json_line_of_path(text: &str, wanted: &[&str]) -> Option<usize> {
-    let bytes = text.as_bytes();
-    // The keys of the objects around, a list being one without a key.
-    let mut path: Vec<Option<&str>> = vec![];
-    let (mut best, mut at) = (None, 0);
-    while at < bytes.len() {
-        match bytes[at] {
-            b'{' | b'[' => path.push(None),
-            b'}' | b']' => {
-                path.pop();
-            }
-            b',' => {
-                if let Some(last) = path.last_mut() {
-                    *last = None;
-                }
-            }
-            b'"' => {
-                let end = end_of_string(bytes, at + 1);
-                let behind = bytes[end..].iter().skip(1).find(|byte| !byte.is_ascii_whitespace());
-                if behind == Some(&b':')
-                    && let Some(last) = path.last_mut()
-                {
-                    *last = text.get(at + 1..end);
-                    let is_part = path.len() <= wanted.len()
-                        && path.iter().zip(wanted).all(|(key, part)| *key == Some(part));
-                    if is_part && best.is_none_or(|(depth, _)| path.len() > depth) {
-                        best = Some((path.len(), at));
+    let mut best: Option<(usize, usize)> = None;
+    Path::default().follow(text, text.len(), |path| {
+        let names = path.iter().map(|key| key.map(|(name, _)| name));
+        let is_part =
+            path.len() <= wanted.len() && names.zip(wanted).all(|(name, part)| name == Some(part));
+        let at = path.last().copied().flatten().map(|(_, at)| at);
+        if is_part && best.is_none_or(|(depth, _)| path.len() > depth) {
+            best = at.map(|at| (path.len(), at));
+        }
+    });
+    best.map(|(_, at)| line_at(text, at))
+}
+
+/// The key whose value is read in each object around a place in a text, with the byte where it begins; a list has none.
+#[derive(Default)]
+struct Path<'t>(Vec<Option<(&'t str, usize)>>);
+
+impl<'t> Path<'t> {
+    /// Goes on from the begin of a text to so many bytes of it, and tells of each key.
+    fn follow(
+        &mut self,
+        text: &'t str,
+        end: usize,
+        mut tell: impl FnMut(&[Option<(&'t str, usize)>]),
+    ) {
+        let bytes = text.as_bytes();
+        let path = &mut self.0;
+        let mut at = 0;
+        while at < bytes.len().min(end) {
+            match bytes[at] {
+                b'{' | b'[' => path.push(None),
+                b'}' | b']' | b',' => {
+                    if bytes[at] != b',' {
+                        path.pop();
+                    }
+                    // Its value has ended.
+                    if let Some(last) = path.last_mut() {
+                        *last = None;
                     }
                 }
-                at = end;
+                b'"' => {
+                    let end = end_of_string(bytes, at + 1);
+                    let mut behind = bytes[end..].iter().skip(1);
+                    let behind = behind.find(|byte| !byte.is_ascii_whitespace());
+                    if behind == Some(&b':')
+                        && let Some(last) = path.last_mut()
+                    {
+                        *last = text.get(at + 1..end).map(|key| (key, at));
+                        tell(path);
+                    }
+                    at = end;
+                }
+                _ => {}
             }
-            _ => {}
+            at += 1;
         }
-        at += 1;
     }
-    best.map(|(_, at)| line_at(text, at))
 }
 
 /// Where the string ends that begins at a byte: its closing quote, or the end of the text.

@@ -173,17 +173,8 @@ impl Data {
         require_classes(model, 2, || format!("labels of {}", path.display()))?;
         let Sampling { seed, validation_fraction } = sampling;
         let records = Records::open(path, numbers, &categories, validation_fraction, seed)?;
-        let digest = records.digest();
-        let (training_samples, memory_bytes) = (records.training_len(), records.held_bytes());
-        let source = Box::new(records);
-        Ok(Data {
-            source,
-            digest,
-            tokenizer: None,
-            training_samples,
-            memory_bytes,
-            ends_documents: false,
-        })
+        let sizes = (records.training_len(), records.held_bytes());
+        Ok(Data::of_rows(records.digest(), sizes, Box::new(records)))
     }
 
     fn table(
@@ -204,17 +195,24 @@ impl Data {
             });
         }
         require_classes(model, table.classes(), || format!("classes of {}", path.display()))?;
-        let digest = table.digest();
-        let (training_samples, memory_bytes) = (table.training_len(), table.held_bytes());
-        let source = Box::new(table);
-        Ok(Data {
+        let sizes = (table.training_len(), table.held_bytes());
+        Ok(Data::of_rows(table.digest(), sizes, Box::new(table)))
+    }
+
+    /// Data that is no text, with so many samples to train on and bytes in memory.
+    fn of_rows(
+        digest: String,
+        (training_samples, memory_bytes): (u64, u64),
+        source: Box<dyn Source + Send>,
+    ) -> Data {
+        Data {
             source,
             digest,
             tokenizer: None,
             training_samples,
             memory_bytes,
             ends_documents: false,
-        })
+        }
     }
 }
 

@@ -17,7 +17,7 @@ fn trained(graph: &Graph, uniform: &Uniform) -> (Trainer, Vec<f64>) {
 }
 
 /// One device, and splits of samples, positions and heads, of weights and of layers.
-fn splits() -> Vec<Uniform> {
+pub(crate) fn splits() -> Vec<Uniform> {
     let split = |(dp, cp, tp), sequence_parallel, zero| Uniform {
         mesh: mesh(dp, cp, tp),
         sequence_parallel,

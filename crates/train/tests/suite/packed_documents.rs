@@ -2,12 +2,13 @@
 
 use shardloom_data::{Batches, Corpus};
 use shardloom_graph::Graph;
-use shardloom_plan::{Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{Plan, Precision, Recompute, Uniform};
 use shardloom_program::{Rank, lower};
 use shardloom_train::Trainer;
 
+use crate::fused_attention::splits;
 use crate::support::trained::Trained;
-use crate::support::{Samples, gpt, graph, llama, losses, mesh, serial, trainer};
+use crate::support::{Samples, gpt, graph, llama, losses, serial, trainer};
 
 const STEPS: u32 = 4;
 
@@ -39,30 +40,6 @@ fn trained(graph: &Graph, uniform: &Uniform) -> Trained {
     Trained::in_rows(&mut trainer, &[STEPS])
 }
 
-/// One device, and splits of samples, positions, heads, weights and layers, with the most that is computed twice.
-fn splits(global_batch: usize) -> Vec<Uniform> {
-    let split = |(dp, cp, tp), sequence_parallel, zero| Uniform {
-        mesh: mesh(dp, cp, tp),
-        sequence_parallel,
-        sync: Sync { zero, ..Sync::default() },
-        microbatches: 2,
-        global_batch,
-        ..serial()
-    };
-    let mut all = vec![
-        Uniform { global_batch, ..serial() },
-        split((2, 1, 1), false, 3),
-        split((1, 2, 1), false, 0),
-        split((1, 1, 2), false, 0),
-        split((1, 2, 2), true, 1),
-    ];
-    for recompute in [Recompute::Full, Recompute::Stage] {
-        let schedule = ScheduleKind::ZeroBubbleH1;
-        all.push(Uniform { pp: 2, schedule, recompute, ..split((1, 1, 1), false, 0) });
-    }
-    all
-}
-
 /// Each epoch is one step, so that the order of samples does not matter.
 #[test]
 fn two_documents_in_each_sample_train_as_twice_as_many_samples_of_one() {
@@ -70,13 +47,13 @@ fn two_documents_in_each_sample_train_as_twice_as_many_samples_of_one() {
     let packed = relative(16);
     let masked = packed.with_document_mask().expect("its attention is causal");
     for graph in [masked.with_fused_attention(), masked] {
-        for uniform in splits(8) {
+        for uniform in splits() {
             let found = trained(&graph, &uniform);
             found.assert_losses(&alone, 1e-6, &format!("{uniform:?}"));
             found.assert_moved(&alone, 1e-3, &format!("{uniform:?}"));
         }
     }
-    let unmasked = trained(&packed, &splits(8)[0]);
+    let unmasked = trained(&packed, &splits()[0]);
     assert!(
         unmasked.losses.iter().zip(&alone.losses).all(|(one, other)| (one - other).abs() > 1e-4)
     );
@@ -103,7 +80,7 @@ fn splits_and_fused_attention_train_as_one_device_does_and_take_what_their_progr
         assert_ne!(expected_later, evaluated(&mut with_samples(&graph, &serial()).0));
         let mixed = Uniform { precision: Precision::MIXED, ..serial() };
         let selective = Uniform { recompute: Recompute::Selective, ..serial() };
-        let all = [splits(8), vec![mixed, selective]].concat();
+        let all = [splits(), vec![mixed, selective]].concat();
         for graph in [masked.with_fused_attention(), masked] {
             for uniform in all.clone() {
                 let (mut trainer, found) = with_samples(&graph, &uniform);
