@@ -214,8 +214,9 @@ pub enum OpKind {
         probability: f32,
     },
     /// `(q [batch, seq, heads, (group), head_dim], k [batch, seq, heads, head_dim], v like k, [documents [batch,
-    /// seq]]) -> context [batch, seq, heads, (group), head_dim]`: [`OpKind::AttentionProbs`] and [`OpKind::AttentionContext`] as one, which
-    /// keeps no probabilities, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135).
+    /// seq]]) -> context [batch, seq, heads, (group), head_dim]`: [`OpKind::AttentionProbs`] and
+    /// [`OpKind::AttentionContext`] as one, which keeps no probabilities, as FlashAttention does (Dao et al. 2022,
+    /// arXiv 2205.14135).
     FusedAttention {
         /// Which keys a query sees.
         visibility: Visibility,

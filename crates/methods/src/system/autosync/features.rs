@@ -10,8 +10,8 @@ use super::strategy::{By, Strategy};
 const SERVERS: usize = 16;
 
 /// Numbers of a shard: which server, which group, which compression, whether a server or the workers, then its part
-/// of all gradients (of a table whose rows go to servers, of what is sent), the bandwidth of the one who sums it as a part of the largest, the workers as a part of the
-/// most, and what they compute as a part of the longest.
+/// of all gradients (of a table whose rows go to servers, of what is sent), the bandwidth of the one who sums it as a
+/// part of the largest, the workers as a part of the most, and what they compute as a part of the longest.
 pub(super) const NUMBERS: usize = SERVERS + MOST_GROUPS + COMPRESSIONS.len() + 2 + 4;
 
 /// Those of one shard that are not zero, each with its place.
