@@ -67,8 +67,11 @@ pub struct Tensor {
 /// tensor of any other type.
 pub fn read_safetensors(path: &Path) -> Result<BTreeMap<String, Tensor>> {
     let bytes = fs::read(path).map_err(CheckpointError::io("read", path))?;
-    header_of(path, &bytes, bytes.len() as u64)?;
-    let file = SafeTensors::deserialize(&bytes).map_err(|error| unreadable(path, error))?;
+    let file = SafeTensors::deserialize(&bytes).map_err(|error| {
+        // It says nothing of where in the header something is wrong.
+        let header = header_of(path, &bytes, bytes.len() as u64);
+        header.err().unwrap_or_else(|| unreadable(path, error))
+    })?;
     let convert = |(name, view): (&str, safetensors::tensor::TensorView<'_>)| {
         let bytes = view.data();
         let values = match view.dtype() {

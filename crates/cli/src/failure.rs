@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use serde::Serialize;
-use shardloom::line_in_plan;
+use shardloom::place_in_plan;
 
 use crate::snippet::{is_located, said};
 use crate::terminal::errors_have_colour;
@@ -113,10 +113,7 @@ impl Failure {
             return self;
         }
         let named = message.place.as_deref().or_else(|| text.split(':').next());
-        let place = match key.or(named).and_then(|key| line_in_plan(plan, key)) {
-            Some(line) => format!("{}:{line}", plan.display()),
-            None => plan.display().to_string(),
-        };
+        let place = place_in_plan(plan, key.or(named).unwrap_or_default());
         Failure::Message(Message {
             kind: message.kind,
             message: format!("{place}: {text}"),

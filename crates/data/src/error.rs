@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use shardloom_document::at_line;
+
 /// A result of this crate.
 pub type Result<T> = std::result::Result<T, DataError>;
 
@@ -22,7 +24,7 @@ pub enum DataError {
     },
 
     /// A `tokenizer.json` that cannot be used.
-    #[error("{}: cannot use this tokenizer: {reason}", at_line(path, *line))]
+    #[error("{}: cannot use this tokenizer: {reason}", at_line(&path.display().to_string(), *line))]
     Tokenizer {
         /// The tokenizer file.
         path: PathBuf,
@@ -194,7 +196,7 @@ pub enum DataError {
     },
 
     /// A table in a text that cannot be trained on.
-    #[error("{}: {reason}", at_line(path, *line))]
+    #[error("{}: {reason}", at_line(&path.display().to_string(), *line))]
     Table {
         /// The file.
         path: PathBuf,
@@ -232,14 +234,6 @@ impl DataError {
     /// A [`DataError::Io`] for `map_err`.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |error| Self::Io { action, path: path.to_path_buf(), error }
-    }
-}
-
-/// A file, with the line where one is known: `rows.csv:3`.
-fn at_line(path: &Path, line: Option<usize>) -> String {
-    match line {
-        Some(line) => format!("{}:{line}", path.display()),
-        None => path.display().to_string(),
     }
 }
 

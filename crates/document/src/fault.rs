@@ -14,10 +14,15 @@ pub struct Fault {
 impl Fault {
     /// Where it is in the document of this name: `plan.toml:4`.
     pub fn place(&self, document: &str) -> String {
-        match self.line {
-            Some(line) => format!("{document}:{line}"),
-            None => document.to_owned(),
-        }
+        at_line(document, self.line)
+    }
+}
+
+/// A line of the document of this name, where one is known: `plan.toml:4`.
+pub fn at_line(document: &str, line: Option<usize>) -> String {
+    match line {
+        Some(line) => format!("{document}:{line}"),
+        None => document.to_owned(),
     }
 }
 

@@ -6,7 +6,7 @@ mod json;
 mod toml_text;
 mod words;
 
-pub use fault::Fault;
+pub use fault::{Fault, at_line};
 pub use json::{json_fault, json_fault_in, json_line_of, json_line_of_path};
 pub use toml_text::{toml_fault, toml_line_of};
 pub use words::{in_words, nearest};

@@ -3,6 +3,10 @@
 use crate::{DType, Graph, Op, OpId, OpKind, Role, Signature, Value, ValueId};
 
 impl Graph {
+    /// In which models [documents are masked](Graph::with_document_mask).
+    pub const DOCUMENT_MASK_RULE: &'static str = "documents are masked in models whose attention is causal and over one \
+                                                  sequence of positions, and that have no recurrence";
+
     /// The input that says of each position of a sample which is the first of its document, counted from the first
     /// position of the sample.
     pub const DOCUMENTS: &'static str = "documents";

@@ -11,7 +11,7 @@ mod windows;
 mod write;
 
 use serde_json::{Map, Value};
-use shardloom_document::{Fault, json_fault, json_line_of};
+use shardloom_document::{at_line, json_fault, json_line_of};
 use shardloom_graph::families::{GptConfig, LlamaConfig, RopeScaling};
 use shardloom_graph::{GraphError, ModelSpec, Network};
 
@@ -51,8 +51,7 @@ pub fn read_config(text: &str, place: &str, seq: Option<usize>) -> Result<ModelS
     })?;
     let Value::Object(map) = value else {
         let message = "a configuration is a JSON object".into();
-        let place = Fault { line: Some(1), message: String::new() }.place(place);
-        return Err(InteropError::Json { place, message });
+        return Err(InteropError::Json { place: at_line(place, Some(1)), message });
     };
     model_of(&map, place, seq).map_err(|error| match error {
         InteropError::Key { place, key, value, rule } => {
@@ -111,8 +110,8 @@ fn key_of(text: &str, error: &GraphError) -> &'static str {
 
 /// The line of a key in the text of a file, or that of the kind of model, which asks for the key, where it is missing.
 fn at_key(text: &str, key: &str, file: String) -> String {
-    let line = json_line_of(text, key).or_else(|| json_line_of(text, "model_type")).unwrap_or(1);
-    format!("{file}:{line}")
+    let line = json_line_of(text, key).or_else(|| json_line_of(text, "model_type"));
+    at_line(&file, line.or(Some(1)))
 }
 
 fn model_of(

@@ -17,7 +17,7 @@ pub fn baselines(
     request: &Request,
 ) -> Result<Vec<Baseline>, SearchError> {
     request.validate()?;
-    let graph = &*request.graph_of(graph, cluster);
+    let graph = &*request.graph_of(graph, cluster)?;
     let mut baselines = vec![data_parallel::baseline(graph, cluster, request)?];
     if request.shards() {
         baselines.push(zero::baseline(zero::Stage::Three, graph, cluster, request)?);

@@ -92,7 +92,7 @@ impl Method {
         cluster: &Cluster,
         request: &Request,
     ) -> Result<Choice, MethodError> {
-        let graph = &*request.graph_of(graph, cluster);
+        let graph = &*request.graph_of(graph, cluster)?;
         let choice = self.choose_for(Task::new(self.name, graph, cluster, request))?;
         if !request.fastest_algorithm {
             return Ok(choice);
@@ -117,7 +117,7 @@ impl Method {
         request: &'a Request,
         measure: &'a mut Measure<'a>,
     ) -> Result<Choice, MethodError> {
-        let graph = request.graph_of(graph, cluster);
+        let graph = request.graph_of(graph, cluster)?;
         let mut task = Task::new(self.name, &graph, cluster, request);
         task.measure = Some(RefCell::new(measure));
         self.choose_for(task)

@@ -1,6 +1,6 @@
 //! The TOML form of a plan.
 
-use shardloom_document::{Fault, toml_fault, toml_line_of};
+use shardloom_document::{Fault, at_line, toml_fault, toml_line_of};
 use toml::Table;
 
 use crate::{FORMAT, Plan, PlanError};
@@ -53,9 +53,8 @@ impl Plan {
     /// Says where in a plan's text the field stands that `error` is about; `place` names the text.
     pub fn place_error(text: &str, place: &str, error: PlanError) -> PlanError {
         let PlanError::Field { key, value, rule } = &error else { return error };
-        let fault =
-            Fault { line: toml_line_of(text, key), message: format!("{key} = {value}: {rule}") };
-        PlanError::Text { place: fault.place(place), message: fault.message }
+        let place = at_line(place, toml_line_of(text, key));
+        PlanError::Text { place, message: format!("{key} = {value}: {rule}") }
     }
 
     /// Writes the plan.

@@ -51,9 +51,7 @@ impl Plan {
             return Err(PlanError::field("attention", self.attention.name(), rule));
         }
         if self.mask_documents && !graph.masks_documents() {
-            let rule = "documents are masked in models whose attention is causal and over one sequence of positions, \
-                        and that have no recurrence";
-            return Err(PlanError::field("mask_documents", true, rule));
+            return Err(PlanError::field("mask_documents", true, Graph::DOCUMENT_MASK_RULE));
         }
         Ok(())
     }

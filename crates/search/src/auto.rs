@@ -114,7 +114,7 @@ pub fn auto(
     let begun = Instant::now();
     require_estimate(request)?;
     let described = graph;
-    let graph = &*request.graph_of(described, cluster);
+    let graph = &*request.graph_of(described, cluster)?;
     let is_deep = is_deep(graph);
     // What people use without a search has no constraints.
     let baselines = |machines: &Cluster, request: &Request| match is_deep {
@@ -224,7 +224,7 @@ fn of_some(
     let mut on =
         |subset: &Subset, best_seconds: f64| -> Result<(Option<Finalist>, f64), SearchError> {
             let request = &request.on(&subset.cluster);
-            let graph = &*request.graph_of(described, &subset.cluster);
+            let graph = &*request.graph_of(described, &subset.cluster)?;
             let mut search = Search::of(graph, &subset.cluster, request)?;
             let baselines = baselines(&subset.cluster, request)?;
             let finalists = search.finalists(&baselines)?;
@@ -273,7 +273,7 @@ pub fn single_device_seconds(
     cluster: &Cluster,
     request: &Request,
 ) -> Result<Option<f64>, SearchError> {
-    let graph = &*request.graph_of(graph, cluster);
+    let graph = &*request.graph_of(graph, cluster)?;
     let mut least: Option<f64> = None;
     let free = request.free();
     let format = matmul_precision(request.precision.compute);

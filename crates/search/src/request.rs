@@ -139,9 +139,25 @@ impl Request {
     }
 
     /// The graph that plans are made for, of a model as it is described: with attention as they compute it.
-    pub fn graph_of<'g>(&self, model: &'g Graph, cluster: &Cluster) -> Cow<'g, Graph> {
+    ///
+    /// # Errors
+    /// If documents are to be masked that cannot be in this model.
+    pub fn graph_of<'g>(
+        &self,
+        model: &'g Graph,
+        cluster: &Cluster,
+    ) -> Result<Cow<'g, Graph>, SearchError> {
         let usual = || usual_attention(model, cluster.fuses_attention());
-        with_attention(model, self.attention.unwrap_or_else(usual), self.mask_documents)
+        let graph =
+            with_attention(model, self.attention.unwrap_or_else(usual), self.mask_documents);
+        match self.mask_documents && !graph.masks_documents() {
+            true => Err(SearchError::Request {
+                key: "mask_documents",
+                value: "true".into(),
+                rule: Graph::DOCUMENT_MASK_RULE.into(),
+            }),
+            false => Ok(graph),
+        }
     }
 
     /// The same for `machines`, which are some of those that it is for.

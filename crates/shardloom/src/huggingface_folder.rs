@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use shardloom_checkpoint::{Checkpoint, Stored, read_safetensors, write_safetensors};
-use shardloom_document::Fault;
+use shardloom_document::at_line;
 use shardloom_interop::ModelType;
 use shardloom_interop::huggingface::write_config;
 use shardloom_interop::weights::{HuggingFaceTensors, Tensor, files_of_index, line_in_index};
@@ -82,9 +82,9 @@ fn read_indexed(
     index: &Path,
 ) -> Result<BTreeMap<String, shardloom_checkpoint::Tensor>> {
     let text = read(index)?;
-    let wrong = |line: Option<usize>, message: String| {
-        let place = Fault { line, message: String::new() }.place(&index.display().to_string());
-        Error::WeightIndex { place, rule: message }
+    let wrong = |line: Option<usize>, rule: String| Error::WeightIndex {
+        place: at_line(&index.display().to_string(), line),
+        rule,
     };
     let files = files_of_index(&text).map_err(|fault| wrong(fault.line, fault.message))?;
     let mut all = BTreeMap::new();

@@ -57,7 +57,7 @@ pub use huggingface_folder::{
 };
 pub use local_profile::LocalProfile;
 pub use lowering::{
-    line_in_plan, lower, read_plan, read_plan_and_model, read_plan_of, uniform_plan,
+    lower, place_in_plan, read_plan, read_plan_and_model, read_plan_of, uniform_plan,
     uniform_plan_in_chunks,
 };
 pub use machines::load_cluster;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use shardloom_cluster::Cluster;
-use shardloom_document::{Fault, toml_line_of};
+use shardloom_document::{at_line, toml_line_of};
 use shardloom_graph::{Extents, Graph, GraphError};
 use shardloom_plan::{Axis, ParameterGroup, Plan, PlanError, Uniform};
 use shardloom_program::Program;
@@ -47,9 +47,10 @@ pub fn read_plan_of(path: &Path, model: &Model) -> Result<Plan> {
     Ok(written.plan)
 }
 
-/// The line of a plan's file where a key stands, or the longest part of it that is there.
-pub fn line_in_plan(path: &Path, key: &str) -> Option<usize> {
-    toml_line_of(&model::read(path).ok()?, key)
+/// Where a key, or the longest part of it that is there, stands in a plan's file: `plan.toml:4`.
+pub fn place_in_plan(path: &Path, key: &str) -> String {
+    let line = model::read(path).ok().and_then(|text| toml_line_of(&text, key));
+    at_line(&path.display().to_string(), line)
 }
 
 /// A plan with the text that it is written in, for errors to say where.
@@ -82,9 +83,8 @@ impl Written {
         else {
             return error;
         };
-        let line = toml_line_of(&self.text, "model");
-        let fault = Fault { line, message: error.to_string() };
-        GraphError::Text { place: fault.place(&self.place), message: fault.message }.into()
+        let place = at_line(&self.place, toml_line_of(&self.text, "model"));
+        GraphError::Text { place, message: error.to_string() }.into()
     }
 
     /// Checks that the plan fits `model`.

@@ -52,6 +52,11 @@ pub struct Dimensions {
     #[arg(long, value_name = "trunk|NAMES")]
     freeze: Vec<String>,
 
+    /// Keep attention within documents, where samples are packed of several: a position sees none of another
+    /// document. Documents end with the tokenizer's end of text
+    #[arg(long)]
+    mask_documents: bool,
+
     /// adamw, sgd, lamb or adafactor, with settings as in sgd:momentum=0.9,weight_decay=0.01;
     /// sgd's reference_batch=128 scales momentum and learning rate from batches of 128 samples to those
     /// that updates have [default: adamw]
@@ -90,6 +95,7 @@ impl Dimensions {
             precision,
             stochastic_rounding,
             freeze,
+            mask_documents,
             optimizer,
             clip_norm,
             no_clip,
@@ -102,6 +108,7 @@ impl Dimensions {
             ("--precision", precision.is_some()),
             ("--stochastic-rounding", *stochastic_rounding),
             ("--freeze", !freeze.is_empty()),
+            ("--mask-documents", *mask_documents),
             ("--optimizer", optimizer.is_some()),
             ("--clip-norm", clip_norm.is_some()),
             ("--no-clip", *no_clip),
@@ -181,6 +188,7 @@ impl Dimensions {
             formats_by_machines: usual.formats_by_machines && self.precision.is_none(),
             optimizer: self.optimizer()?,
             frozen: frozen(&self.freeze, model)?,
+            mask_documents: self.mask_documents,
             clip_norm: self.clip_norm(),
             post_validation: self.post_validation,
             ..usual

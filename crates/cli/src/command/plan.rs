@@ -95,6 +95,11 @@ pub struct Plan {
     #[arg(long, value_name = "trunk|NAMES")]
     freeze: Vec<String>,
 
+    /// Keep attention within documents, where samples are packed of several. Times and memory are those of samples
+    /// of one document
+    #[arg(long, conflicts_with = "runner")]
+    mask_documents: bool,
+
     /// Let stages update before the norm of all gradients is known, and check that in the next step; only
     /// with a method, as a search tries it by itself
     #[arg(long, requires = "method")]
@@ -259,6 +264,7 @@ impl Plan {
         let mut request = usual_request(model, &cluster, text, self.global_batch);
         request.optimizer = parse_optimizer(&self.optimizer)?;
         request.frozen = frozen(&self.freeze, model)?;
+        request.mask_documents = self.mask_documents;
         request.post_validation = self.post_validation;
         request.trials = Trials {
             count: self.trials,

@@ -61,6 +61,17 @@ fn documents_that_cannot_be_kept_apart_are_refused() {
     train(bytes, "bytes").refuses("data", "the tokenizer bytes has no token that ends one");
     let recurrent = "lstm:layers=1,hidden=16,embed=8,seq=8,vocab=24";
     train(recurrent, "words.json").refuses("plan", "--mask-documents true: documents are masked");
+    let of_mlp = "mlp:inputs=8,hidden=8,layers=2,classes=4 --cluster a100-40g:1x2";
+    for plan in [
+        format!("plan {recurrent} --cluster a100-40g:1x2 --global-batch 8"),
+        format!("plan {of_mlp} --global-batch 8 --method data-parallel"),
+        format!("compare {of_mlp} --methods data-parallel"),
+    ] {
+        let run = format!("{plan} --mask-documents --json");
+        place
+            .run(&run)
+            .refuses("search", "documents are masked in models whose attention is causal");
+    }
     let plan = "plan gpt-2 --cluster a100-40g:1x2 --global-batch 8 --mask-documents --for megatron";
     let outcome = place.run(plan);
     outcome.check(outcome.status == Some(2), "it is not refused");

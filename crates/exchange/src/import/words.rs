@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
 use serde_json::Value;
-use shardloom_document::{Fault, json_fault, json_line_of, nearest, toml_fault, toml_line_of};
+use shardloom_document::{
+    Fault, at_line, json_fault, json_line_of, nearest, toml_fault, toml_line_of,
+};
 
 use super::{ON_DEVICES, asks_for_offload, is_misspelt, is_off, python, yaml};
 use crate::ExchangeError;
@@ -69,10 +71,7 @@ impl Words {
             Lines::Yaml(lines) => parts(path).find_map(|part| lines.get(part).copied()),
             Lines::Python(lines) => parts(path).find_map(|part| lines.get(part).copied()),
         };
-        match line {
-            Some(line) => format!("{}:{line}", self.place),
-            None => self.place.clone(),
-        }
+        at_line(&self.place, line)
     }
 
     /// Whether a word of the outermost level is there.

@@ -81,11 +81,15 @@ pub fn lower_with(
         ))
         .into());
     }
-    plan.validate(graph, devices)?;
-    if graph.masks_documents() && !plan.mask_documents {
-        let rule = "documents are masked in the graph and not in the plan it is lowered for (see Plan::graph_of)";
-        return Err(ScheduleError::Rule(rule.into()).into());
+    let masks = graph.masks_documents();
+    if masks != plan.mask_documents && graph.with_document_mask().is_some() {
+        return Err(ScheduleError::Rule(format!(
+            "mask_documents is {} in the plan, and {masks} in the graph it is lowered for (see Plan::graph_of)",
+            plan.mask_documents
+        ))
+        .into());
     }
+    plan.validate(graph, devices)?;
     sync::require_same_servers(way, plan)?;
     let lists = device_lists(plan);
     let stages = stage_models(graph, plan, &lists)?;

@@ -112,6 +112,21 @@ fn programs_of_any_groups_are_sound() {
     assert!(count >= 380, "{count}");
 }
 
+/// It sums other parameters, and takes part in the norm of all gradients, of which it has no use.
+#[test]
+fn a_server_without_a_table_beside_one_that_has_one_is_sound() {
+    let graph = graph("lstm:layers=1,hidden=8,embed=8,seq=4,vocab=64,sampled_softmax=8");
+    let table = ParameterGroup { sparse: Some(true), ..group("embedding.token", &[0]) };
+    for clip_norm in [None, Some(1.0)] {
+        let mut plan = plan(&graph, 2, 2, vec![table.clone(), group("*", &[1])]);
+        plan.clip_norm = clip_norm;
+        let program = lowered(&graph, &plan);
+        let [with_table, without] = [2, 3].map(|class| &program.classes[class]);
+        assert!(with_table.holds_tables() && !without.holds_tables() && without.sums());
+        assert_eq!(verify(&program), Ok(()), "clipped to {clip_norm:?}");
+    }
+}
+
 #[test]
 fn pieces_are_rows_of_each_parameter_and_go_to_the_servers_that_are_listed() {
     let graph = gpt();

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use shardloom_cluster::DeviceId;
+use shardloom_graph::ValueId;
 use shardloom_graph::work::Pass;
 use shardloom_program::{
     Action, BodyKind, Class, ClassId, Content, Group, Instruction, MemoryTracker, Queue, Tensor,
@@ -68,6 +69,8 @@ pub(super) struct Site<'s> {
     pub per_node: u32,
     /// Whether collectives run beside computation.
     pub overlaps: bool,
+    /// Inputs that several blocks read, which a stage loads once for all of them.
+    pub loaded_once: &'s [ValueId],
 }
 
 impl Site<'_> {
@@ -113,8 +116,8 @@ impl Site<'_> {
         }))
     }
 
-    /// Seconds of one instruction; none for messages between stages and for what keeps replicas equal,
-    /// which depends on more than the block.
+    /// Seconds of one instruction; none for messages between stages, for what keeps replicas equal, and for what a
+    /// stage does once for several blocks, which depend on more than the block.
     fn seconds(
         &self,
         costs: &CostModel<'_>,
@@ -125,6 +128,7 @@ impl Site<'_> {
         let class = program.class(id);
         match instruction.action {
             Action::Send { .. } | Action::Receive { .. } => return Ok(None),
+            Action::Load { value, .. } if self.loaded_once.contains(&value) => return Ok(None),
             Action::Collective { .. }
                 if !class.tensor(instruction.reads[0].tensor).is_activation() =>
             {

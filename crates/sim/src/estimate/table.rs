@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use shardloom_cluster::Cluster;
-use shardloom_graph::{BlockId, Graph, Representative, ValueId};
+use shardloom_graph::{BlockId, Graph, Representative, Value, ValueId};
 use shardloom_program::{Action, BodyKind, Class, Content, Program};
 
 use super::block::{BlockCost, Held, Site, pass_instructions};
@@ -86,6 +86,17 @@ fn received_bytes(class: &Class, samples: u32) -> Vec<f64> {
     written.map(|bytes| bytes as f64 / f64::from(samples)).collect()
 }
 
+/// The inputs of a representative model that several blocks of the original read.
+fn loaded_once(representative: &Representative) -> Vec<ValueId> {
+    let graph = representative.graph();
+    let is_read_often = |input: &Value| {
+        let reads =
+            |kind: usize| input.consumers.iter().any(|&op| graph.op(op).block.index() == kind);
+        representative.stand_ins().iter().filter(|&&kind| reads(kind)).count() > 1
+    };
+    graph.inputs().filter(|(_, input)| is_read_often(input)).map(|(id, _)| id).collect()
+}
+
 /// The values that `block` reads and an earlier one made, in order of first use, with that block.
 fn values_from_before(graph: &Graph, block: usize) -> Vec<(ValueId, usize)> {
     let mut values = vec![];
@@ -135,7 +146,9 @@ impl BlockTable {
             // Stages are costed one by one, all in the same place.
             class.devices = devices.iter().copied().cycle().take(class.mesh.size()).collect();
         }
+        let loaded_once = loaded_once(representative);
         let site = Site {
+            loaded_once: &loaded_once,
             devices: &devices,
             concurrent,
             per_node: place.per_node,

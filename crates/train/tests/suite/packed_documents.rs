@@ -119,8 +119,9 @@ fn documents_are_masked_where_the_plan_says_so_and_the_model_can() {
     let graph = fused.graph_of(&model);
     assert!(graph.masks_documents());
     lower(&graph, &fused, 1).expect("the graph is the plan's");
-    refused(&model, &plan, "mask_documents");
-    refused(&masked, &serial().plan(&model, "model", "local"), "masked in the graph");
+    refused(&model, &plan, "mask_documents is true in the plan, and false in the graph");
+    let unmasked = serial().plan(&model, "model", "local");
+    refused(&masked, &unmasked, "mask_documents is false in the plan, and true in the graph");
     for text in [
         "mlp:inputs=8,hidden=12,layers=4,classes=4",
         "lstm:layers=1,hidden=16,embed=8,projection=8,seq=8,vocab=32",

@@ -59,6 +59,7 @@ mod tests {
             precision: None,
             stochastic_rounding: false,
             freeze: vec![],
+            mask_documents: false,
             optimizer: None,
             clip_norm: None,
             no_clip: false,

@@ -144,11 +144,6 @@ pub(super) struct Split {
     #[arg(long, value_name = "HOW", value_parser = attention)]
     pub(super) attention: Option<AttentionKind>,
 
-    /// Keep attention within documents, where samples are packed of several: a position sees none of another
-    /// document. Documents end with the tokenizer's end of text
-    #[arg(long)]
-    pub(super) mask_documents: bool,
-
     /// Keep what was gathered within groups for the backward pass, instead of gathering it again
     #[arg(long)]
     pub(super) keep_gathered: bool,
@@ -186,7 +181,6 @@ impl Split {
             recompute,
             recompute_except_last,
             attention,
-            mask_documents,
             keep_gathered,
         } = self;
         first_given([
@@ -217,7 +211,6 @@ impl Split {
             ("--recompute", recompute.is_some()),
             ("--recompute-except-last", *recompute_except_last),
             ("--attention", attention.is_some()),
-            ("--mask-documents", *mask_documents),
             ("--keep-gathered", *keep_gathered),
         ])
     }

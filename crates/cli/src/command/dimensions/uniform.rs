@@ -49,7 +49,7 @@ impl Dimensions {
         plan.recompute_last = !self.split.recompute_except_last;
         let usual = || usual_attention(model.graph(), place.fuses_attention);
         plan.attention = self.split.attention.unwrap_or_else(usual);
-        plan.mask_documents = self.split.mask_documents;
+        plan.mask_documents = self.mask_documents;
         plan.keeps_gathered = self.split.keep_gathered || place.plan_defaults.keeps_gathered;
         plan.weights = weights;
         if microbatches > 1 {

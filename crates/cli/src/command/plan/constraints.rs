@@ -50,11 +50,6 @@ pub struct Constraints {
     #[arg(long, value_name = "HOW", value_parser = attention)]
     attention: Option<AttentionKind>,
 
-    /// Keep attention within documents, where samples are packed of several. Times and memory are those of samples
-    /// of one document
-    #[arg(long, conflicts_with = "runner")]
-    mask_documents: bool,
-
     /// Order of passes, such as 1f1b, interleaved or zb-v
     #[arg(long, value_name = "SCHEDULE", value_parser = searched, conflicts_with = "method")]
     schedule: Option<ScheduleKind>,
@@ -81,12 +76,10 @@ impl Constraints {
             micro_batch,
             recompute,
             attention,
-            mask_documents,
             schedule,
         } = *self;
         request.only = Only { pp, dp, cp, tp, zero, microbatch: micro_batch, recompute };
         request.attention = attention;
-        request.mask_documents = mask_documents;
         if let Some(algorithm) = algorithm {
             (request.algorithm, request.fastest_algorithm) = (algorithm, false);
         }
@@ -107,8 +100,6 @@ impl Constraints {
             micro_batch,
             recompute,
             attention,
-            // All plans have it then, and so it is none of what a plan costs.
-            mask_documents: _,
             schedule,
         } = self;
         let said = |option: &str, value: Option<String>| value.map(|it| format!("{option} {it}"));

@@ -106,19 +106,7 @@ impl Shape {
         }
         let found = found_on(on, terminal, |cluster, file| {
             let usual = usual_request(model, cluster, file, plan.global_batch);
-            // No machine is measured in fp16.
-            let precision = match plan.precision.compute {
-                Number::Fp16 => Precision::FP32,
-                Number::Fp32 | Number::Bf16 => plan.precision,
-            };
-            let request = Request {
-                precision,
-                formats_by_machines: false,
-                optimizer: plan.optimizer,
-                clip_norm: plan.clip_norm,
-                ..usual
-            };
-            fastest(model, cluster, &request, terminal)
+            fastest(model, cluster, &anew(plan, usual), terminal)
         })?;
         Ok(as_before(found, plan))
     }
@@ -185,6 +173,23 @@ fn found_on(
     find(&cluster, &file.display().to_string())
 }
 
+/// What a search is asked for a plan by which a run goes on: `usual` but for what `before` says of what is computed.
+fn anew(before: &Plan, usual: Request) -> Request {
+    // No machine is measured in fp16.
+    let precision = match before.precision.compute {
+        Number::Fp16 => Precision::FP32,
+        Number::Fp32 | Number::Bf16 => before.precision,
+    };
+    Request {
+        precision,
+        formats_by_machines: false,
+        optimizer: before.optimizer,
+        clip_norm: before.clip_norm,
+        mask_documents: before.mask_documents,
+        ..usual
+    }
+}
+
 /// A plan that was found, with what the plan of before says of what is computed and not of how it is split.
 fn as_before(found: Plan, before: &Plan) -> Plan {
     let Plan { precision, skip_non_finite, loss_scale, .. } = *before;
@@ -199,6 +204,18 @@ mod tests {
     use shardloom::plan::Uniform;
 
     use super::*;
+
+    #[test]
+    fn a_run_goes_on_with_attention_within_documents() {
+        let text = "gpt:layers=2,hidden=8,heads=2,seq=8,vocab=16";
+        let model = Model::load(text).expect("a model");
+        let plan = Uniform::default().plan(model.graph(), text, "local");
+        for mask_documents in [false, true] {
+            let before = Plan { mask_documents, ..plan.clone() };
+            let request = anew(&before, Request::new(text, "local", 8));
+            assert_eq!(request.mask_documents, mask_documents);
+        }
+    }
 
     /// Also where the plan was found for fp32, as no machine is measured in fp16.
     #[test]

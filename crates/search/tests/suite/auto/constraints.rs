@@ -12,6 +12,28 @@ use super::{LARGER, PLENTY, search};
 use crate::scenario::{h100, model};
 
 #[test]
+fn documents_that_are_to_be_masked_are_or_the_model_is_refused() {
+    let cluster = h100(1, 4, PLENTY);
+    let masked = |text: &str| {
+        let request = Request { mask_documents: true, ..Request::new(text, "c", 32) };
+        search(&model(text), &cluster, &request)
+    };
+    let found = masked(LARGER).expect("a plan");
+    assert!(found.plan.mask_documents);
+    let whole = search(&model(LARGER), &cluster, &Request::new(LARGER, "c", 32)).expect("a plan");
+    let ratio = found.judgement.step_seconds / whole.judgement.step_seconds;
+    // It loads where documents begin.
+    assert!((1.0..1.001).contains(&ratio), "{ratio}");
+    for text in [
+        "lstm:layers=1,hidden=8,embed=8,seq=8,vocab=32",
+        "mlp:inputs=8,hidden=8,layers=2,classes=4",
+    ] {
+        let error = masked(text).expect_err("it has no causal attention alone");
+        assert!(matches!(error, SearchError::Request { key: "mask_documents", .. }), "{error}");
+    }
+}
+
+#[test]
 fn what_a_plan_must_have_it_has_and_nothing_faster_is_left() {
     let graph = model(LARGER);
     let cluster = h100(2, 4, PLENTY);

@@ -75,7 +75,8 @@ fn stages_of_one_block_are_estimated_to_the_byte() {
     let own = include_str!("../../../../../examples/models/own-network.toml");
     let own = ModelSpec::from_toml(own, "own-network.toml").and_then(|spec| spec.graph());
     let llama = "llama:layers=6,hidden=64,heads=4,kv_heads=2,seq=32,vocab=128,ffn=96";
-    let graphs = [own.expect("the example is a network"), gpt(5, true), model(llama)];
+    let masked = model(llama).with_document_mask().expect("its attention is causal");
+    let graphs = [own.expect("the example is a network"), gpt(5, true), model(llama), masked];
     let widths = [(1, 1, false), (1, 2, false), (1, 2, true), (2, 1, false), (2, 2, true)];
     for (graph, recompute) in graphs.iter().flat_map(|it| ESTIMATED.map(|policy| (it, policy))) {
         for (zero, (cp, tp, sequence_parallel)) in

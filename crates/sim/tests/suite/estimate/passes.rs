@@ -27,6 +27,33 @@ fn a_step_of_a_single_device_is_estimated_as_it_is_simulated() {
     }
 }
 
+/// Which an estimate leaves out: a stage loads once what says where documents begin, however many blocks read it.
+#[test]
+fn a_step_with_attention_within_documents_takes_what_one_without_takes_but_for_a_load() {
+    let settings = Settings { norm: false, ..MIXED };
+    for candidate in [pipeline(1, 1, 3), pipeline(2, 2, 4)] {
+        for fuses in [false, true] {
+            let load = |layers: usize| {
+                let graph = match (gpt(layers, false), fuses) {
+                    (graph, true) => graph.with_fused_attention(),
+                    (graph, false) => graph,
+                };
+                let masked = graph.with_document_mask().expect("its attention is causal");
+                let of = |graph| times(graph, &h100(4), &settings, &[candidate])[0];
+                let [(estimated, simulated), masked] = [of(&graph), of(&masked)];
+                assert_eq!(masked.0, estimated, "{candidate:?}");
+                masked.1 - simulated
+            };
+            let [few, many] = [4, 8].map(load);
+            // Fused attention loads it for the backward pass again; each load takes 4 microseconds.
+            let loads = few / 4e-6 / f64::from(candidate.microbatches + candidate.pp - 1);
+            let most = if fuses { 2.0 } else { 1.0 };
+            assert!(loads > 0.0 && loads < most + 1e-3, "{loads} loads: {candidate:?}");
+            assert!((many - few).abs() < 1e-9, "{many} for {few}: {candidate:?}");
+        }
+    }
+}
+
 #[test]
 fn a_balanced_cut_gives_a_heavy_head_fewer_neighbours() {
     let graph = model("gpt:layers=14,hidden=256,heads=4,seq=128,vocab=51200");
