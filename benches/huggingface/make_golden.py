@@ -5,7 +5,7 @@
     make_golden.py --check    loads the folders and compares their losses with the recorded ones
 
 `crates/shardloom/tests/suite/huggingface.rs` loads each folder as a model with its weights, and must find the same
-losses. Weights and biases are drawn, gains lie around one, so that no term
+losses, for some of them also with attention within documents, which are the words of the text. Weights and biases are drawn, gains lie around one, so that no term
 is silently neutral.
 """
 
@@ -102,21 +102,36 @@ CONFIGS = {
 }
 
 
+# Families whose losses are recorded within documents too, with the positions of a window if there is one.
+WITHIN_DOCUMENTS = {"gpt2": SEQ, "llama": SEQ, "mistral-window": 5}
+
+
 def samples():
     tokens = torch.tensor(list(TEXT.encode()))
     starts = range(0, len(tokens) - SEQ, SEQ)
     return torch.stack([tokens[at : at + SEQ + 1] for at in starts])
 
 
-def losses_of(model, steps=STEPS):
+def within_documents(inputs, window):
+    """What is added to the scores of queries over keys where a space ends a document."""
+    ends = torch.nn.functional.pad(inputs[:, :-1] == ord(" "), (1, 0))
+    documents = ends.cumsum(1)
+    behind = torch.arange(SEQ)[:, None] - torch.arange(SEQ)
+    seen = (behind >= 0) & (behind < window) & (documents[:, :, None] == documents[:, None, :])
+    hidden = torch.tensor(torch.finfo(torch.float64).min, dtype=torch.float64)
+    return torch.where(seen, torch.zeros_like(hidden), hidden)[:, None]
+
+
+def losses_of(model, steps=STEPS, window=None):
     """Mean cross-entropy over all positions of all samples, in double precision, before each of so many steps of
-    plain gradient descent."""
+    plain gradient descent; with a window, within documents."""
     tokens = samples()
+    mask = None if window is None else within_documents(tokens[:, :-1], window)
     model = model.double().eval()
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     losses = []
     for _ in range(steps):
-        logits = model(input_ids=tokens[:, :-1]).logits
+        logits = model(input_ids=tokens[:, :-1], attention_mask=mask).logits
         loss = torch.nn.functional.cross_entropy(
             logits.reshape(-1, logits.shape[-1]), tokens[:, 1:].reshape(-1)
         )
@@ -148,11 +163,19 @@ def main():
     if arguments.folders:
         return
     recorded = GOLDEN / "losses.json"
+
+    def load(family):
+        return transformers.AutoModelForCausalLM.from_pretrained(GOLDEN / family)
+
     if arguments.check:
-        for family, losses in json.loads(recorded.read_text())["losses"].items():
-            found = losses_of(transformers.AutoModelForCausalLM.from_pretrained(GOLDEN / family))
+        known = json.loads(recorded.read_text())
+        every = [(family, losses, None) for family, losses in known["losses"].items()]
+        masked = known["losses_within_documents"].items()
+        every += [(family, losses, WITHIN_DOCUMENTS[family]) for family, losses in masked]
+        for family, losses, window in every:
+            found = losses_of(load(family), window=window)
             if any(abs(one - other) > 1e-9 for one, other in zip(found, losses, strict=True)):
-                sys.exit(f"{family}: {found} instead of {losses}")
+                sys.exit(f"{family}, window {window}: {found} instead of {losses}")
         return
     losses = {}
     for family, config in CONFIGS.items():
@@ -162,7 +185,9 @@ def main():
         (GOLDEN / family / "generation_config.json").unlink(missing_ok=True)
         losses[family] = losses_of(model)
     made_by = f"transformers {transformers.__version__}, torch {torch.__version__}"
-    recorded.write_text(json.dumps({"made_by": made_by, "text": TEXT, "losses": losses}, indent=2) + "\n")
+    masked = {family: losses_of(load(family), window=window) for family, window in WITHIN_DOCUMENTS.items()}
+    made = {"made_by": made_by, "text": TEXT, "losses": losses, "losses_within_documents": masked}
+    recorded.write_text(json.dumps(made, indent=2) + "\n")
 
 
 if __name__ == "__main__":

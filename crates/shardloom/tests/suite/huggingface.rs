@@ -6,8 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde_json::json;
 use shardloom::checkpoint::{Stored, Tensor, read_safetensors};
-use shardloom::plan::{Mesh, Optimizer, Uniform};
+use shardloom::plan::{AttentionKind, Mesh, Optimizer, Plan, Uniform};
 use shardloom::train::learning_rate::{Curve, LearningRate};
 use shardloom::train::{OnNonFinite, RunClock, Settings};
 use shardloom::{
@@ -52,15 +53,22 @@ fn session(model: &Model, folder: &Path, weights: &Path, tp: u32) -> Session {
 
 /// A session over all of the recorded text.
 fn start(model: &Model, folder: &Path, tp: u32) -> Session {
-    let sgd = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0, reference_batch: None };
-    let uniform =
-        Uniform { mesh: Mesh::of(1, 1, tp), global_batch: 4, optimizer: sgd, ..Uniform::default() };
-    let plan = uniform.plan(model.graph(), &model.text(), "local");
     let text = folder.join("text.txt");
     fs::write(&text, recorded()["text"].as_str().expect("a text")).expect("written");
     let tokenizer = TextTokenizer::open("bytes").expect("a tokenizer");
+    start_by(&plan(model, Mesh::of(1, 1, tp)), model, text, &tokenizer)
+}
+
+fn plan(model: &Model, mesh: Mesh) -> Plan {
+    let sgd = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0, reference_batch: None };
+    let uniform = Uniform { mesh, global_batch: 4, optimizer: sgd, ..Uniform::default() };
+    uniform.plan(model.graph(), &model.text(), "local")
+}
+
+/// A session over all of a text, which four samples are.
+fn start_by(plan: &Plan, model: &Model, text: PathBuf, tokenizer: &TextTokenizer) -> Session {
     let sampling = Sampling { seed: 1, validation_fraction: 0.0 };
-    let data = Data::open(model, &[text], &tokenizer, sampling).expect("four samples");
+    let data = Data::open(model, &[text], tokenizer, sampling).expect("four samples");
     let settings = Settings {
         seed: 1,
         learning_rate: LearningRate::new(Curve::Constant { peak: 0.1 }).expect("a rate"),
@@ -68,7 +76,7 @@ fn start(model: &Model, folder: &Path, tp: u32) -> Session {
         timeout: Duration::from_secs(60),
         clock: RunClock::Wall,
     };
-    Session::start(model, &plan, data, settings).expect("a session")
+    Session::start(model, plan, data, settings).expect("a session")
 }
 
 fn tensors(folder: &Path) -> BTreeMap<String, Tensor> {
@@ -102,6 +110,59 @@ fn models_with_their_weights_lose_what_they_lose_there_and_train_alike_when_spli
         assert!(losses[0][2] < losses[0][0], "{family} learns: {losses:?}");
         for (whole, split) in losses[0].iter().zip(losses[1]) {
             assert!((whole - split).abs() < 1e-5 * whole, "{family}: {losses:?}");
+        }
+    }
+}
+
+/// The words of the recorded text as documents, and a tokenizer whose tokens are their bytes, and a space where one ends.
+fn documents(folder: &Path) -> (PathBuf, TextTokenizer) {
+    let recorded = recorded();
+    let words = recorded["text"].as_str().expect("a text").split(' ');
+    let lines: Vec<String> = words.map(|word| json!({ "text": word }).to_string()).collect();
+    let text = folder.join("words.jsonl");
+    fs::write(&text, lines.join("\n")).expect("written");
+    let letters = (b'!'..=b'~').map(|letter| (char::from(letter).to_string(), letter.into()));
+    let mut vocabulary: BTreeMap<String, u32> = letters.collect();
+    vocabulary.insert("</s>".into(), b' '.into());
+    vocabulary.insert("unknown".into(), 255);
+    let tokenizer = json!({
+        "model": { "type": "WordLevel", "vocab": vocabulary, "unk_token": "unknown" },
+        "pre_tokenizer": {
+            "type": "Split", "pattern": { "Regex": "." }, "behavior": "Isolated", "invert": false,
+        },
+    });
+    let path = folder.join("letters.json");
+    fs::write(&path, tokenizer.to_string()).expect("written");
+    let tokenizer = TextTokenizer::open(path.to_str().expect("UTF-8")).expect("a tokenizer");
+    (text, tokenizer)
+}
+
+#[test]
+fn within_documents_models_lose_what_they_lose_there_under_a_mask() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (text, tokenizer) = documents(folder.path());
+    let recorded = recorded();
+    let within = recorded["losses_within_documents"].as_object().expect("some families");
+    assert_eq!(within.len(), 3);
+    for (family, within) in within {
+        let model = load(&golden(family));
+        let weights = model.weights().expect("the folder has weights");
+        for (mask_documents, expected) in [(false, &recorded["losses"][family]), (true, within)] {
+            for (mesh, attention) in [
+                (Mesh::of(1, 1, 1), AttentionKind::Unfused),
+                (Mesh::of(1, 2, 2), AttentionKind::Unfused),
+                (Mesh::of(2, 1, 1), AttentionKind::Fused),
+            ] {
+                let plan = Plan { mask_documents, attention, ..plan(&model, mesh) };
+                let mut session = start_by(&plan, &model, text.clone(), &tokenizer);
+                session.load_weights(weights).expect("weights of the model");
+                for step in 0..3 {
+                    let loss = session.step().expect("a step").loss;
+                    let expected = expected[step].as_f64().expect("a loss");
+                    let difference = (loss - expected).abs() / expected;
+                    assert!(difference < 1e-6, "{family}, {mesh}: {loss} instead of {expected}");
+                }
+            }
         }
     }
 }
