@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_plan::{Optimizer, Recompute, Updates, Weights};
-use shardloom_search::{Request, Trials, with_fastest_algorithms};
+use shardloom_search::{Request, Trials, with_fastest_reductions};
 
 use crate::choice::{Measure, Task};
 use crate::{Choice, MethodError};
@@ -94,13 +94,9 @@ impl Method {
     ) -> Result<Choice, MethodError> {
         let graph = &*request.graph_of(graph, cluster)?;
         let choice = self.choose_for(Task::new(self.name, graph, cluster, request))?;
-        if !request.fastest_algorithm {
-            return Ok(choice);
-        }
         let Choice { plan, judgement, mut notes, .. } = choice;
-        let share = request.memory_share;
-        let found = with_fastest_algorithms(graph, cluster, plan, judgement, share)?;
-        notes.extend(found.note);
+        let found = with_fastest_reductions(graph, cluster, plan, judgement, request)?;
+        notes.extend(found.notes);
         Ok(Choice { plan: found.plan, judgement: found.judgement, notes, ..choice })
     }
 

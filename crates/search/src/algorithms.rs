@@ -9,23 +9,10 @@ use shardloom_plan::Plan;
 use shardloom_program::quantity::{counted, percent};
 use shardloom_sim::collective_rate_name;
 
-use crate::{Judgement, SearchError, judge};
+use crate::{Faster, Judgement, SearchError, judge};
 
 /// The share of a step that another algorithm must save to be taken.
 const WORTH: f64 = 0.0005;
-
-/// A plan with the algorithms that are fastest for it.
-#[derive(Clone, Debug)]
-pub struct FastestAlgorithms {
-    /// The plan.
-    pub plan: Plan,
-    /// How it was simulated.
-    pub judgement: Judgement,
-    /// How many algorithms were simulated.
-    pub simulated: usize,
-    /// What a step would take with the algorithms that the plan had before, where these are others.
-    pub note: Option<String>,
-}
 
 /// Where a plan names an algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,9 +169,9 @@ pub fn with_fastest_algorithms(
     plan: Plan,
     judgement: Judgement,
     memory_share: f64,
-) -> Result<FastestAlgorithms, SearchError> {
+) -> Result<Faster, SearchError> {
     let (before, before_seconds) = (plan.clone(), judgement.step_seconds);
-    let mut found = FastestAlgorithms { plan, judgement, simulated: 0, note: None };
+    let mut found = Faster::unchanged(plan, judgement);
     for key in Key::of(&found.plan) {
         let mut others = others(graph, cluster, &found.plan, key)?;
         found.simulated += others.len();
@@ -204,7 +191,7 @@ pub fn with_fastest_algorithms(
     if !replaced.is_empty() {
         let chosen: Vec<String> =
             Key::of(&before).iter().map(|key| key.algorithm(&found.plan).to_string()).collect();
-        found.note = Some(format!(
+        found.notes.push(format!(
             "collectives are {}: with {} a step would take {} more",
             chosen.join(" and "),
             replaced.join(" and "),

@@ -13,7 +13,7 @@ use shardloom_sim::matmul_precision;
 use crate::baseline::Baseline;
 use crate::search::{MOST_BLOCKS, Search, is_deep};
 use crate::subset::Subset;
-use crate::{Judgement, Request, SearchError, closest, judge, nearby, with_fastest_algorithms};
+use crate::{Judgement, Request, SearchError, closest, judge, nearby, with_fastest_reductions};
 
 /// The answer of a search.
 #[derive(Clone, Debug)]
@@ -151,16 +151,15 @@ pub fn auto(
     if is_deep {
         notes.push(format!(
             "the model has {} blocks: with more than {MOST_BLOCKS} only the fastest plan by estimate is simulated, and \
-             neither plans that people use without a search nor other algorithms of collectives",
+             neither plans that people use without a search nor other algorithms of collectives or sizes of buckets",
             graph.blocks().len()
         ));
     }
-    let (plan, judgement) = match request.fastest_algorithm && !is_deep {
-        false => (plan, judgement),
-        true => {
-            let share = request.memory_share;
-            let found = with_fastest_algorithms(graph, cluster, plan, judgement, share)?;
-            notes.extend(found.note);
+    let (plan, judgement) = match is_deep {
+        true => (plan, judgement),
+        false => {
+            let found = with_fastest_reductions(graph, cluster, plan, judgement, request)?;
+            notes.extend(found.notes);
             (found.plan, found.judgement)
         }
     };

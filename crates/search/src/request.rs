@@ -41,6 +41,9 @@ pub struct Request {
     /// Whether the plan that is found then gets [the algorithm with which it is
     /// fastest](crate::with_fastest_algorithms), as nobody asked for `algorithm`.
     pub fastest_algorithm: bool,
+    /// Whether the plan that is found then gets the size of buckets with which it is fastest, as nobody asked for
+    /// `bucket_bytes`: where gradients are reduced in buckets of that size.
+    pub fastest_bucket_size: bool,
     /// Bytes of gradient up to which consecutive blocks share a collective, where the software has no habit of
     /// its own.
     pub bucket_bytes: usize,
@@ -103,6 +106,7 @@ impl Request {
             post_validation: false,
             algorithm,
             fastest_algorithm: false,
+            fastest_bucket_size: false,
             bucket_bytes,
             attention: None,
             mask_documents: false,

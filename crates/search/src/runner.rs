@@ -22,6 +22,9 @@ pub trait Runner: fmt::Debug + Send + Sync {
     /// Whether they run a plan on devices of a cluster.
     fn runs(&self, cluster: &Cluster, plan: &Plan) -> bool;
 
+    /// Whether they reduce gradients in buckets as large as a plan that they run says.
+    fn takes_bucket_size(&self, cluster: &Cluster, plan: &Plan) -> bool;
+
     /// Where they cut a model themselves, by the number of stages: the first block of each, then the number of blocks.
     /// None if they take any cut.
     fn own_cuts(&self) -> Option<&BTreeMap<usize, Vec<usize>>>;

@@ -141,6 +141,12 @@ impl Elsewhere {
         });
         Elsewhere { project, name: project.to_string(), spec, graph, own_cuts }
     }
+
+    /// What the project is told of a plan for these machines, if it runs that.
+    fn exported(&self, cluster: &Cluster, plan: &Plan) -> Option<Exported> {
+        let machines = machines_of(plan, cluster, self.project).ok()?;
+        export(self.project, plan, &self.spec, &self.graph, machines).ok()
+    }
 }
 
 impl Runner for Elsewhere {
@@ -166,8 +172,12 @@ impl Runner for Elsewhere {
     }
 
     fn runs(&self, cluster: &Cluster, plan: &Plan) -> bool {
-        let Ok(machines) = machines_of(plan, cluster, self.project) else { return false };
-        export(self.project, plan, &self.spec, &self.graph, machines).is_ok()
+        self.exported(cluster, plan).is_some()
+    }
+
+    fn takes_bucket_size(&self, cluster: &Cluster, plan: &Plan) -> bool {
+        let says = |it: Exported| it.unsaid.iter().all(|unsaid| unsaid.key != "sync.bucket_bytes");
+        self.exported(cluster, plan).is_some_and(says)
     }
 
     fn own_cuts(&self) -> Option<&BTreeMap<usize, Vec<usize>>> {

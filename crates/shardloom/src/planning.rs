@@ -35,7 +35,7 @@ pub struct Planned {
 
 /// What a plan for these machines is usually wanted with: the format [usual](usual_precision) for all of them, or
 /// for some where those are faster by themselves; and the algorithm of collectives with which the plan that is
-/// found is fastest, unless the software chooses it itself. It is searched with collectives straight in memory
+/// found is fastest, unless the software chooses it itself, and the size of buckets likewise. It is searched with collectives straight in memory
 /// where ranks are cores that share it, else with rings.
 pub fn usual_request(
     model: &Model,
@@ -54,6 +54,7 @@ pub fn usual_request(
         formats_by_machines: true,
         algorithm,
         fastest_algorithm: cluster.stack().algorithms == Algorithms::Planned,
+        fastest_bucket_size: true,
         plan_defaults: cluster.stack().plan_defaults,
         ..request
     }

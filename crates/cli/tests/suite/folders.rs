@@ -121,6 +121,7 @@ fn a_frozen_trunk_stays_as_it_was_loaded_and_the_new_head_trains() {
     ] {
         place.run(&run(what, more)).refuses(kind, says);
     }
+    place.pretend_measured();
     let found = place.run(&run("model", "--freeze trunk --ranks 2")).succeeds();
     found.check(found.stderr.contains("some parameters frozen"), "the plan trains everything");
     let resumed =

@@ -2,7 +2,6 @@
 
 use crate::invocation::{Outcome, Place, TINY};
 use serde_json::Value;
-use shardloom::cluster::Profile;
 
 /// Checks that `value` has these keys.
 #[track_caller]
@@ -124,19 +123,10 @@ fn training_is_the_same_however_it_is_split() {
     }
 }
 
-/// Puts a profile of a machine of two devices where the program looks for that of this machine.
-fn pretend_measured(place: &Place) {
-    let mut profile = Profile::preset("v100-16g").expect("a preset");
-    profile.device.name = "local".into();
-    profile.device.lanes_overlap = false;
-    profile.node.devices = 2;
-    place.write("profile.toml", profile.to_toml().expect("TOML"));
-}
-
 #[test]
 fn a_profile_gives_a_prediction_and_a_plan_for_ranks() {
     let place = Place::new();
-    pretend_measured(&place);
+    place.pretend_measured();
     let outcome = place.run(&format!("train {TINY} --steps 3 --ranks 2 --json")).succeeds();
     let predicted = outcome.summary()["predicted_step_seconds"].as_f64();
     outcome.check(predicted.is_some_and(|seconds| seconds > 0.0), "no prediction");
@@ -170,7 +160,7 @@ mesh = { dp = 2, cp = 1, tp = 1 }
 #[test]
 fn a_format_that_was_not_measured_is_trained_without_a_prediction() {
     let place = Place::new();
-    pretend_measured(&place);
+    place.pretend_measured();
     place.write("bf16.toml", BF16);
     let train = "train bf16.toml --data text.txt --steps 3";
     let outcome = place.run(&format!("{train} --json")).succeeds();
@@ -250,7 +240,7 @@ fn a_classifier_learns_from_a_table_but_writes_no_text() {
 #[test]
 fn the_demo_trains_on_its_own_source_text() {
     let place = Place::new();
-    pretend_measured(&place);
+    place.pretend_measured();
     let outcome = place.run("demo --steps 2 --output shown --json").succeeds();
     outcome.check(outcome.objects().len() == 3, "not two steps and a summary");
     let summary = outcome.summary();

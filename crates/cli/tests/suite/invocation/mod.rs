@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
+use shardloom::cluster::Profile;
 use tempfile::TempDir;
 
 /// A folder with some text to train on, in which the program runs.
@@ -32,6 +33,16 @@ impl Place {
 
     pub fn write(&self, name: &str, contents: impl AsRef<[u8]>) {
         fs::write(self.path(name), contents).expect("written");
+    }
+
+    /// Puts a profile of a machine of two devices where the program looks for that of this machine, which it measures
+    /// otherwise: that takes a minute or more.
+    pub fn pretend_measured(&self) {
+        let mut profile = Profile::preset("v100-16g").expect("a preset");
+        profile.device.name = "local".into();
+        profile.device.lanes_overlap = false;
+        profile.node.devices = 2;
+        self.write("profile.toml", profile.to_toml().expect("TOML"));
     }
 
     /// The program, or another build of it that `SHARDLOOM_BINARY` names, about to run here with these arguments,

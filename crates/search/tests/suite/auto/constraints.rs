@@ -115,6 +115,10 @@ impl Runner for Pipelines {
             && plan.pipeline.len() == 1
     }
 
+    fn takes_bucket_size(&self, _: &Cluster, _: &Plan) -> bool {
+        true
+    }
+
     fn own_cuts(&self) -> Option<&BTreeMap<usize, Vec<usize>>> {
         Some(&self.cuts)
     }

@@ -1,0 +1,93 @@
+//! The size of buckets with which a plan's gradients are reduced in the shortest steps.
+
+use shardloom_cluster::Cluster;
+use shardloom_graph::Graph;
+use shardloom_plan::Plan;
+use shardloom_program::quantity::percent;
+
+use crate::{Faster, Judgement, Request, SearchError, judge};
+
+/// The share of a step that another size must save to be taken.
+const WORTH: f64 = 0.005;
+
+/// By what sizes that are tried one after the other differ.
+const FACTOR: usize = 4;
+
+/// The smallest size that is tried; each bucket costs a device a collective's latency.
+const LEAST_BYTES: usize = 1 << 20;
+
+/// Whether `sync.bucket_bytes` of `plan` is for a search to choose: gradients are reduced in buckets of that size,
+/// and the software has none of its own.
+fn is_free(graph: &Graph, cluster: &Cluster, plan: &Plan, request: &Request) -> bool {
+    let sync = &plan.sync;
+    let has_own = sync.server_count() > 0
+        || sync.negotiation.is_some()
+        || sync.averaging.is_some()
+        || sync.zero >= 3
+        || sync.bucket_bytes != request.bucket_bytes
+        || cluster.stack().plan_defaults.bucket_bytes.is_some()
+        || !is_taken(cluster, plan, request);
+    let axes = plan.replica_axes(graph);
+    let has_replicas =
+        plan.stages().any(|(_, stage)| axes.iter().any(|&axis| stage.mesh.width(axis) > 1));
+    has_replicas && !has_own
+}
+
+/// Whether who is to run the plan reduces gradients in buckets of its size, as this program does.
+fn is_taken(cluster: &Cluster, plan: &Plan, request: &Request) -> bool {
+    request.runner.as_ref().is_none_or(|runner| runner.takes_bucket_size(cluster, plan))
+}
+
+/// `plan` with the size of buckets with which a step takes least of those that fit into the request's share of
+/// memory: four times the size again and again, or a quarter of what it holds, as long as that saves a two-hundredth of
+/// the step.
+///
+/// # Errors
+/// If the plan does not fit the model or the cluster.
+pub(crate) fn with_fastest_size(
+    graph: &Graph,
+    cluster: &Cluster,
+    plan: Plan,
+    judgement: Judgement,
+    request: &Request,
+) -> Result<Faster, SearchError> {
+    let (before, before_seconds) = (plan.sync.bucket_bytes, judgement.step_seconds);
+    let mut found = Faster::unchanged(plan, judgement);
+    if !is_free(graph, cluster, &found.plan, request) {
+        return Ok(found);
+    }
+    let all = graph.parameter_count() as usize * found.plan.precision.gradients.bytes();
+    let smaller = |size: usize| {
+        let filled = size.min(all);
+        (filled > LEAST_BYTES).then_some((filled / FACTOR).max(LEAST_BYTES))
+    };
+    let larger = |size: usize| (size < all).then_some(size.saturating_mul(FACTOR));
+    let ways: [&dyn Fn(usize) -> Option<usize>; 2] = [&larger, &smaller];
+    for next in ways {
+        while let Some(size) = next(found.plan.sync.bucket_bytes) {
+            let mut other = found.plan.clone();
+            other.sync.bucket_bytes = size;
+            if !is_taken(cluster, &other, request) {
+                break;
+            }
+            let judgement = judge(graph, cluster, &other)?;
+            found.simulated += 1;
+            let is_worth = judgement.step_seconds < (1.0 - WORTH) * found.judgement.step_seconds;
+            if !is_worth || !judgement.fits(request.memory_share) {
+                break;
+            }
+            (found.plan, found.judgement) = (other, judgement);
+        }
+        if found.plan.sync.bucket_bytes != before {
+            break;
+        }
+    }
+    let after = found.plan.sync.bucket_bytes;
+    if after != before {
+        found.notes.push(format!(
+            "sync.bucket_bytes is {after}: with {before} a step would take {} more",
+            percent(before_seconds / found.judgement.step_seconds - 1.0)
+        ));
+    }
+    Ok(found)
+}
