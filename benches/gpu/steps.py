@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times training steps of Hugging Face's GPT-2 and Llama in PyTorch on one GPU.
 
-    steps.py --out FILE.csv [--seconds 240] [--profile FILE.json]
+    steps.py --out FILE.csv [--later] [--seconds 240] [--profile FILE.json]
 
 Writes rows of the schema of `crates/validate/data`, the most telling first; what is left when `--seconds` are
 over is not measured. Computation is in bf16 by autocast with weights, gradients and AdamW's states in fp32; gradients are
@@ -89,6 +89,16 @@ TINY_LLAMA = Model("llama-1.1b", 22, 2048, 32, 4, 5632, 32000)
 LLAMA_8B_PART = Model("llama-3-8b-4-layers", 4, 4096, 32, 8, 14336, 32000)
 LLAMA_70B_PART = Model("llama-3-70b-2-layers", 2, 8192, 64, 8, 28672, 32000)
 
+# Sizes of other models that people train, of which some have a part of their layers.
+SMOL_135M = Model("llama-smol-135m", 30, 576, 9, 3, 1536, 49152)
+SMOL_360M = Model("llama-smol-360m", 32, 960, 15, 5, 2560, 49152)
+QWEN_HALF = Model("llama-qwen-0.5b", 24, 896, 14, 2, 4864, 151936)
+QWEN_7B_PART = Model("llama-qwen-7b-4-layers", 4, 3584, 28, 4, 18944, 152064)
+LLAMA2_7B_PART = Model("llama-2-7b-6-layers", 6, 4096, 32, 32, 11008, 32000)
+LLAMA2_13B_PART = Model("llama-2-13b-4-layers", 4, 5120, 40, 40, 13824, 32000)
+GPT_1_4B = Model("gpt-1.4b", 24, 2048, 16, 16, 8192, 50304)
+GPT_2_7B_PART = Model("gpt-2.7b-12-layers", 12, 2560, 32, 32, 10240, 50304)
+
 # Model, sequence length, samples of a micro-batch, micro-batches, whether all is computed twice, whether compiled.
 RUNS = [
     (GPT2, 1024, 16, 1, False, False),
@@ -136,6 +146,26 @@ RUNS = [
     (GPT2_XL, 1024, 16, 1, False, False),
     (GPT2_MEDIUM, 1024, 32, 1, False, False),
     (GPT2, 1024, 64, 1, False, False),
+]
+
+# Measured when the constants of the stacks and devices were known, to see how predictions hold for other models.
+LATER_RUNS = [
+    (model, seq, micro, count, again, compiled)
+    for model, seq, micro, count, again in (
+        (QWEN_HALF, 2048, 8, 1, False),
+        (LLAMA2_7B_PART, 4096, 1, 1, False),
+        (SMOL_360M, 2048, 8, 1, False),
+        (GPT_1_4B, 2048, 4, 1, False),
+        (QWEN_7B_PART, 4096, 1, 1, False),
+        (SMOL_135M, 2048, 16, 1, False),
+        (LLAMA2_13B_PART, 4096, 1, 2, False),
+        (GPT_2_7B_PART, 2048, 4, 1, False),
+        (QWEN_HALF, 4096, 4, 2, True),
+        (LLAMA2_7B_PART, 2048, 4, 1, True),
+        (SMOL_360M, 512, 16, 1, False),
+        (GPT_1_4B, 512, 8, 1, False),
+    )
+    for compiled in (False, True)
 ]
 
 
@@ -289,6 +319,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--profile")
+    parser.add_argument("--later", action="store_true", help="the runs that nothing was fitted to")
     parser.add_argument("--only", help="a part of a run's name", default="")
     arguments = parser.parse_args()
     DEVICE = arguments.device
@@ -298,7 +329,7 @@ def main():
     with open(arguments.out, "w", newline="") as file:
         table = csv.DictWriter(file, COLUMNS)
         table.writeheader()
-        for run in RUNS:
+        for run in LATER_RUNS if arguments.later else RUNS:
             if arguments.only not in named(run):
                 continue
             if time.monotonic() > end:
