@@ -17,12 +17,16 @@ const FACTOR: usize = 4;
 const LEAST_BYTES: usize = 1 << 20;
 
 /// Whether `sync.bucket_bytes` of `plan` is for a search to choose: gradients are reduced in buckets of that size,
-/// and the software has none of its own.
+/// whatever it is weights are the same, and the software has none of its own.
 fn is_free(graph: &Graph, cluster: &Cluster, plan: &Plan, request: &Request) -> bool {
     let sync = &plan.sync;
+    // What is left out of a bucket depends on what is in it.
+    let compresses = plan.parameters.iter().any(|group| !group.sync(*sync).compression.is_none());
     let has_own = sync.server_count() > 0
         || sync.negotiation.is_some()
         || sync.averaging.is_some()
+        || !sync.compression.is_none()
+        || compresses
         || sync.zero >= 3
         || sync.bucket_bytes != request.bucket_bytes
         || cluster.stack().plan_defaults.bucket_bytes.is_some()
@@ -70,7 +74,11 @@ pub(crate) fn with_fastest_size(
             if !is_taken(cluster, &other, request) {
                 break;
             }
-            let judgement = judge(graph, cluster, &other)?;
+            let judgement = match judge(graph, cluster, &other) {
+                // Another key of the plan does not go with it.
+                Err(SearchError::Program(_)) => break,
+                judgement => judgement?,
+            };
             found.simulated += 1;
             let is_worth = judgement.step_seconds < (1.0 - WORTH) * found.judgement.step_seconds;
             if !is_worth || !judgement.fits(request.memory_share) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::scenario::{h100, model};
 use shardloom_cluster::{Cluster, Stack};
-use shardloom_plan::{Mesh, Negotiation, Plan, Precision, Summation, Sync, Uniform};
+use shardloom_plan::{Compression, Mesh, Negotiation, Plan, Precision, Summation, Sync, Uniform};
 use shardloom_search::{Faster, Request, Runner, auto, judge, with_fastest_reductions};
 
 const TEXT: &str = "gpt:layers=6,hidden=512,heads=8,seq=256,vocab=4096";
@@ -105,14 +105,16 @@ fn a_size_that_somebody_has_chosen_stays() {
     let before = 1 << 30;
     let sync = Sync { bucket_bytes: before, ..Sync::default() };
     let negotiation = Some(Negotiation::default());
+    let compression = Compression::TopK { of: 8 };
+    let asked = Request { fastest_bucket_size: false, ..request(before) };
     let fixed = [
-        ("not left to the search", request(before), sync),
+        ("what is left out depends on it", request(before), Sync { compression, ..sync }),
+        ("not left to the search", asked, sync),
         ("another than asked for", request(1 << 20), sync),
         ("by block", request(before), Sync { zero: 3, ..sync }),
         ("requests", request(before), Sync { negotiation, ..sync }),
     ];
-    for (index, (why, mut request, sync)) in fixed.into_iter().enumerate() {
-        request.fastest_bucket_size = index > 0;
+    for (why, request, sync) in fixed {
         let plan = replicas(sync);
         let answer = chosen(&cluster, plan.clone(), &request);
         assert_eq!((answer.plan, answer.simulated), (plan, 0), "{why}");
