@@ -8,8 +8,8 @@ use shardloom_plan::{Averaging, Axis, Mesh, Plan, Precision, ScheduleKind, Sync,
 use shardloom_program::sync::{AllReduce, Replicated, Synchronisation, Unheld};
 use shardloom_program::verify::verify;
 use shardloom_program::{
-    Action, BodyKind, Class, Collective, Content, Control, Group, Instruction, Point, Program,
-    Queue, Tensor, View, lower, lower_with,
+    Action, BodyKind, Class, ClassId, Collective, Content, Control, Group, Instruction, Point,
+    Program, Queue, Tensor, View, lower, lower_with,
 };
 
 fn graph() -> Graph {
@@ -44,6 +44,19 @@ fn groups(class: &Class, wanted: Content) -> BTreeSet<Group> {
         _ => None,
     };
     instructions.filter_map(group).collect()
+}
+
+#[test]
+fn what_a_step_sends_is_what_one_sends_that_averages() {
+    let graph = graph();
+    let sent = |every| {
+        let plan = plan(&graph, Averaging::local_sgd(every), Mesh::of(2, 1, 1));
+        program(&graph, &plan).sent_bytes(ClassId(0), 0)
+    };
+    // Of two replicas each sends half of all weights twice.
+    let weights = 4 * graph.parameter_count();
+    assert!(sent(1).abs_diff(weights) < weights / 100, "{} and {weights}", sent(1));
+    assert_eq!(sent(3), sent(1), "it averages under a guard");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use shardloom_sim::estimate::{Candidate, Cut, Estimator};
 use shardloom_sim::{Options, simulate};
 
 use super::candidates::pipeline;
-use super::simulated::{MIXED, model, program};
+use super::simulated::{MIXED, frozen, model, program};
 use crate::scenario::{gpt, h100};
 
 /// Recomputation that can be estimated.
@@ -104,6 +104,27 @@ fn stages_of_one_block_are_estimated_to_the_byte() {
                 assert_eq!(estimated, held, "{} of {candidate:?}", class.place());
             }
         }
+    }
+}
+
+/// Their weights are there, sharded where those of others are, and nothing else of them.
+#[test]
+fn frozen_weights_count_and_their_gradients_and_states_do_not() {
+    let graph = model("gpt:layers=6,hidden=64,heads=4,seq=4,vocab=32");
+    for (zero, names) in (0..4).flat_map(|zero| {
+        let frozen: [&[&str]; 2] = [&["block.[0-4].*"], &["block.5.*", "embedding.*"]];
+        frozen.map(|names| (zero, names))
+    }) {
+        let settings = frozen(names);
+        let candidate = Candidate { dp: 2, zero, sharing: 2, microbatch: 2, ..pipeline(1, 1, 2) };
+        let cluster = h100(candidate.devices() as usize);
+        let mut estimator =
+            Estimator::new(&graph, &cluster, settings.clone()).expect("an estimator");
+        let found = estimator.mesh_peak_bytes(&candidate).expect("costs").expect("a layout");
+        let program = program(&graph, &mut estimator, &settings, &candidate);
+        let held = program.classes[0].memory_use(&program, 0).peak_bytes as f64;
+        let ratio = found[0] / held;
+        assert!((0.95..=1.05).contains(&ratio), "{names:?} with ZeRO-{zero}: {ratio}");
     }
 }
 
