@@ -209,8 +209,11 @@ impl Averaging {
     fn validate_end(self, plan: &Plan, graph: &Graph) -> Result<(), PlanError> {
         let Some(until) = self.until else { return Ok(()) };
         let key = "sync.averaging.until";
-        if until == 0 {
-            let rule = "at least the first step averages: 1 or more, or leave sync.averaging out";
+        // The first average is at the end of the step of this number, counted from 1.
+        let first = self.every;
+        if until < first {
+            let rule =
+                format!("at least one step averages: {first} or more, or leave sync.averaging out");
             return Err(PlanError::field(key, until, rule));
         }
         let axes = plan.averaged_axes(graph);

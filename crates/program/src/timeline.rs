@@ -8,8 +8,8 @@ use crate::RouteId;
 
 /// A point or span of time in picoseconds.
 ///
-/// Integers make sums exact, so that a folded simulation equals the unfolded one bit for bit and an
-/// executed virtual timeline equals the simulated one. `u64` holds 213 days.
+/// Integers make sums exact, so that a folded simulation of ranks that are placed alike equals the unfolded one bit for
+/// bit, and an executed virtual timeline equals the simulated one. `u64` holds 213 days.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]

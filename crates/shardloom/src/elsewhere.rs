@@ -11,8 +11,9 @@ use shardloom_exchange::{
 };
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{Number, Plan, Precision, Uniform};
-use shardloom_search::{Request, Runner};
+use shardloom_search::{Request, Runner, usual_precision};
 
+use crate::optimizer::optimizer_text;
 use crate::{Model, Planned, Result, find_plan, read_plan_and_model};
 
 /// A plan file as the configuration of another project.
@@ -38,14 +39,15 @@ pub fn export_plan(path: &Path, project: Project) -> Result<Exported> {
 /// What finds the fastest plan of those that a project runs, for what a plan was made for.
 fn command(plan: &Plan, project: Project) -> String {
     let Plan { model, cluster, global_batch, precision, optimizer, .. } = plan;
+    let usual = Cluster::parse(cluster).ok().map(|cluster| usual_precision(&cluster).compute);
     let format = match precision {
-        Precision { fp8_products: true, .. } => " --fp8",
-        Precision { compute: Number::Fp32, .. } => " --precision fp32",
-        _ => "",
+        Precision { fp8_products: true, .. } => " --fp8".to_owned(),
+        Precision { compute, .. } if usual == Some(*compute) => String::new(),
+        Precision { compute, .. } => format!(" --precision {}", compute.name()),
     };
-    let optimizer = match optimizer.name() {
+    let optimizer = match &*optimizer_text(optimizer) {
         "adamw" => String::new(),
-        other => format!(" --optimizer {other}"),
+        text => format!(" --optimizer {text}"),
     };
     format!(
         "shardloom plan '{model}' --cluster {cluster} --global-batch {global_batch}{format}{optimizer} \

@@ -8,6 +8,7 @@ use shardloom_train::Sampler;
 
 use crate::saved::{available_bytes, model_of, open_checkpoint, weights_of};
 use crate::session::TOKENIZER;
+use crate::training_data::require_vocabulary;
 use crate::{Error, Result, TextTokenizer};
 
 /// How the next token is drawn.
@@ -68,6 +69,9 @@ impl Generator {
                     other => other.into(),
                 }
             })?;
+        require_vocabulary(&model, tokenizer.tokenizer().vocabulary_size(), || {
+            format!("tokens of the tokenizer {name}")
+        })?;
         let random = SplitMix64(seed);
         let model = model.spec().name().to_owned();
         Ok(Generator { model, sampler, tokenizer, tokens: vec![], drawing, random, refused })

@@ -88,9 +88,38 @@ pub fn parse_optimizer(text: &str) -> Result<Optimizer> {
     table.try_into().map_err(|error: toml::de::Error| wrong(in_words(error.message())))
 }
 
+/// The text that [`parse_optimizer`] reads as `optimizer`: its name, and after a colon the settings that are not the
+/// usual ones.
+pub(crate) fn optimizer_text(optimizer: &Optimizer) -> String {
+    let name = optimizer.name();
+    let settings = |it: Optimizer| Table::try_from(it).expect("an optimizer is a table");
+    let usual = settings(parse_optimizer(name).expect("it is one of the kinds"));
+    let own = settings(*optimizer).into_iter().filter(|(key, value)| usual.get(key) != Some(value));
+    let changed: Vec<String> = own.map(|(key, value)| format!("{key}={value}")).collect();
+    match changed.is_empty() {
+        true => name.to_owned(),
+        false => format!("{name}:{}", changed.join(",")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_optimizer_is_read_from_its_text() {
+        for (kind, settings) in KINDS {
+            let usual = parse_optimizer(kind).expect("bare");
+            assert_eq!(optimizer_text(&usual), *kind);
+            for (key, of_usual) in settings {
+                let value = if of_usual.is_some() { "0.25" } else { "32" };
+                let text = format!("{kind}:{key}={value}");
+                let changed = parse_optimizer(&text).expect("a setting");
+                assert_eq!(optimizer_text(&changed), text);
+                assert_eq!(parse_optimizer(&optimizer_text(&changed)).expect("its text"), changed);
+            }
+        }
+    }
 
     #[test]
     fn every_kind_parses_bare_and_with_each_setting() {

@@ -78,6 +78,7 @@ const MOST_RANKS: usize = 1024;
 
 /// Keys of a checkpoint's further entries.
 const LEARNING_RATE: &str = "learning-rate";
+const VALIDATION_SAMPLES: &str = "validation-samples";
 pub(crate) const TOKENIZER: &str = "tokenizer";
 
 /// Where a session went on from.
@@ -174,6 +175,7 @@ impl Session {
             ..Meta::default()
         };
         meta.extra.insert(LEARNING_RATE.into(), as_text(&settings.learning_rate));
+        meta.extra.insert(VALIDATION_SAMPLES.into(), data.validation_samples().to_string());
         if let Some(tokenizer) = &data.tokenizer {
             meta.extra.insert(TOKENIZER.into(), tokenizer.clone());
         }
@@ -220,7 +222,7 @@ impl Session {
     ///
     /// # Errors
     /// If every checkpoint is damaged, or the newest sound one was written with another model, data,
-    /// seed, kind of optimizer or global batch.
+    /// share of it for validation, seed, kind of optimizer or global batch.
     pub fn resume(&mut self, folder: &Path) -> Result<Option<Resumed>> {
         if latest_step(folder)?.is_none() {
             return Ok(None);
@@ -254,6 +256,15 @@ impl Session {
         if theirs.seed != ours.seed {
             let rule = "the seed decides the order of samples, so resume with the same";
             return other("the seed", theirs.seed.to_string(), ours.seed.to_string(), rule);
+        }
+        let [kept, keeps] = [theirs, ours].map(|meta| meta.extra.get(VALIDATION_SAMPLES));
+        if let (Some(kept), Some(keeps)) = (kept, keeps)
+            && kept != keeps
+        {
+            let rule =
+                "the rest is trained on in an order of its own, so resume with the same share";
+            let text = |samples: &str| format!("{samples} samples");
+            return other("what is kept for validation", text(kept), text(keeps), rule);
         }
         if theirs.optimizer != ours.optimizer {
             let rule = "the optimizer's state is of that kind, so resume with the same";

@@ -277,7 +277,11 @@ fn only_file<'a>(model: &Model, paths: &'a [PathBuf]) -> Result<&'a PathBuf> {
 }
 
 /// Makes sure that the model knows all tokens, as what it reads and as what it predicts.
-fn require_vocabulary(model: &Model, needed: usize, what: impl Fn() -> String) -> Result<()> {
+pub(crate) fn require_vocabulary(
+    model: &Model,
+    needed: usize,
+    what: impl Fn() -> String,
+) -> Result<()> {
     require_known(model, model.vocabulary(), needed, &what)?;
     require_classes(model, needed, what)
 }

@@ -1,7 +1,9 @@
 //! Messages on their way between actors.
 
+use std::collections::VecDeque;
+
 use shardloom_program::timeline::Picos;
-use shardloom_program::{Class, Program, RouteId};
+use shardloom_program::{Program, RouteId};
 
 /// What one receiver waits for on one route for one micro-batch.
 #[derive(Clone, Copy, Debug, Default)]
@@ -27,9 +29,6 @@ pub(crate) struct Transfers {
     routes: Vec<RouteTransfers>,
     /// How many micro-batches in a row can be under way at a time.
     microbatches: usize,
-    /// How many deliveries of one micro-batch can be under way at a time: where a step may begin anew,
-    /// what was sent for nothing and what is sent instead.
-    deliveries: usize,
 }
 
 struct RouteTransfers {
@@ -37,9 +36,10 @@ struct RouteTransfers {
     receivers: Vec<Vec<usize>>,
     /// How many messages make each receiver's delivery.
     expected: Vec<u32>,
-    /// Per receiver, per micro-batch, as many as there are deliveries.
-    transfers: Vec<Transfer>,
-    /// Which of them is next, per sender, per micro-batch, and per receiver, per micro-batch.
+    /// Per receiver, per micro-batch, those that are under way or waited for, the next one first: several where a step
+    /// begins anew, or nothing keeps the sender from beginning the next step.
+    transfers: Vec<VecDeque<Transfer>>,
+    /// How many each sender has sent, per micro-batch, and each receiver has taken in.
     posted: Vec<usize>,
     taken: Vec<usize>,
 }
@@ -52,8 +52,6 @@ impl Transfers {
                 0 => 1,
                 ahead => ahead as usize + 2,
             };
-        let begins_anew = program.classes.iter().any(Class::tests_updates);
-        let deliveries = if begins_anew { 2 } else { 1 };
         let routes = program.routes.iter().map(|route| {
             let size = |class| if folded { 1 } else { program.class(class).mesh.size() };
             let mut receivers = vec![vec![]; size(route.from)];
@@ -67,12 +65,12 @@ impl Transfers {
                     expected[message.to] += 1;
                 }
             }
-            let transfers = vec![Transfer::default(); expected.len() * microbatches * deliveries];
+            let transfers = vec![VecDeque::new(); expected.len() * microbatches];
             let posted = vec![0; receivers.len() * microbatches];
             let taken = vec![0; expected.len() * microbatches];
             RouteTransfers { receivers, expected, transfers, posted, taken }
         });
-        Transfers { routes: routes.collect(), microbatches, deliveries }
+        Transfers { routes: routes.collect(), microbatches }
     }
 
     /// To whom `sender` sends, in order.
@@ -87,14 +85,16 @@ impl Transfers {
         sender: usize,
         sent: Delivery,
     ) -> bool {
-        let expected = self.routes[route.0 as usize].expected[receiver];
-        let place = self.place(sender, microbatch);
-        let next = self.routes[route.0 as usize].posted[place];
-        let transfer = self.transfer(route, receiver, microbatch, next);
-        assert!(
-            transfer.arrived < expected,
-            "a stage has received a micro-batch of one step before it is sent that of the next"
-        );
+        let [from, to] = [sender, receiver].map(|position| self.place(position, microbatch));
+        let RouteTransfers { expected, transfers, posted, taken, .. } =
+            &mut self.routes[route.0 as usize];
+        let expected = expected[receiver];
+        let ahead = posted[from] - taken[to];
+        let under_way = &mut transfers[to];
+        if under_way.len() <= ahead {
+            under_way.resize(ahead + 1, Transfer::default());
+        }
+        let transfer = &mut under_way[ahead];
         transfer.arrived += 1;
         transfer.begun = Some(transfer.begun.map_or(sent.begun, |begun| begun.min(sent.begun)));
         transfer.arrival = transfer.arrival.max(sent.arrival);
@@ -104,42 +104,33 @@ impl Transfers {
     /// All of `sender`'s messages of one send have been posted.
     pub fn end_send(&mut self, route: RouteId, sender: usize, microbatch: u32) {
         let place = self.place(sender, microbatch);
-        let next = &mut self.routes[route.0 as usize].posted[place];
-        *next = (*next + 1) % self.deliveries;
+        self.routes[route.0 as usize].posted[place] += 1;
     }
 
     /// The delivery, if it is complete; otherwise the receiver waits from now on.
     pub fn look(&mut self, route: RouteId, receiver: usize, microbatch: u32) -> Option<Delivery> {
-        let expected = self.routes[route.0 as usize].expected[receiver];
-        let next = self.routes[route.0 as usize].taken[self.place(receiver, microbatch)];
-        let transfer = self.transfer(route, receiver, microbatch, next);
+        let place = self.place(receiver, microbatch);
+        let RouteTransfers { expected, transfers, .. } = &mut self.routes[route.0 as usize];
+        let (expected, under_way) = (expected[receiver], &mut transfers[place]);
+        if under_way.is_empty() {
+            under_way.push_back(Transfer::default());
+        }
+        let transfer = &mut under_way[0];
         transfer.awaited = transfer.arrived < expected;
         let begun = transfer.begun.unwrap_or_default();
         (!transfer.awaited).then_some(Delivery { begun, arrival: transfer.arrival })
     }
 
-    /// The delivery has been taken in; the place is free for another.
+    /// The delivery has been taken in; the next one of that micro-batch is another.
     pub fn clear(&mut self, route: RouteId, receiver: usize, microbatch: u32) {
         let place = self.place(receiver, microbatch);
-        let deliveries = self.deliveries;
-        let next = &mut self.routes[route.0 as usize].taken[place];
-        let taken = std::mem::replace(next, (*next + 1) % deliveries);
-        *self.transfer(route, receiver, microbatch, taken) = Transfer::default();
+        let RouteTransfers { transfers, taken, .. } = &mut self.routes[route.0 as usize];
+        transfers[place].pop_front();
+        taken[place] += 1;
     }
 
     /// The place of one micro-batch of one sender or receiver.
     fn place(&self, position: usize, microbatch: u32) -> usize {
         position * self.microbatches + microbatch as usize % self.microbatches
-    }
-
-    fn transfer(
-        &mut self,
-        route: RouteId,
-        receiver: usize,
-        microbatch: u32,
-        delivery: usize,
-    ) -> &mut Transfer {
-        let place = self.place(receiver, microbatch) * self.deliveries + delivery;
-        &mut self.routes[route.0 as usize].transfers[place]
     }
 }

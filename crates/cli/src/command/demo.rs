@@ -83,7 +83,7 @@ impl Demo {
         let text = format!("local:{}", cluster.device_count());
         let model = Model::load(MODEL)?;
         let usual = usual_request(&model, &cluster, &text, GLOBAL_BATCH);
-        let request = Request { precision: Precision::FP32, ..usual };
+        let request = Request { precision: Precision::FP32, formats_by_machines: false, ..usual };
         let plan = find_plan(&model, &cluster, &request)?.outcome.plan;
         let prediction = predict_here(&model, &plan, &local)?;
         let predicted = prediction.as_ref().map(|prediction| prediction.summary.step_seconds);

@@ -72,7 +72,8 @@ impl Explain {
     /// Explains.
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
         let (mut plan, model) = read_plan_and_model(&self.plan)?;
-        plan.cluster = self.network.of(&plan.cluster)?;
+        let written = plan.cluster.clone();
+        plan.cluster = self.network.of(&written)?;
         let of = Some(self.plan.as_path());
         let cluster = self
             .stack
@@ -80,7 +81,12 @@ impl Explain {
             .map_err(|error| error.in_plan(of, Some("cluster")))?;
         let mut rivals = vec![];
         for path in &self.against {
-            rivals.push((path.display().to_string(), read_plan_of(path, &model)?));
+            let mut rival = read_plan_of(path, &model)?;
+            // Cards or uplinks that are given are those of both.
+            if rival.cluster == written {
+                rival.cluster.clone_from(&plan.cluster);
+            }
+            rivals.push((path.display().to_string(), rival));
         }
         let differences = |(name, rival): &(String, Plan)| Against {
             plan: name.clone(),

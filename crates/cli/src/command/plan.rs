@@ -418,13 +418,17 @@ impl Plan {
         match &self.output {
             // A plan does not say under which software it will run.
             Some(path) => {
-                let stack = self.stack.given(cluster);
-                let stack = stack.map(|name| format!("; simulate it with --stack {name}"));
-                let stack = stack.unwrap_or_default();
+                let stack = self.stack_to_simulate_with(cluster);
                 terminal.line(format_args!("Written to {}{stack}", path.display()))
             }
             None => Ok(()),
         }
+    }
+
+    /// What to say of a plan that was written: the software that it is for, where that is not the usual one.
+    fn stack_to_simulate_with(&self, cluster: &Cluster) -> String {
+        let stack = self.stack.given(cluster);
+        stack.map(|name| format!("; simulate it with --stack {name}")).unwrap_or_default()
     }
 }
 

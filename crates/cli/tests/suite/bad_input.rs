@@ -31,6 +31,16 @@ fn train_refuses(place: &Place, cases: &[(&str, &str, &str)]) {
 }
 
 #[test]
+fn a_tokenizer_with_more_tokens_than_the_model_writes_no_text() {
+    let place = Place::new();
+    place.run(&format!("train {TINY} --steps 1 --checkpoint run")).succeeds();
+    place.run("vocabulary --data text.txt --size 300 -o words.json").succeeds();
+    let outcome = place.run("generate run --prompt a --tokenizer words.json --json");
+    outcome.check(outcome.status == Some(2), "it generates");
+    outcome.check(outcome.stderr.contains("tokens of the tokenizer words.json"), "it says not why");
+}
+
+#[test]
 fn models() {
     let place = Place::new();
     place.write("broken.json", "{\"model_type\": ");

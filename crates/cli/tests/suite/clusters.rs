@@ -40,6 +40,21 @@ fn clusters_are_ranked_by_the_time_of_their_fastest_plans() {
 }
 
 #[test]
+fn a_plan_that_is_written_says_under_which_software_it_was_found() {
+    let place = Place::new();
+    let of = |clusters: &str| {
+        let arguments = format!("plan {MODEL} {clusters} --global-batch 32 --stack pytorch");
+        place.run(&format!("{arguments} -o plan.toml --force")).succeeds()
+    };
+    for clusters in ["--cluster a100-80g:1x4", "--cluster a100-80g:1x4 --cluster h100-80g:1x4"] {
+        let outcome = of(clusters);
+        let last = outcome.stdout.lines().last().unwrap_or_default();
+        outcome
+            .check(last.ends_with("; simulate it with --stack pytorch"), "nothing is said of it");
+    }
+}
+
+#[test]
 fn where_no_cluster_has_a_plan_each_says_why() {
     let place = Place::new();
     let clusters = "--cluster gtx-1080-ti:1x1 --cluster rtx-2080:1x1";

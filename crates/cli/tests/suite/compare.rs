@@ -160,6 +160,22 @@ fn repeats_give_the_mean_of_their_steps_and_its_deviation() {
     }
 }
 
+/// Also where a search looks at some of the machines, which would usually compute in bf16.
+#[test]
+fn what_is_trained_is_in_32_bits_where_nobody_asks_for_fewer() {
+    let place = Place::new();
+    let arguments = "compare gpt:layers=2,hidden=64,heads=2,seq=64 --data text.txt --global-batch 4 --methods auto \
+                     --run --steps 2 --cluster a100-80g:2x1,uplink=1Gbps --json";
+    let loss = |precision: &str| {
+        let outcome = place.run(&format!("{arguments} {precision}")).succeeds();
+        let rows = rows(&outcome);
+        rows.iter().map(|(_, row)| row["final_loss"].to_string()).collect::<Vec<_>>()
+    };
+    let usual = loss("");
+    assert_eq!(usual, loss("--precision fp32"));
+    assert_ne!(usual, loss("--precision bf16"));
+}
+
 #[test]
 fn a_loss_is_reached_after_the_same_steps_by_what_trains_alike() {
     let place = Place::new();

@@ -25,6 +25,17 @@ fn slower_uplinks_take_longer_however_they_are_said() {
     assert_eq!(step(&place, &format!("{cluster},uplink=400Gbps --uplink 12.5GB/s")), slow);
 }
 
+/// What is given for a plan's machines goes for those that it is held against, too.
+#[test]
+fn a_plan_held_against_itself_under_another_uplink_is_the_same() {
+    let place = Place::new();
+    let shape = "--global-batch 16 -o plan.toml";
+    place.run(&format!("plan {MODEL} --cluster a100-80g:2x4 {shape}")).succeeds();
+    let outcome = place.run("explain plan.toml --against plan.toml --uplink 800Gbps").succeeds();
+    outcome.check(outcome.stdout.contains("plan.toml is the same plan"), "it is another");
+    outcome.check(!outcome.stdout.contains("differs in"), "it differs from itself");
+}
+
 #[test]
 fn a_plan_keeps_the_uplink_it_was_made_for() {
     let place = Place::new();

@@ -379,7 +379,8 @@ fn averages_end_where_it_is_said_and_an_interrupted_run_goes_on_on_either_side()
         refused.check(refused.stderr.contains(place_of), "not said what to change");
     }
     for (options, hint) in [
-        ("--dp 2 --average-every 1 --average-until 0", "at least the first step averages"),
+        ("--dp 2 --average-every 1 --average-until 0", "at least one step averages: 1 or more"),
+        ("--dp 2 --average-every 8 --average-until 5", "at least one step averages: 8 or more"),
         ("--average-every 1 --average-until 4", "one replica has no averages that could end"),
         (
             "--dp 2 --servers 1 --average-every 1 --average-until 4",

@@ -1,6 +1,6 @@
 //! Replicas of the whole model, each on a device.
 
-use shardloom_plan::{Mesh, Recompute, Uniform};
+use shardloom_plan::{LossScale, Mesh, Recompute, Uniform};
 use shardloom_search::{divisors, judge};
 
 use crate::choice::Task;
@@ -26,6 +26,7 @@ pub(super) fn with_largest_microbatches(
         let mut plan = uniform.plan(task.graph, &request.model, &request.cluster);
         plan.parameters = request.frozen.clone();
         plan.post_validation = request.post_validation;
+        plan.loss_scale = LossScale::usual(&plan);
         let judgement = judge(task.graph, cluster, &plan)?;
         simulated += 1;
         if selection.offer(plan, judgement) {

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use shardloom_cluster::Cluster;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_methods::{Choice, all, named};
-use shardloom_plan::{PassTimes, Plan};
+use shardloom_plan::{LossScale, Number, PassTimes, Plan, Precision};
 use shardloom_program::lower;
 use shardloom_search::Request;
 use shardloom_sim::{Options, simulate};
@@ -105,5 +105,24 @@ fn schedules_that_fill_gaps_are_made_for_the_times_of_their_passes() {
     for method in ["gpipe", "interleaved", "megatron-lm"] {
         let times = chosen(method, "h100-80g:4", 32).plan.pass_times;
         assert_eq!(times, PassTimes::default(), "{method} has one order, whatever passes take");
+    }
+}
+
+/// Without a scale small gradients are zero in fp16, so that such a plan is not trained.
+#[test]
+fn plans_in_fp16_scale_the_loss_as_is_usual() {
+    let text = "v100-32g:4";
+    let (graph, cluster) = (graph(GPT), Cluster::parse(text).expect("a preset"));
+    let precision = Precision::usual(Number::Fp16);
+    let request = Request { precision, ..Request::new(GPT, text, 16) };
+    let mut scaled = vec![];
+    for method in all() {
+        // Some have no plan in this format, or for this model.
+        let Ok(Choice { plan, .. }) = method.choose(&graph, &cluster, &request) else { continue };
+        assert_eq!(plan.loss_scale, LossScale::usual(&plan), "{}", method.name);
+        scaled.extend(plan.loss_scale.map(|_| method.name));
+    }
+    for name in ["data-parallel", "horovod", "byteps", "herring", "autosync"] {
+        assert!(scaled.contains(&name), "{name} is not among {scaled:?}");
     }
 }

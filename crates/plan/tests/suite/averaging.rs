@@ -98,8 +98,12 @@ fn averages_end_with_the_step_that_is_said() {
     for (step, expected) in [(0, &adaptive), (2, &adaptive), (3, &after), (9, &after)] {
         assert_eq!(*adaptive.in_step(step), *expected, "step {step}");
     }
-    let error = self::averaging(|it| it.until = Some(0));
-    assert!(error.starts_with("sync.averaging.until = 0: at least the first step"), "{error}");
+    // The first average of every so many steps is at the end of the last of these.
+    for (every, until, rule) in [(1, 0, "1 or more"), (4, 3, "4 or more")] {
+        let error = self::averaging(|it| (it.every, it.until) = (every, Some(until)));
+        let says = format!("sync.averaging.until = {until}: at least one step averages: {rule}");
+        assert!(error.starts_with(&says), "{error}");
+    }
     let error = refusal(|it| {
         it.sync.averaging = Some(averaging);
         it.pipeline[0].stage[0].mesh = Mesh::of(1, 1, 2);

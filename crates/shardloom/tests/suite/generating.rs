@@ -9,7 +9,8 @@ use shardloom::plan::Uniform;
 use shardloom::train::learning_rate::{Curve, LearningRate};
 use shardloom::train::{OnNonFinite, RunClock, Settings};
 use shardloom::{
-    Data, Drawing, Generator, Model, Sampling, Session, TextTokenizer, classify, export_weights,
+    Data, Drawing, Error, Generator, Model, Sampling, Session, TextTokenizer, classify,
+    export_weights,
 };
 
 const DRAWING: Drawing = Drawing { temperature: 0.0, top_k: None, seed: 1 };
@@ -73,7 +74,10 @@ fn a_tokenizer_that_is_given_takes_the_place_of_the_one_the_model_was_trained_wi
     };
     assert_eq!(vocabulary(None), 3);
     assert_eq!(vocabulary(Some(&other)), 2);
-    assert_eq!(vocabulary(Some("bytes")), 256);
+    // The model has 8.
+    let refused = Generator::open(&checkpoints, Some("bytes"), DRAWING).err();
+    let refused = refused.expect("the model knows no 256 tokens");
+    assert!(matches!(refused, Error::Vocabulary { found: 8, needed: 256, .. }), "{refused}");
 }
 
 #[test]

@@ -17,6 +17,7 @@ struct Run {
     optimizer: Optimizer,
     seed: u64,
     dp: u32,
+    validation_fraction: f64,
 }
 
 const RUN: Run = Run {
@@ -25,6 +26,7 @@ const RUN: Run = Run {
     optimizer: Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0, reference_batch: None },
     seed: 1,
     dp: 1,
+    validation_fraction: 0.0,
 };
 
 fn session(folder: &Path, run: &Run) -> Session {
@@ -39,7 +41,7 @@ fn session(folder: &Path, run: &Run) -> Session {
     let text = folder.join("text.txt");
     fs::write(&text, "one two three two ".repeat(20)).expect("written");
     let tokenizer = TextTokenizer::open("bytes").expect("a tokenizer");
-    let sampling = Sampling { seed: 1, validation_fraction: 0.0 };
+    let sampling = Sampling { seed: 1, validation_fraction: run.validation_fraction };
     let data = Data::open(&model, &[text], &tokenizer, sampling).expect("enough text");
     let settings = Settings {
         seed: run.seed,
@@ -70,6 +72,7 @@ fn a_checkpoint_of_another_run_is_refused_by_what_differs() {
     let others = [
         ("the model", Run { model: wider, ..RUN }),
         ("the seed", Run { seed: 2, ..RUN }),
+        ("what is kept for validation", Run { validation_fraction: 0.2, ..RUN }),
         ("the optimizer", Run { optimizer: Optimizer::default(), ..RUN }),
         ("the global batch", Run { global_batch: 2, ..RUN }),
     ];

@@ -16,6 +16,7 @@ mod post_validation;
 mod published;
 mod reference;
 mod routing;
+mod run_ahead;
 mod scenario;
 mod schedules;
 mod servers;

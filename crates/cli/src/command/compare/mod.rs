@@ -219,7 +219,12 @@ impl Compare {
         let usual = usual((text, cluster));
         let here = Place::here(&self.dimensions);
         let usual = match self.training.run {
-            true => Request { precision: here.precision, algorithm: here.algorithm, ..usual },
+            true => Request {
+                precision: here.precision,
+                formats_by_machines: false,
+                algorithm: here.algorithm,
+                ..usual
+            },
             false => usual,
         };
         let request = Box::new(self.dimensions.request(usual, model)?);

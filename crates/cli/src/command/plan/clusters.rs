@@ -86,7 +86,9 @@ pub(super) fn run(
     }
     match &asked.output {
         Some(path) => {
-            terminal.line(format_args!("Written to {}: the plan for {fastest}", path.display()))
+            let stack = asked.stack_to_simulate_with(&first.cluster);
+            let path = path.display();
+            terminal.line(format_args!("Written to {path}: the plan for {fastest}{stack}"))
         }
         None => Ok(()),
     }

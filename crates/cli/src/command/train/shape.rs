@@ -146,8 +146,10 @@ impl Shape {
         terminal: Terminal,
     ) -> Result<Plan, Failure> {
         let usual = usual_request(model, cluster, text, self.dimensions.global_batch());
-        let request =
-            self.dimensions.request(Request { precision: Precision::FP32, ..usual }, model)?;
+        let request = self.dimensions.request(
+            Request { precision: Precision::FP32, formats_by_machines: false, ..usual },
+            model,
+        )?;
         fastest(model, cluster, &request, terminal)
     }
 }
