@@ -107,3 +107,19 @@ fn an_uplink_goes_to_every_group_in_place_of_theirs() {
     let message = uplink.of("my/cluster.toml").unwrap_err().to_string();
     assert!(message.contains("cluster.toml; write uplink_bytes_per_second"), "{message}");
 }
+
+/// Where many send to one, however slowly each of them does.
+#[test]
+fn the_way_into_a_node_is_the_receivers() {
+    let cluster = Cluster::parse("a100-80g:2x8,uplink=100Gbps+h100-80g:2x8,uplink=800Gbps");
+    let cluster = cluster.expect("a cluster");
+    let way_in = |from, to| {
+        let path = cluster.way_in(DeviceId(from), DeviceId(to)).expect("devices of the cluster");
+        let path = path.expect("not to itself");
+        (path.link.clone(), path.shared_bytes_per_second)
+    };
+    let [slow, slow_too, fast, fast_too] = [0, 8, 16, 24];
+    assert_eq!(way_in(slow, fast), way_in(fast_too, fast));
+    assert_eq!(way_in(fast, slow), way_in(slow_too, slow));
+    assert!(way_in(slow, fast).1 > way_in(fast, slow).1);
+}

@@ -72,3 +72,13 @@ fn momentum_scaled_to_the_batch_is_between_0_and_1_in_32_bits() {
     fine.optimizer = of(1 << 20);
     assert_eq!(fine.validate(&graph(), DEVICES), Ok(()));
 }
+
+#[test]
+fn only_plain_descent_leaves_alone_what_has_no_gradient() {
+    let sgd =
+        |momentum, weight_decay| Optimizer::Sgd { momentum, weight_decay, reference_batch: None };
+    assert!(!sgd(0.0, 0.0).changes_without_gradient());
+    for optimizer in [sgd(0.9, 0.0), sgd(0.0, 0.1), adamw(0.9, 1e-8, 0.0), adamw(0.9, 1e-8, 0.1)] {
+        assert!(optimizer.changes_without_gradient(), "{optimizer:?}");
+    }
+}
