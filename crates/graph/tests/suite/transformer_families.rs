@@ -87,3 +87,24 @@ fn scores_of_attention_are_divided_by_the_root_of_a_head_s_width() {
         }
     }
 }
+
+/// Those of attention and of the embedding are their own where they are given.
+#[test]
+fn every_dropout_has_the_probability_that_is_said() {
+    let said = format!("{GPT},dropout=0.125,attention_dropout=0.25,embedding_dropout=0.5");
+    let usual = format!("{GPT},dropout=0.125");
+    for (line, of_attention, of_embedding) in [(said, 0.25, 0.5), (usual, 0.125, 0.125)] {
+        for graph in [graph(&line), graph(&line).with_fused_attention()] {
+            let dropped = graph.ops().filter_map(|(_, op)| Some((&op.name, op.kind.dropout()?)));
+            let found: Vec<(&String, f32)> = dropped.collect();
+            let of = |part: &str| {
+                let parts = found.iter().filter(|(name, _)| name.contains(part));
+                parts.map(|(_, probability)| *probability).collect::<Vec<_>>()
+            };
+            assert_eq!(of("embedding"), [of_embedding]);
+            let attention = of("attention");
+            assert!(attention.contains(&of_attention), "{found:?}");
+            assert_eq!(of("ffn"), [0.125; 2]);
+        }
+    }
+}
