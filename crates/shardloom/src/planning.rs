@@ -34,9 +34,9 @@ pub struct Planned {
 }
 
 /// What a plan for these machines is usually wanted with: the format [usual](usual_precision) for all of them, or
-/// for some where those are faster by themselves; and the algorithm of collectives with which the plan that is
-/// found is fastest, unless the software chooses it itself, and the size of buckets likewise. It is searched with collectives straight in memory
-/// where ranks are cores that share it, else with rings.
+/// for some where those are faster by themselves; and the algorithm of collectives and the size of buckets with which
+/// the plan that is found is fastest, unless the software chooses them itself. It is searched with collectives straight
+/// in memory where ranks are cores that share it, else with rings.
 pub fn usual_request(
     model: &Model,
     cluster: &Cluster,
