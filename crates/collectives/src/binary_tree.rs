@@ -37,6 +37,23 @@ pub(crate) fn steps(kind: Kind, members: u32, elements: usize) -> Vec<Vec<Transf
     steps
 }
 
+/// Elements that `member` sends.
+pub(crate) fn sent(kind: Kind, members: u32, elements: usize, member: u32) -> usize {
+    let root = kind.root().map_or(0, |root| root.0);
+    let role = (member + members - root) % members;
+    let up = !matches!(kind, Kind::Broadcast { .. }) && role > 0;
+    let down = if matches!(kind, Kind::Reduce { .. }) { 0 } else { children(role, members) };
+    (usize::from(up) + down) * elements
+}
+
+/// How many roles a role is the parent of. Each of these is a power of two away from it.
+pub(crate) fn children(role: u32, members: u32) -> usize {
+    let away = (0..members.next_power_of_two().ilog2()).map(|bit| 1 << bit);
+    let near = away.flat_map(|away: u32| [role.checked_sub(away), role.checked_add(away)]);
+    let others = near.flatten().filter(|&other| 0 < other && other < members);
+    others.filter(|&other| parent(other, members) == role).count()
+}
+
 /// The tree over `members` roles, role i played by `member_of(i)`.
 pub(crate) fn tree(members: u32, member_of: impl Fn(u32) -> u32, range: Range<usize>) -> Tree {
     let edges = (1..members)

@@ -30,6 +30,31 @@ pub(crate) fn steps(kind: Kind, members: u32, elements: usize) -> Vec<Vec<Transf
     steps
 }
 
+/// Elements that `member` sends.
+pub(crate) fn sent(kind: Kind, members: u32, elements: usize, member: u32) -> usize {
+    let own = chunk(elements, members as usize, member as usize).len();
+    let others = (members - 1) as usize;
+    match kind {
+        Kind::AllReduce => elements - own + others * own,
+        Kind::ReduceScatter | Kind::AllToAll => elements - own,
+        Kind::AllGather => others * own,
+        Kind::Broadcast { root } => {
+            if root.0 == member {
+                others * elements
+            } else {
+                0
+            }
+        }
+        Kind::Reduce { root } => {
+            if root.0 == member {
+                0
+            } else {
+                elements
+            }
+        }
+    }
+}
+
 /// All contributions to `range`, in ascending member order whoever the owner is:
 /// the first replaces the owner's own value, which comes in at its turn. The sum
 /// is therefore bitwise that of a serial loop over members.

@@ -21,7 +21,8 @@ pub(crate) fn fold(members: u32) -> (u32, u32) {
 
 pub(crate) fn steps(kind: Kind, members: u32, elements: usize) -> Vec<Vec<Transfer>> {
     let (survivors, extra) = fold(members);
-    let group = Group { extra, blocks: blocks(kind, members, elements) };
+    let blocks = (0..survivors).map(|index| block(kind, members, elements, index));
+    let group = Group { extra, blocks: blocks.collect() };
     let mut phase = Vec::new();
     if kind != Kind::AllGather {
         if extra > 0 {
@@ -59,23 +60,52 @@ pub(crate) fn steps(kind: Kind, members: u32, elements: usize) -> Vec<Vec<Transf
     steps
 }
 
-/// What each survivor owns between the phases: its (and its partner's) chunk where
-/// the kind says who owns what, an even share where only the end result counts.
-fn blocks(kind: Kind, members: u32, elements: usize) -> Vec<Range<usize>> {
+/// Elements that `member` sends.
+pub(crate) fn sent(kind: Kind, members: u32, elements: usize, member: u32) -> usize {
+    let (survivors, extra) = fold(members);
+    let own = |folded: u32| chunk(elements, members as usize, folded as usize).len();
+    let is_paired = member < 2 * extra;
+    if is_paired && member % 2 == 1 {
+        return if kind == Kind::AllGather { own(member) } else { elements };
+    }
+    let survivor = if is_paired { member / 2 } else { member - extra };
+    let blocks = |first: u32, span: u32| {
+        let start = block(kind, members, elements, first).start;
+        block(kind, members, elements, first + span - 1).end - start
+    };
+    let level = |span: u32| {
+        let given = |whose: u32| blocks(whose & !(span - 1), span);
+        let halved = if kind == Kind::AllGather { 0 } else { given(survivor ^ span) };
+        let doubled = if kind == Kind::ReduceScatter { 0 } else { given(survivor) };
+        halved + doubled
+    };
+    let swapped: usize = (0..survivors.ilog2()).map(|bit| level(1 << bit)).sum();
+    let returned = match kind {
+        _ if !is_paired => 0,
+        Kind::ReduceScatter => own(member + 1),
+        Kind::AllGather => elements - own(member + 1),
+        _ => elements,
+    };
+    swapped + returned
+}
+
+/// Elements of the chunks of those that fold into others, which a reduce-scatter returns to them.
+pub(crate) fn folded_elements(members: u32, elements: usize) -> usize {
+    let (_, extra) = fold(members);
+    (0..extra).map(|pair| chunk(elements, members as usize, 2 * pair as usize + 1).len()).sum()
+}
+
+/// What a survivor owns between the phases: its (and its partner's) chunk where the kind says who owns what,
+/// an even share where only the end result counts.
+fn block(kind: Kind, members: u32, elements: usize, index: u32) -> Range<usize> {
     let (survivors, extra) = fold(members);
     if kind == Kind::AllReduce {
-        return (0..survivors as usize)
-            .map(|index| chunk(elements, survivors as usize, index))
-            .collect();
+        return chunk(elements, survivors as usize, index as usize);
     }
-    let chunk_start = |member: u32| match member {
-        _ if member == members => elements,
-        _ => chunk(elements, members as usize, member as usize).start,
-    };
-    let first_member = |index: u32| index + index.min(extra);
-    (0..survivors)
-        .map(|index| chunk_start(first_member(index))..chunk_start(first_member(index + 1)))
-        .collect()
+    let chunk_of = |member: u32| chunk(elements, members as usize, member as usize);
+    let first = index + index.min(extra);
+    let last = first + u32::from(index < extra);
+    chunk_of(first).start..chunk_of(last).end
 }
 
 struct Group {

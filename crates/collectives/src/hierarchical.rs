@@ -32,6 +32,35 @@ pub(crate) fn steps(kind: Kind, inner: u32, outer: u32, elements: usize) -> Vec<
     steps
 }
 
+/// Elements that `member` sends.
+pub(crate) fn sent(kind: Kind, inner: u32, outer: u32, elements: usize, member: u32) -> usize {
+    let levels = Levels { inner, outer, elements, rail_major: kind == Kind::AllReduce };
+    let (node, position) = (member / inner, member % inner);
+    let rail = |position: u32| -> usize {
+        (0..outer).map(|node| levels.chunk(node, position).len()).sum()
+    };
+    // Rings send all blocks but their own, or but their successor's.
+    let scattered = || elements - levels.chunk(node, position).len();
+    let gathered = || {
+        let along = rail(position) - levels.chunk((node + 1) % outer, position).len();
+        along + elements - rail((position + 1) % inner)
+    };
+    match kind {
+        Kind::AllReduce => scattered() + gathered(),
+        Kind::ReduceScatter => scattered(),
+        Kind::AllGather => gathered(),
+        Kind::AllToAll => sent_in_all_to_all(inner, outer, elements) / (inner * outer) as usize,
+        Kind::Broadcast { .. } | Kind::Reduce { .. } => {
+            unreachable!("plan refuses a hierarchical {kind}")
+        }
+    }
+}
+
+/// Elements that all members together send in an all-to-all, whose chunks are equal.
+pub(crate) fn sent_in_all_to_all(inner: u32, outer: u32, elements: usize) -> usize {
+    ((inner - 1) * outer + (outer - 1) * inner) as usize * elements
+}
+
 struct Levels {
     inner: u32,
     outer: u32,

@@ -4,8 +4,8 @@
 //! [`plan`] turns a [`Kind`] (what has to hold afterwards) and an [`Algorithm`]
 //! (how to get there) into a [`StepList`]. A communication engine executes the
 //! list, a cluster model times it, and [`StepList::apply`] interprets it, so all
-//! three agree on every byte. [`rounds`], [`bytes_sent_per_member`] and
-//! [`bottleneck_bytes`] are the same counts as closed forms.
+//! three agree on every byte. [`sent_elements`] and [`sent_elements_by_all`] are its counts without the
+//! list, [`rounds`], [`bytes_sent_per_member`] and [`bottleneck_bytes`] closed forms of them.
 //!
 //! ```
 //! use shardloom_collectives::{plan, Algorithm, Kind, Reduction};
@@ -74,6 +74,7 @@ mod hierarchical;
 mod kind;
 mod plan;
 mod ring;
+mod sent;
 mod star_tree;
 mod step_list;
 mod tree;
@@ -87,5 +88,6 @@ pub use error::CollectiveError;
 pub use fusion::fused;
 pub use kind::{Kind, Member};
 pub use plan::{pairs, plan};
+pub use sent::{sent_elements, sent_elements_by_all};
 pub use star_tree::StarTree;
 pub use step_list::{Combine, StepList, Transfer};

@@ -18,9 +18,7 @@ pub fn plan(
     elements: usize,
 ) -> Result<StepList, CollectiveError> {
     check(kind, algorithm, members)?;
-    if kind == Kind::AllToAll && !elements.is_multiple_of(members as usize) {
-        return Err(CollectiveError::UnequalChunks { elements, members });
-    }
+    require_chunks(kind, members, elements)?;
     let steps = if members == 1 {
         Vec::new()
     } else {
@@ -63,6 +61,18 @@ pub fn pairs(members: u32, root: Member) -> Vec<(Kind, Algorithm)> {
     }
     let all = kinds.iter().flat_map(|&kind| algorithms.iter().map(move |&by| (kind, by)));
     all.filter(|&(kind, algorithm)| check(kind, algorithm, members).is_ok()).collect()
+}
+
+/// Refuses an all-to-all of unequal chunks.
+pub(crate) fn require_chunks(
+    kind: Kind,
+    members: u32,
+    elements: usize,
+) -> Result<(), CollectiveError> {
+    match kind == Kind::AllToAll && !elements.is_multiple_of(members as usize) {
+        true => Err(CollectiveError::UnequalChunks { elements, members }),
+        false => Ok(()),
+    }
 }
 
 /// Refuses whatever no buffer length could make right.

@@ -30,6 +30,23 @@ pub(crate) fn steps(kind: Kind, members: u32, elements: usize) -> Vec<Vec<Transf
     steps
 }
 
+/// Elements that `member` sends: of what is reduced all blocks but its own, of what is gathered all but its
+/// successor's.
+pub(crate) fn sent(kind: Kind, members: u32, elements: usize, member: u32) -> usize {
+    let next = (member + 1) % members;
+    let but = |block: u32| elements - chunk(elements, members as usize, block as usize).len();
+    // A chain passes everything on but for its last member.
+    let chain = |last: u32| if member == last { 0 } else { elements };
+    match kind {
+        Kind::AllReduce => but(member) + but(next),
+        Kind::ReduceScatter => but(member),
+        Kind::AllGather => but(next),
+        Kind::Broadcast { root } => chain((root.0 + members - 1) % members),
+        Kind::Reduce { root } => chain(root.0),
+        Kind::AllToAll => unreachable!("plan refuses a ring all-to-all"),
+    }
+}
+
 /// Leaves the reduction of `blocks[i]` on `order[i]`, in `order.len() - 1` steps.
 ///
 /// The textbook's indices are shifted by one, so that the last block a member adds

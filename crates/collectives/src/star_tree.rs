@@ -148,6 +148,34 @@ impl StarTree {
         }
     }
 
+    /// How many heads a role is the parent of.
+    fn children(&self, role: u32) -> u32 {
+        match self.across {
+            Across::Star => {
+                if role == 0 {
+                    self.outer - 1
+                } else {
+                    0
+                }
+            }
+            Across::BinaryTree => self.outer.saturating_sub(2 * role + 1).min(2),
+        }
+    }
+
+    /// Elements that `member` sends in an all-reduce.
+    pub(crate) fn sent(&self, elements: usize, member: u32) -> usize {
+        let (group, is_head) = (member / self.inner, member.is_multiple_of(self.inner));
+        if !is_head {
+            return elements;
+        }
+        let in_tree = |root: u32| {
+            let role = (group + self.outer - root) % self.outer;
+            let others = self.inner - 1 + self.children(role) + u32::from(role > 0);
+            others as usize * chunk(elements, self.trees as usize, root as usize).len()
+        };
+        (0..self.trees).map(in_tree).sum()
+    }
+
     pub(crate) fn steps(&self, elements: usize) -> Vec<Vec<Transfer>> {
         let mut steps = Vec::new();
         for root in 0..self.trees {

@@ -155,8 +155,11 @@ pub struct Track {
     /// Gradients of parameters that were not there yet; none where they are there all the time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak_absent_gradient_bytes: Option<u64>,
-    /// Bytes it sent to other ranks.
+    /// Bytes it sent to other ranks; for a folded class its first rank.
     pub sent_bytes: u64,
+    /// Bytes that all ranks of a folded class together sent; none where each sent as many as the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class_sent_bytes: Option<u64>,
 }
 
 /// What happened on every rank.
@@ -169,6 +172,12 @@ pub struct Timeline {
 }
 
 impl Track {
+    /// Bytes that all ranks together sent that this track stands for.
+    pub fn sent_bytes_by_all(&self) -> u64 {
+        let alike = || self.sent_bytes.saturating_mul(self.multiplicity);
+        self.class_sent_bytes.unwrap_or_else(alike)
+    }
+
     /// Time the compute lane was occupied.
     pub fn busy(&self) -> Picos {
         self.busy_in(Picos::ZERO..Picos::MAX)

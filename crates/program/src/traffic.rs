@@ -1,6 +1,8 @@
-//! What a rank sends, exactly.
+//! What a rank sends, and a class of them, exactly.
 
-use shardloom_collectives::{Algorithm, Kind, Member, bytes_sent_per_member, plan};
+use shardloom_collectives::{Algorithm, Kind, Member, sent_elements, sent_elements_by_all};
+
+use shardloom_plan::Axis;
 
 use crate::{Action, Class, ClassId, Collective, Format, Group, Instruction, Program};
 
@@ -19,9 +21,8 @@ pub struct Exchange {
     pub algorithm: Algorithm,
 }
 
-/// Up to this many members byte counts come from the step list itself, which is exact for sizes that
-/// do not divide; beyond, from the closed form.
-const LISTED: usize = 64;
+/// Why the counts of an exchange are there.
+const EXISTS: &str = "the plan's validation and `exchanges` choose algorithms that exist";
 
 impl Program {
     /// The collective that `position` of `class` takes part in when it runs `instruction`.
@@ -53,18 +54,76 @@ impl Program {
     /// Bytes that `position` of class `id` sends in a step in which all guards hold; the most, where it sends as
     /// many rows as turn out while running.
     pub fn sent_bytes(&self, id: ClassId, position: usize) -> u64 {
+        self.bytes_of_runs(id, position, &self.runs_of_step(id))
+    }
+
+    /// Bytes that all ranks of class `id` together send in such a step.
+    pub fn class_sent_bytes(&self, id: ClassId) -> u64 {
+        self.class_bytes_of_runs(id, &self.runs_of_step(id))
+    }
+
+    /// How often ranks of class `id` run each of its bodies in a step in which all guards hold.
+    fn runs_of_step(&self, id: ClassId) -> Vec<u64> {
         let class = self.class(id);
         let mut times = vec![0; class.bodies.len()];
         let held = class.guards().flat_map(|guard| &guard.then);
         class.unguarded().chain(held).for_each(|entry| times[entry.body.0 as usize] += 1);
-        self.bytes_of_runs(id, position, &times)
+        times
     }
 
     /// Bytes that `position` of class `id` sends where it runs each of its bodies so many times.
     pub fn bytes_of_runs(&self, id: ClassId, position: usize, times: &[u64]) -> u64 {
-        let bytes = |instruction| self.instruction_sent_bytes(id, position, instruction);
+        self.over_runs(id, times, |it| self.instruction_sent_bytes(id, position, it))
+    }
+
+    /// Bytes that all ranks of class `id` together send where each runs its bodies so many times.
+    pub fn class_bytes_of_runs(&self, id: ClassId, times: &[u64]) -> u64 {
+        self.over_runs(id, times, |it| self.instruction_class_sent_bytes(id, it))
+    }
+
+    fn over_runs(&self, id: ClassId, times: &[u64], bytes: impl Fn(&Instruction) -> u64) -> u64 {
         let bodies = self.class(id).bodies.iter().zip(times).filter(|(_, times)| **times > 0);
-        bodies.map(|(body, times)| times * body.instructions.iter().map(bytes).sum::<u64>()).sum()
+        bodies.map(|(body, times)| times * body.instructions.iter().map(&bytes).sum::<u64>()).sum()
+    }
+
+    /// Bytes that all ranks of class `id` together send in one run of `instruction` by each.
+    fn instruction_class_sent_bytes(&self, id: ClassId, instruction: &Instruction) -> u64 {
+        let class = self.class(id);
+        let positions = 0..class.mesh.size();
+        match &instruction.action {
+            Action::Send { route } => {
+                let route = self.route(*route);
+                route.messages.iter().map(|it| route.message_bytes(it)).sum()
+            }
+            Action::Collective { group: Group::Mesh(axes), .. } => {
+                let exchange = |position: usize| {
+                    self.exchange(class, position, instruction).expect("it is a collective")
+                };
+                self.class_exchange_bytes(class, axes, exchange)
+            }
+            Action::Collective { .. } | Action::Fetch { .. } => positions
+                .map(|position| self.instruction_sent_bytes(id, position, instruction))
+                .sum(),
+            _ => 0,
+        }
+    }
+
+    /// Bytes that all groups of `class` along `axes` send, each in the exchange of its first member.
+    fn class_exchange_bytes(
+        &self,
+        class: &Class,
+        axes: &[Axis],
+        exchange: impl Fn(usize) -> Exchange,
+    ) -> u64 {
+        let members = class.mesh.span(axes) as u32;
+        let firsts = (0..class.mesh.size()).filter(|&position| {
+            axes.iter().all(|&axis| class.mesh.coordinate(position, axis) == 0)
+        });
+        let sent = |Exchange { kind, algorithm, elements, element_bytes, .. }| {
+            let sent = sent_elements_by_all(kind, algorithm, members, elements);
+            (sent.expect(EXISTS) * element_bytes) as u64
+        };
+        firsts.map(exchange).map(sent).sum()
     }
 
     /// Bytes that `position` of class `id` sends in one run of `instruction`. What it fetches counts for it, as the
@@ -109,6 +168,18 @@ impl Program {
         told.iter().map(|exchange| self.exchange_sent_bytes(id, position, exchange)).sum()
     }
 
+    /// Bytes of that which all ranks of class `id` together send, in a cycle of each of its groups.
+    pub fn class_told_bytes(&self, id: ClassId, communicator: u16) -> u64 {
+        let class = self.class(id);
+        let all = self.told(class, communicator).map(|exchange| match &exchange.group {
+            Group::Mesh(axes) => self.class_exchange_bytes(class, axes, |_| exchange.clone()),
+            Group::Classes(_) | Group::World => (0..class.mesh.size())
+                .map(|position| self.exchange_sent_bytes(id, position, &exchange))
+                .sum(),
+        });
+        all.into_iter().sum()
+    }
+
     /// Bytes that `position` of class `id` sends in an exchange.
     pub fn exchange_sent_bytes(&self, id: ClassId, position: usize, exchange: &Exchange) -> u64 {
         let class = self.class(id);
@@ -118,18 +189,9 @@ impl Program {
             Group::Classes(classes) => classes.iter().position(|&each| each == id).unwrap_or(0),
             Group::World => class.first_rank.0 as usize + position,
         };
-        if members <= 1 || exchange.elements == 0 {
-            return 0;
-        }
         let Exchange { kind, algorithm, elements, element_bytes, .. } = *exchange;
-        let impossible = "the plan's validation and `exchanges` choose algorithms that exist";
-        if members <= LISTED {
-            let list = plan(kind, algorithm, members as u32, elements).expect(impossible);
-            (list.sent_elements(Member(member as u32)) * element_bytes) as u64
-        } else {
-            let bytes = (elements * element_bytes) as f64;
-            bytes_sent_per_member(kind, algorithm, members as u32, bytes).expect(impossible).round()
-                as u64
-        }
+        let member = Member(member as u32);
+        let sent = sent_elements(kind, algorithm, members as u32, elements, member);
+        (sent.expect(EXISTS) * element_bytes) as u64
     }
 }

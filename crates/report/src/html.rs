@@ -326,6 +326,7 @@ mod tests {
             peak_activation_bytes: None,
             peak_absent_gradient_bytes: None,
             sent_bytes: 512,
+            class_sent_bytes: None,
         };
         Timeline { clock, tracks: vec![track] }
     }

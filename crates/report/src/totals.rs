@@ -53,8 +53,7 @@ impl Totals {
             exposed += shares(track, makespan).exposed * track.multiplicity as f64;
             ranks += track.multiplicity as f64;
             peak_bytes = peak_bytes.max(track.peak_bytes);
-            let sent = track.sent_bytes.saturating_mul(track.multiplicity);
-            sent_bytes = sent_bytes.saturating_add(sent);
+            sent_bytes = sent_bytes.saturating_add(track.sent_bytes_by_all());
         }
         let empty = makespan == Picos::ZERO || ranks == 0.0;
         Totals {
@@ -120,11 +119,15 @@ mod tests {
         let reversed = vec![waiting.clone(), busy.clone()];
         let timeline = Timeline { clock: Clock::Simulated, tracks: vec![busy, waiting] };
         let totals = Totals::of(&timeline);
-        assert_eq!(Totals::of(&Timeline { tracks: reversed, ..timeline }), totals);
+        assert_eq!(Totals::of(&Timeline { tracks: reversed, ..timeline.clone() }), totals);
         assert!((totals.dependency_idle_fraction - 0.1).abs() < 1e-12);
         assert!((totals.busy_fraction - 0.85).abs() < 1e-12);
         assert!((totals.exposed_fraction - 0.05).abs() < 1e-12);
         assert_eq!((totals.peak_bytes, totals.sent_bytes), (9, 15));
+        // Of ranks that send unlike each other it is known what they send together.
+        let mut timeline = timeline;
+        timeline.tracks[0].class_sent_bytes = Some(11);
+        assert_eq!(Totals::of(&timeline).sent_bytes, 11);
     }
 
     #[test]

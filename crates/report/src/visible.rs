@@ -141,6 +141,7 @@ pub(crate) mod tests {
             peak_activation_bytes: None,
             peak_absent_gradient_bytes: None,
             sent_bytes: n.3,
+            class_sent_bytes: None,
         })
     }
 

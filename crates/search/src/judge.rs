@@ -61,7 +61,7 @@ pub fn judge(graph: &Graph, cluster: &Cluster, plan: &Plan) -> Result<Judgement,
         bubble_fraction: summary.bubble_fraction,
         dependency_idle_fraction: summary.dependency_idle_fraction,
         waits: sum(|rank| rank.waits) / ranks,
-        sent_bytes: summary.ranks.iter().map(|rank| rank.multiplicity * rank.sent_bytes).sum(),
+        sent_bytes: summary.ranks.iter().map(|rank| rank.sent_bytes_by_all).sum(),
         memory: simulation.memory_fits(&program, cluster)?,
     })
 }

@@ -654,9 +654,19 @@ impl<'s, 'p> Engine<'s, 'p> {
 
     fn finish<D: Driver>(self, driver: &D) -> Simulation {
         let tracks = self.tracks.into_iter().zip(&self.actors).map(|(track, state)| {
-            let Actor { class, position, .. } = state.actor;
-            let told = self.negotiations.told_bytes(self.program, state.actor, &self.groups_of);
-            track.finish(self.program.bytes_of_runs(class, position, state.times()) + told)
+            let Actor { class, position, multiplicity, .. } = state.actor;
+            let program = self.program;
+            let told = self.negotiations.cycles(program, state.actor, &self.groups_of);
+            let told = |bytes: &dyn Fn(u16) -> u64| -> u64 {
+                told.iter().map(|&(communicator, cycles)| cycles * bytes(communicator)).sum()
+            };
+            let sent = program.bytes_of_runs(class, position, state.times())
+                + told(&|communicator| program.told_bytes(class, position, communicator));
+            let of_class = (multiplicity > 1).then(|| {
+                program.class_bytes_of_runs(class, state.times())
+                    + told(&|communicator| program.class_told_bytes(class, communicator))
+            });
+            track.finish(sent, of_class)
         });
         let timeline = Timeline { clock: driver.clock(), tracks: tracks.collect() };
         let draining = self.program.ahead as usize;

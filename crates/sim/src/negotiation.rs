@@ -146,8 +146,13 @@ impl<'s, 'p> Negotiations<'s, 'p> {
         self.groups[*group].next = end.max(*began + cycle);
     }
 
-    /// What an actor has sent to negotiate.
-    pub fn told_bytes(&self, program: &Program, actor: Actor, groups_of: &[Vec<u32>]) -> u64 {
+    /// The communicators in which an actor negotiates, and in how many cycles each has.
+    pub fn cycles(
+        &self,
+        program: &Program,
+        actor: Actor,
+        groups_of: &[Vec<u32>],
+    ) -> Vec<(u16, u64)> {
         let class = program.class(actor.class);
         let queues = class.instructions().map(|(_, _, it)| it.queue);
         let mut numbers: Vec<u16> = queues
@@ -158,12 +163,11 @@ impl<'s, 'p> Negotiations<'s, 'p> {
             .collect();
         numbers.sort_unstable();
         numbers.dedup();
-        let told = |number: u16| {
+        let cycles = |number: u16| {
             let group = groups_of[actor.index as usize][usize::from(number)];
-            let cycles = self.groups[group as usize].cycles;
-            cycles * program.told_bytes(actor.class, actor.position, number)
+            (number, self.groups[group as usize].cycles)
         };
-        numbers.into_iter().map(told).sum()
+        numbers.into_iter().map(cycles).collect()
     }
 }
 

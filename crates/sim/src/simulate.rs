@@ -76,7 +76,12 @@ impl Simulation {
             (0..positions).map(move |position| (id, position))
         });
         for (track, (class, position)) in self.timeline.tracks.iter_mut().zip(positions) {
-            track.sent_bytes -= steps * model.unfilled_bytes(class, position)?;
+            let unfilled = steps * model.unfilled_bytes(class, position)?;
+            track.sent_bytes -= unfilled;
+            if let Some(sent) = &mut track.class_sent_bytes {
+                // A class is folded where as many rows go to and from each of its ranks.
+                *sent -= track.multiplicity * unfilled;
+            }
         }
         Ok(())
     }

@@ -45,6 +45,8 @@ pub struct RankSummary {
     pub peak_bytes: u64,
     /// What it sends.
     pub sent_bytes: u64,
+    /// What all ranks that it stands for send together.
+    pub sent_bytes_by_all: u64,
 }
 
 fn is_one(multiplicity: &u64) -> bool {
@@ -139,6 +141,7 @@ impl Simulation {
                 waits: track.waits_in(last(), |_| true) as f64 / self.steps_of_period() as f64,
                 peak_bytes: track.peak_bytes,
                 sent_bytes: track.sent_bytes / steps as u64,
+                sent_bytes_by_all: track.sent_bytes_by_all() / steps as u64,
             }
         };
         let ranks: Vec<RankSummary> = self.timeline.tracks.iter().enumerate().map(rank).collect();

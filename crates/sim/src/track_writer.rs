@@ -256,14 +256,15 @@ impl<'p> TrackWriter<'p> {
         }
     }
 
-    /// The track; it has sent `sent_bytes`.
-    pub fn finish(mut self, sent_bytes: u64) -> Track {
+    /// The track; the actor's rank has sent `sent_bytes`, and all of a folded class so many.
+    pub fn finish(mut self, sent_bytes: u64, class_sent_bytes: Option<u64>) -> Track {
         self.track.intervals.extend(latest_on_top(self.incoming));
         self.track.memory = self.changes.finish();
         self.track.peak_bytes = self.memory.peak_bytes();
         self.track.peak_activation_bytes = Some(self.memory.peak_activation_bytes());
         self.track.peak_absent_gradient_bytes = self.late.map(|(_, absent)| absent);
         self.track.sent_bytes = sent_bytes;
+        self.track.class_sent_bytes = class_sent_bytes;
         self.track
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use shardloom_collectives::{
     Algorithm, Kind, Member, StepList, bottleneck_bytes, bytes_sent_per_member, fused, pairs, plan,
-    rounds,
+    rounds, sent_elements, sent_elements_by_all,
 };
 
 /// Divisible by `members`, by powers of two, and by twice the segments of any tree here.
@@ -48,6 +48,33 @@ fn closed_forms_equal_the_lists_for_every_pair_and_size() {
             close(sent, busiest_sent(&list));
             let path = bottleneck_bytes(kind, algorithm, members, bytes).unwrap();
             close(path, bottleneck(&list));
+        }
+    }
+}
+
+/// Also of buffers that divide into nothing, and that are shorter than the group.
+#[test]
+fn what_each_and_all_send_is_that_of_the_list_to_the_element() {
+    for members in (1..=17).chain([24, 31, 33, 96]) {
+        for (kind, algorithm) in pairs(members, Member(members / 2)) {
+            for elements in [0, 1, 7, members as usize, 6 * members as usize, 1009] {
+                let what = format!("{kind} of {elements} by {algorithm} over {members}");
+                let all = sent_elements_by_all(kind, algorithm, members, elements);
+                let Ok(list) = plan(kind, algorithm, members, elements) else {
+                    assert!(kind == Kind::AllToAll && all.is_err(), "{what}");
+                    continue;
+                };
+                let listed = (0..members).map(|member| list.sent_elements(Member(member)));
+                let listed: Vec<usize> = listed.collect();
+                let of = |member| sent_elements(kind, algorithm, members, elements, Member(member));
+                let counted: Vec<usize> = (0..members).map(|member| of(member).unwrap()).collect();
+                assert_eq!(counted, listed, "{what}");
+                assert_eq!(of(members), Ok(0), "{what}");
+                assert_eq!(all, Ok(listed.iter().sum()), "{what}");
+                if kind == Kind::AllReduce {
+                    assert_eq!(all, Ok(2 * (members as usize - 1) * elements), "{what}");
+                }
+            }
         }
     }
 }

@@ -224,6 +224,7 @@ fn the_summary_has_the_contract_s_keys() {
         "peak_bytes",
         "rank",
         "sent_bytes",
+        "sent_bytes_by_all",
         "waits",
     ];
     assert_eq!(keys(&unfolded["ranks"][0]), rank);

@@ -26,11 +26,12 @@ fn assert_equal(plan: &Uniform, (folded, unfolded): &(Simulation, Simulation)) {
         assert_eq!(track.memory, same.memory, "rank {rank} of {plan:?}");
         let bytes = (same.peak_bytes, same.sent_bytes);
         assert_eq!((track.peak_bytes, track.sent_bytes), bytes, "rank {rank} of {plan:?}");
-        for (other, other_ends) in unfolded.step_ends.iter().enumerate().skip(rank) {
-            if other < rank + track.multiplicity as usize {
-                assert_eq!(ends, other_ends, "rank {other} of {plan:?}");
-            }
+        let ranks = rank..rank + track.multiplicity as usize;
+        for (other, other_ends) in ranks.clone().zip(&unfolded.step_ends[ranks.clone()]) {
+            assert_eq!(ends, other_ends, "rank {other} of {plan:?}");
         }
+        let sent: u64 = unfolded.timeline.tracks[ranks].iter().map(|it| it.sent_bytes).sum();
+        assert_eq!(track.sent_bytes_by_all(), sent, "the class of rank {rank} of {plan:?}");
     }
     let folded_ranks: u64 = folded.timeline.tracks.iter().map(|it| it.multiplicity).sum();
     assert_eq!(folded_ranks as usize, unfolded.timeline.tracks.len());
@@ -53,6 +54,38 @@ fn folded_equals_unfolded_with_tied_weights_and_sharded_ones() {
         let mut plan = uniform(4, 4, 2, 4);
         plan.sync.zero = zero;
         assert_equal(&plan, &both(&graph, &h100(32), &plan));
+    }
+}
+
+/// The first members of stars and trees send more than others, and so do those that others fold into.
+#[test]
+fn a_class_sends_what_its_ranks_send_whoever_of_them_sends_most() {
+    let graph = gpt(2, false);
+    for name in
+        ["star", "binary-tree", "double-binary-tree", "halving-doubling", "two-level-star:3"]
+    {
+        for (dp, tp) in [(6, 1), (9, 2), (96, 1)] {
+            let mut plan = uniform(1, dp, tp, 1);
+            plan.clip_norm = None;
+            plan.precision = Precision::FP32;
+            let algorithm = name.parse().expect("an algorithm");
+            plan.sync.algorithm = algorithm;
+            let cluster = h100(plan.mesh.size().next_multiple_of(8));
+            let (folded, unfolded) = both(&graph, &cluster, &plan);
+            let each = |it: &Simulation| -> Vec<u64> {
+                it.timeline.tracks.iter().map(|track| track.sent_bytes).collect()
+            };
+            let (first, sent) = (each(&folded), each(&unfolded));
+            let summary = folded.summary();
+            let all = summary.ranks[0].sent_bytes_by_all;
+            assert_eq!(2 * all, sent.iter().sum::<u64>(), "{name} over {dp} replicas");
+            assert_eq!(first, sent[..1]);
+            assert!(sent.iter().any(|&it| it != sent[0]), "all send as much");
+            if tp == 1 {
+                // Everything goes to the others and comes back, whatever the way.
+                assert_eq!(all, u64::from(2 * (dp - 1)) * 4 * graph.parameter_count());
+            }
+        }
     }
 }
 
@@ -126,10 +159,12 @@ proptest! {
         sequence_parallel: bool,
         clips: bool,
         cluster in 0..3,
+        algorithm in prop::sample::select(&["ring", "direct", "halving-doubling", "hierarchical:2"][..]),
     ) {
         let graph = gpt(6, false);
         let mut plan = uniform(pp, dp, tp, rounds * pp);
         plan.sync.zero = zero;
+        plan.sync.algorithm = algorithm.parse().expect("an algorithm");
         plan.recompute = recompute;
         plan.schedule = schedule;
         plan.sequence_parallel = sequence_parallel;

@@ -172,6 +172,8 @@ fn cycles_answer_what_all_have_made_by_then_and_lists_are_what_fits() {
                 assert!(told > 0);
                 assert_eq!(track.sent_bytes, reduced + told, "rank {position}");
             }
+            let told = (0..dp as usize).map(|position| program.told_bytes(class, position, 0));
+            assert_eq!(program.class_told_bytes(class, 0), told.sum::<u64>());
             assert_eq!(timeline, once(seed).1, "it comes to the same again");
             most = most.max(lists.iter().map(Vec::len).max().expect("lists"));
         }
@@ -185,6 +187,24 @@ fn step_seconds(negotiation: Option<Negotiation>, dp: u32, place: &str) -> f64 {
     let program = lower(&graph, &plan(&graph, dp, negotiation), 16).expect("a program");
     let simulation = simulate(&graph, &cluster, &program, Options::default()).expect("it ends");
     simulation.step_time().seconds()
+}
+
+/// The first replica hears all others and answers them, so that it sends otherwise than they do.
+#[test]
+fn replicas_of_which_one_is_simulated_send_what_all_of_them_do() {
+    let graph = gpt();
+    let cluster = cluster("a100-40g:2x8");
+    let negotiation = Some(Negotiation { cycle_seconds: 1e-5, fusion_bytes: 40_000 });
+    for dp in [2, 4, 8] {
+        let program = lower(&graph, &plan(&graph, dp, negotiation), 16).expect("a program");
+        let [folded, unfolded] = [true, false].map(|folded| {
+            let options = Options { steps: 2, folded };
+            simulate(&graph, &cluster, &program, options).expect("it ends").timeline.tracks
+        });
+        let sent: Vec<u64> = unfolded.iter().map(|track| track.sent_bytes).collect();
+        assert!(dp == 2 || sent[0] != sent[1], "{sent:?}");
+        assert_eq!(folded[0].sent_bytes_by_all(), sent.iter().sum::<u64>(), "{dp} replicas");
+    }
 }
 
 #[test]

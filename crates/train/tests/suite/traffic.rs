@@ -2,9 +2,11 @@
 //! formulas where sizes divide.
 
 use crate::support::{Samples, graph, losses, mesh, serial, stage_parameters, trainer};
+use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_plan::{Arrangement, Optimizer, Plan, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::{Program, Rank, lower};
+use shardloom_sim::{Options, simulate};
 
 const SEQ: usize = 16;
 const HIDDEN: usize = 32;
@@ -147,6 +149,50 @@ fn every_algorithm_and_optimizer_sends_what_the_program_says() {
                 };
                 check_counted(&graph, &uniform);
             }
+        }
+    }
+}
+
+/// What a simulation in which one rank stands for all says that they send, against what ranks count while they
+/// train.
+#[test]
+fn all_ranks_together_send_what_a_folded_simulation_says() {
+    let graph = gpt(1, false);
+    let cluster = Cluster::parse("a100-40g:8").expect("a preset");
+    let mut cases = vec![("star", 3, 2, Some(1.0)), ("binary-tree", 5, 1, Some(1.0))];
+    for replicas in [3, 5, 6, 7] {
+        for algorithm in
+            ["direct", "ring", "halving-doubling", "binary-tree", "double-binary-tree", "star"]
+        {
+            cases.push((algorithm, replicas, 1, None));
+        }
+    }
+    for algorithm in ["hierarchical:3", "multi-star:2", "binary-tree-star:2", "two-level-star:3"] {
+        cases.push((algorithm, 6, 1, None));
+    }
+    for (name, replicas, tp, clip_norm) in cases {
+        let algorithm = name.parse().unwrap_or_else(|error| panic!("{error}"));
+        let uniform = Uniform {
+            mesh: mesh(replicas, 1, tp),
+            global_batch: replicas as usize,
+            clip_norm,
+            sync: Sync { algorithm, ..single().sync },
+            ..single()
+        };
+        let plan = uniform.plan(&graph, "model", "local");
+        let samples = Samples::patterned(32, graph.targets_per_sample(), VOCAB as u32);
+        let mut trainer = trainer(&graph, &plan, samples, 1e-3);
+        let options = Options { steps: 1, folded: true };
+        let simulated = simulate(&graph, &cluster, trainer.program(), options);
+        let simulated = simulated.unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(simulated.timeline.tracks.len(), 1, "one rank stands for all");
+        losses(&mut trainer, 1);
+        let sent: u64 = trainer.sent_bytes_per_rank().iter().sum();
+        let all = simulated.timeline.tracks[0].sent_bytes_by_all();
+        assert_eq!(all, sent, "{name} among {replicas} replicas");
+        if clip_norm.is_none() {
+            let gradients = REAL as u64 * graph.parameter_count();
+            assert_eq!(sent, 2 * u64::from(replicas - 1) * gradients, "{name}");
         }
     }
 }
