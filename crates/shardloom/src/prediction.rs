@@ -5,7 +5,8 @@ use shardloom_plan::Plan;
 use shardloom_program::Program;
 use shardloom_program::timeline::Timeline;
 use shardloom_sim::{
-    MemoryFit, Options, RowCounts, StepShares, Summary, matmul_precision, require_few_in,
+    MemoryFit, Options, RowCounts, StepShares, Summary, instruction_count, matmul_precision,
+    require_few_in,
 };
 
 use crate::arithmetic::sample_flops;
@@ -48,7 +49,11 @@ impl Prediction {
     }
 }
 
-/// Simulates `plan` on `cluster`. With `folded`, ranks that do the same are simulated once.
+/// The most instructions that are simulated rank by rank where nobody asked for that: a few seconds' worth.
+const MOST_UNASKED: u64 = 3_000_000;
+
+/// Simulates `plan` on `cluster`. With `folded`, ranks that do the same are simulated once, unless they are on
+/// unlike devices and few enough to be simulated one by one in a few seconds.
 ///
 /// ```
 /// use shardloom::plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
@@ -97,6 +102,10 @@ pub fn simulate_rows(
     let graph = plan.graph_of(model.graph());
     require_few_in(&graph, plan, Options { folded, ..Options::default() })?;
     let program = lower(model, plan, cluster.device_count() as usize)?;
+    let one_by_one = Options { folded: false, ..Options::default() };
+    let folded = folded
+        && (are_devices_alike(&program, cluster)?
+            || instruction_count(&program, one_by_one) > MOST_UNASKED);
     let run = |steps| {
         let options = Options { steps, folded };
         shardloom_sim::simulate_rows(&graph, cluster, &program, options, rows.clone())
@@ -117,6 +126,19 @@ pub fn simulate_rows(
         peak_flops: peak_flops(plan, cluster),
         folded: steady.folded,
     })
+}
+
+/// Whether the ranks of each class are all on devices of one kind.
+fn are_devices_alike(program: &Program, cluster: &Cluster) -> Result<bool> {
+    for class in &program.classes {
+        let first = cluster.kind_of(class.devices[0])?;
+        for &device in &class.devices[1..] {
+            if cluster.kind_of(device)? != first {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
 }
 
 /// Simulates `plan` with its ranks on the cores of this machine, as [`crate::Session`] runs them. Nothing

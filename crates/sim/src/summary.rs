@@ -71,6 +71,8 @@ pub enum Fit {
 pub struct MemoryFit {
     /// The rank; of a folded class the first.
     pub rank: u32,
+    /// Of a folded class the rank whose device has the least memory, of several that the first; else the rank.
+    pub fullest_rank: u32,
     /// The most memory that it holds at once.
     pub peak_bytes: u64,
     /// The memory of its device; of a folded class the least.
@@ -171,17 +173,24 @@ impl Simulation {
         cluster: &Cluster,
     ) -> Result<Vec<MemoryFit>, SimError> {
         let fit = |track: &Track| {
-            let (class, position) = program.locate(Rank(track.rank));
-            let positions = position..position + track.multiplicity as usize;
-            let mut memory_bytes = u64::MAX;
-            for &device in &program.class(class).devices[positions] {
-                memory_bytes = memory_bytes.min(cluster.memory_bytes(cluster.kind_of(device)?));
+            let (class, first) = program.locate(Rank(track.rank));
+            let class = program.class(class);
+            let of_position = |position: usize| -> Result<u64, SimError> {
+                Ok(cluster.memory_bytes(cluster.kind_of(class.devices[position])?))
+            };
+            let (mut memory_bytes, mut fullest) = (of_position(first)?, first);
+            for position in first..first + track.multiplicity as usize {
+                let memory = of_position(position)?;
+                if memory < memory_bytes {
+                    (memory_bytes, fullest) = (memory, position);
+                }
             }
-            let mut persistent = program.class(class).persistent_bytes(position);
-            persistent.gradients += copies_bytes(cluster.stack(), program, program.class(class));
+            let mut persistent = class.persistent_bytes(first);
+            persistent.gradients += copies_bytes(cluster.stack(), program, class);
             persistent.gradients -= track.peak_absent_gradient_bytes.unwrap_or(0);
             Ok(MemoryFit {
                 rank: track.rank,
+                fullest_rank: class.first_rank.0 + fullest as u32,
                 peak_bytes: track.peak_bytes,
                 memory_bytes,
                 persistent,

@@ -4,10 +4,12 @@ use serde::Serialize;
 use shardloom::program::quantity::bytes;
 use shardloom::sim::{Fit, MemoryFit};
 
-/// The memory of a rank, or of a folded class of ranks the first.
+/// The memory of a rank, or of a folded class of ranks, by the first of them.
 #[derive(Serialize)]
 pub struct Memory {
     rank: u32,
+    /// Of a class the rank whose device is fullest.
+    fullest_rank: u32,
     /// The most that is held at once, and what the device has.
     peak_bytes: u64,
     memory_bytes: u64,
@@ -30,6 +32,7 @@ impl Memory {
     fn of(it: &MemoryFit) -> Memory {
         Memory {
             rank: it.rank,
+            fullest_rank: it.fullest_rank,
             peak_bytes: it.peak_bytes,
             memory_bytes: it.memory_bytes,
             margin_bytes: it.margin_bytes(),
@@ -61,7 +64,7 @@ pub fn described(it: &MemoryFit) -> String {
     ];
     let parts = parts.into_iter().filter(|&(_, size)| size > 0);
     let parts: Vec<String> = parts.map(|(name, size)| format!("{name} {}", bytes(size))).collect();
-    let (verdict, rank) = (it.verdict(), it.rank);
+    let (verdict, rank) = (it.verdict(), it.fullest_rank);
     let (peak, all) = (bytes(it.peak_bytes), bytes(it.memory_bytes));
     format!("{verdict}; rank {rank} holds {peak} of {all}: {}", parts.join(", "))
 }
@@ -86,7 +89,8 @@ mod tests {
             let peak_bytes = peak * gib;
             let activation_bytes = 5 * gib;
             described(&MemoryFit {
-                rank: 3,
+                rank: 2,
+                fullest_rank: 3,
                 peak_bytes,
                 memory_bytes,
                 persistent,

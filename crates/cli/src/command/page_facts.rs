@@ -15,7 +15,7 @@ pub fn warnings(ranks: &[MemoryFit]) -> Vec<String> {
     let said = |it: &MemoryFit| {
         let (peak, all) = (bytes(it.peak_bytes), bytes(it.memory_bytes));
         let over = bytes(it.margin_bytes().unsigned_abs());
-        format!("Does not fit: rank {} needs {peak} of {all}, {over} too much.", it.rank)
+        format!("Does not fit: rank {} needs {peak} of {all}, {over} too much.", it.fullest_rank)
     };
     fullest.map(said).into_iter().collect()
 }
@@ -57,6 +57,7 @@ mod tests {
     fn rank(rank: u32, gib: u64) -> MemoryFit {
         MemoryFit {
             rank,
+            fullest_rank: rank,
             peak_bytes: gib << 30,
             memory_bytes: 80 << 30,
             persistent: Default::default(),

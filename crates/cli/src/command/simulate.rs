@@ -33,7 +33,8 @@ pub struct Simulate {
     #[command(flatten)]
     what: PlanOrModel,
 
-    /// Simulate every rank by itself instead of ranks that do the same at once
+    /// Simulate every rank by itself instead of ranks that do the same at once; where these are on unlike devices
+    /// and not very many, or have different numbers of rows, each is in any case
     #[arg(long)]
     unfolded: bool,
 
@@ -200,8 +201,11 @@ impl Simulate {
             terminal.line(format_args!("Messages between stages: {messages} over all ranks"))?;
         }
         if !self.unfolded && !prediction.folded {
-            terminal
-                .line("Ranks have different numbers of rows, so each was simulated by itself.")?;
+            let why = match self.rows.is_empty() {
+                true => "Ranks that do the same are on unlike devices",
+                false => "Ranks have different numbers of rows, or are on unlike devices",
+            };
+            terminal.line(format_args!("{why}, so each was simulated by itself."))?;
         }
         match MemoryFit::fullest(&prediction.memory) {
             Some(it) => terminal.line(format_args!("Memory: {}", memory::described(it))),

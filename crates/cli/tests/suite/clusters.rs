@@ -119,3 +119,30 @@ fn a_speed_up_is_that_against_a_plan_for_one_device() {
     let line = format!("Speed-up: {:.1} against one device", number(&all["speedup"]));
     outcome.check(outcome.stdout.contains(&line), &format!("no {line:?}"));
 }
+
+/// One rank stands for others only where these have the same device.
+#[test]
+fn ranks_on_unlike_devices_are_simulated_by_themselves_and_the_smaller_is_said_to_be_full() {
+    let place = Place::new();
+    let model = "gpt:layers=24,hidden=2048,heads=16,seq=512,vocab=2048";
+    let numbers = "--dp 4 --global-batch 8 --precision fp16";
+    for (cluster, smaller) in
+        [("h100-80g:1x2+v100-16g:1x2", [2, 3]), ("v100-16g:1x2+h100-80g:1x2", [0, 1])]
+    {
+        let simulate = format!("simulate {model} --cluster {cluster} {numbers}");
+        let answer = place.run(&format!("{simulate} --json")).succeeds().object();
+        assert_eq!(
+            (&answer["folded"], answer["ranks"].as_array().map(Vec::len)),
+            (&false.into(), Some(4))
+        );
+        let outcome = place.run(&simulate).succeeds();
+        let says = "Ranks that do the same are on unlike devices, so each was simulated by itself.";
+        outcome.check(outcome.stdout.contains(says), "it does not say so");
+        let memory = outcome.stdout.lines().last().unwrap_or_default();
+        outcome.check(memory.starts_with("Memory: does not fit"), "it fits");
+        let named = |rank: u32| memory.contains(&format!("; rank {rank} holds "));
+        outcome.check(smaller.into_iter().any(named), "another rank is said to be full");
+    }
+    let alike = place.run(&format!("simulate {model} --cluster h100-80g:4 {numbers} --json"));
+    assert_eq!(alike.succeeds().object()["folded"], true);
+}

@@ -38,7 +38,7 @@ fn a_program_says_where_rows_travel_and_what_counts_them() {
 #[test]
 fn ranks_whose_experts_get_other_shares_are_simulated_by_themselves() {
     let place = place_with_plan();
-    let says = "Ranks have different numbers of rows, so each was simulated by itself.";
+    let says = "Ranks have different numbers of rows, or are on unlike devices, so each was simulated by itself.";
     let even = place.run("simulate plan.toml").succeeds();
     even.check(!even.stdout.contains(says), "they have equal numbers");
     let skewed = place.run("simulate plan.toml --rows 5,1,1,1").succeeds();

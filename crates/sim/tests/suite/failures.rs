@@ -136,7 +136,14 @@ fn a_recording_of_fewer_steps_ends_too_early() {
 fn memory_is_close_within_a_twentieth_of_all() {
     let with = |peak_bytes| {
         let persistent = PersistentBytes { weights: 100, ..PersistentBytes::default() };
-        MemoryFit { rank: 0, peak_bytes, memory_bytes: 1000, persistent, activation_bytes: 200 }
+        MemoryFit {
+            rank: 0,
+            fullest_rank: 0,
+            peak_bytes,
+            memory_bytes: 1000,
+            persistent,
+            activation_bytes: 200,
+        }
     };
     let fit = |peak_bytes| with(peak_bytes).fit();
     assert_eq!([fit(950), fit(951)], [Fit::Fits, Fit::Close]);
@@ -149,7 +156,14 @@ fn memory_is_close_within_a_twentieth_of_all() {
 fn the_fullest_rank_has_the_largest_share_of_its_own_memory() {
     let with = |rank, peak_bytes, memory_bytes| {
         let persistent = PersistentBytes::default();
-        MemoryFit { rank, peak_bytes, memory_bytes, persistent, activation_bytes: 0 }
+        MemoryFit {
+            rank,
+            fullest_rank: rank,
+            peak_bytes,
+            memory_bytes,
+            persistent,
+            activation_bytes: 0,
+        }
     };
     let ranks = [with(0, 60, 80), with(1, 14, 16), with(2, 10, 40)];
     assert_eq!(MemoryFit::fullest(&ranks).map(|it| it.rank), Some(1));
@@ -183,13 +197,17 @@ fn a_class_is_held_against_its_smallest_device() {
     };
     let program = lowered(&graph, &plan);
     // Wherever in the class the smallest is.
-    for nodes in [["v100-16g:1x2", "h100-80g:1x2"], ["h100-80g:1x2", "v100-16g:1x2"]] {
+    for (fullest, nodes) in
+        [(0, ["v100-16g:1x2", "h100-80g:1x2"]), (2, ["h100-80g:1x2", "v100-16g:1x2"])]
+    {
         let cluster = shardloom_cluster::Cluster::parse(&nodes.join("+")).expect("presets");
         let found = simulate(&graph, &cluster, &program, ONE).expect("it runs");
         let fits = found.memory_fits(&program, &cluster).expect("the devices are there");
         let memories = cluster.groups().iter().map(|it| it.profile.device.memory_bytes);
         let smallest = memories.min().expect("two groups");
         assert_eq!(fits.iter().map(|it| it.memory_bytes).collect::<Vec<_>>(), [smallest]);
+        // And it is that device's rank which is said to be full.
+        assert_eq!((fits[0].rank, fits[0].fullest_rank), (0, fullest));
     }
 }
 
