@@ -1,13 +1,15 @@
 //! How much memory a rank needs: the sum over its tensors, by following its control.
 
 use serde::Serialize;
+use shardloom_plan::Kept;
 use smallvec::SmallVec;
 
 use crate::allocation::{Allocated, allocated};
 use crate::live_copies::LiveCopies;
 use crate::outstanding::{Follower, Moment};
 use crate::{
-    Allocation, BodyKind, Class, Content, Copies, Instruction, Keep, Program, Tensor, TensorId,
+    Allocation, BodyKind, Class, Content, Copies, Extent, Instruction, Keep, Program, Shape,
+    Tensor, TensorId,
 };
 
 /// What a rank holds all the time.
@@ -239,6 +241,23 @@ impl Class {
             *held += u64::from(copies) * self.tensor_bytes(id, position);
         }
         bytes
+    }
+
+    /// The position that holds the most all the time, of several the first. Positions hold unlike shares of what is
+    /// dealt to them, the first the largest; but what an optimizer keeps for whole parameters, such as sums over rows,
+    /// is on whichever positions have a part of these.
+    pub fn fullest_position(&self) -> usize {
+        let of_whole = |tensor: &Tensor| {
+            matches!(
+                tensor.shape,
+                Shape::Flat(Extent::OfParam { kept: Kept::PerParameter(_), shared: true, .. })
+            )
+        };
+        if !self.lasting().any(|(_, tensor)| of_whole(tensor)) {
+            return 0;
+        }
+        let total = |&position: &usize| self.persistent_bytes(position).total();
+        (0..self.mesh.size()).rev().max_by_key(total).unwrap_or(0)
     }
 
     /// Of the bytes that forward passes on `position` leave in use, the share that is still in use after

@@ -71,9 +71,9 @@ pub enum Fit {
 pub struct MemoryFit {
     /// The rank; of a folded class the first.
     pub rank: u32,
-    /// Of a folded class the rank whose device has the least memory, of several that the first; else the rank.
+    /// Of a folded class the rank whose device has the least memory, of several that which holds most; else the rank.
     pub fullest_rank: u32,
-    /// The most memory that it holds at once.
+    /// The most memory that it holds at once; of a folded class the most that any of its ranks does.
     pub peak_bytes: u64,
     /// The memory of its device; of a folded class the least.
     pub memory_bytes: u64,
@@ -178,14 +178,15 @@ impl Simulation {
             let of_position = |position: usize| -> Result<u64, SimError> {
                 Ok(cluster.memory_bytes(cluster.kind_of(class.devices[position])?))
             };
-            let (mut memory_bytes, mut fullest) = (of_position(first)?, first);
+            let position = if track.multiplicity > 1 { class.fullest_position() } else { first };
+            let (mut memory_bytes, mut fullest) = (of_position(position)?, position);
             for position in first..first + track.multiplicity as usize {
                 let memory = of_position(position)?;
                 if memory < memory_bytes {
                     (memory_bytes, fullest) = (memory, position);
                 }
             }
-            let mut persistent = class.persistent_bytes(first);
+            let mut persistent = class.persistent_bytes(position);
             persistent.gradients += copies_bytes(cluster.stack(), program, class);
             persistent.gradients -= track.peak_absent_gradient_bytes.unwrap_or(0);
             Ok(MemoryFit {

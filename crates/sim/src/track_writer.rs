@@ -23,6 +23,7 @@ use crate::script::{Doing, Line};
 pub(crate) struct TrackWriter<'p> {
     track: Track,
     class: &'p Class,
+    /// Whose memory it is.
     position: usize,
     memory: MemoryTracker<'p>,
     /// Collectives and receives, which may overlap.
@@ -53,10 +54,15 @@ struct Freed {
 impl<'p> TrackWriter<'p> {
     pub fn new(program: &'p Program, stack: &Stack, actor: Actor, folded: bool) -> TrackWriter<'p> {
         let class = program.class(actor.class);
-        let late = stack.memory.late_gradients.then(|| LateGradients::new(class, actor.position));
+        // What fits on the fullest of those that an actor stands for fits on all.
+        let position = match folded {
+            true => class.fullest_position(),
+            false => actor.position,
+        };
+        let late = stack.memory.late_gradients.then(|| LateGradients::new(class, position));
         let absent = late.as_ref().map_or(0, LateGradients::absent);
-        let held = class.persistent_bytes(actor.position).total() - absent;
-        let mut memory = MemoryTracker::with_held(class, actor.position, held);
+        let held = class.persistent_bytes(position).total() - absent;
+        let mut memory = MemoryTracker::with_held(class, position, held);
         memory.hold(copies_bytes(stack, program, class));
         let ahead = f64::from(stack.memory.queued_kernels) * stack.host.kernel_seconds;
         let track = Track {
@@ -68,7 +74,7 @@ impl<'p> TrackWriter<'p> {
         TrackWriter {
             track,
             class,
-            position: actor.position,
+            position,
             changes: MemoryChanges::new(memory.live_bytes()),
             memory,
             incoming: vec![],

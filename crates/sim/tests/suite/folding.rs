@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
-use shardloom_plan::{Precision, Recompute, ScheduleKind, Uniform};
-use shardloom_sim::{Options, Simulation, simulate};
+use shardloom_plan::{Optimizer, Precision, Recompute, ScheduleKind, Uniform};
+use shardloom_sim::{MemoryFit, Options, Simulation, simulate};
 
 fn both(graph: &Graph, cluster: &Cluster, plan: &Uniform) -> (Simulation, Simulation) {
     let program = lowered(graph, plan);
@@ -87,6 +87,38 @@ fn a_class_sends_what_its_ranks_send_whoever_of_them_sends_most() {
             }
         }
     }
+}
+
+/// Adafactor keeps sums over the rows and columns of a parameter wherever a part of it is, which is not most on the
+/// first position, whose share is the largest.
+#[test]
+fn a_class_holds_what_the_fullest_of_its_ranks_does() {
+    let graph = gpt(3, false);
+    let (mut elsewhere, weight_decay) = (0, 0.0);
+    for (dp, zero, bucket_bytes) in
+        [(3, 1, 100_000), (4, 2, 100_000), (4, 3, 30_000), (7, 1, 1 << 20), (8, 3, 1 << 20)]
+    {
+        let mut plan = uniform(1, dp, 1, 2);
+        (plan.sync.zero, plan.sync.bucket_bytes) = (zero, bucket_bytes);
+        plan.optimizer = Optimizer::Adafactor {
+            decay_exponent: 0.8,
+            clip: 1.0,
+            least_parameter_rms: 1e-3,
+            weight_decay,
+        };
+        let cluster = h100(dp as usize);
+        let (folded, unfolded) = both(&graph, &cluster, &plan);
+        let peaks = unfolded.timeline.tracks.iter().map(|track| track.peak_bytes);
+        let most = peaks.clone().max().expect("ranks");
+        assert_eq!(folded.timeline.tracks[0].peak_bytes, most, "dp {dp}, ZeRO {zero}");
+        let program = lowered(&graph, &plan);
+        let fits = folded.memory_fits(&program, &cluster).expect("the devices are there");
+        let all = unfolded.memory_fits(&program, &cluster).expect("the devices are there");
+        let of_fullest = all[fits[0].fullest_rank as usize];
+        assert_eq!(MemoryFit { rank: fits[0].fullest_rank, ..fits[0] }, of_fullest);
+        elsewhere += u32::from(fits[0].fullest_rank > 0);
+    }
+    assert!(elsewhere > 0, "the first holds most, so that this proves nothing");
 }
 
 #[test]
