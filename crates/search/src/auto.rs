@@ -155,6 +155,7 @@ pub fn auto(
             graph.blocks().len()
         ));
     }
+    notes.extend(note_of_one_stage(request, &plan, &finalists));
     let (plan, judgement) = match is_deep {
         true => (plan, judgement),
         false => {
@@ -319,6 +320,31 @@ fn not_searched(request: &Request, search: &Search<'_>, several_nodes: bool) -> 
         ));
     }
     found
+}
+
+/// What to know where `plan` is of one stage though schedules were asked for, which order the passes of several.
+fn note_of_one_stage(request: &Request, plan: &Plan, finalists: &[Finalist]) -> Option<String> {
+    let is_of_one = |plan: &Plan| plan.pipeline.iter().all(|pipeline| pipeline.stage.len() == 1);
+    if request.schedules == ScheduleKind::SEARCHED || request.only.pp.is_some() || !is_of_one(plan)
+    {
+        return None;
+    }
+    let names: Vec<&str> = request.schedules.iter().map(|kind| kind.name()).collect();
+    let of_several = finalists.iter().filter(|it| !is_of_one(&it.plan));
+    let of_several = of_several.filter(|it| it.judgement.fits(request.memory_share));
+    let fastest = of_several.map(Finalist::step_seconds).min_by(f64::total_cmp);
+    let reason = match fastest {
+        Some(seconds) => format!(
+            "the fastest of several that was simulated takes {}",
+            quantity::seconds(seconds)
+        ),
+        None => "none of several that fits is among the fastest by estimate".into(),
+    };
+    Some(format!(
+        "{} was asked for, which orders the passes of several stages, and the plan is of one: {reason}; pp says how \
+         many stages there are to be",
+        names.join(", ")
+    ))
 }
 
 /// What to know about `plan`. If some of the machines were chosen, with what a step takes on all, if any plan

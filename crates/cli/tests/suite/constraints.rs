@@ -30,3 +30,19 @@ fn a_search_without_restriction_has_nothing_to_say_of_costs() {
     let notes = note(&Place::new(), "");
     assert!(notes.iter().all(|note| !note.contains("a step or more")), "{notes:?}");
 }
+
+/// A single stage has no order of passes, whichever was asked for.
+#[test]
+fn one_stage_where_a_schedule_was_asked_for_is_explained() {
+    let place = Place::new();
+    let model = "gpt:layers=4,hidden=64,heads=4,seq=32,vocab=96 --cluster h100-80g:4";
+    let plan = format!("plan {model} --global-batch 8 --schedule dualpipe");
+    let outcome = place.run(&plan).succeeds();
+    outcome.check(outcome.stdout.starts_with("1 device: 1 stage "), "several stages");
+    let begin = "dualpipe was asked for, which orders the passes of several stages, and the plan is of one: ";
+    let lines: Vec<&str> = outcome.stdout.lines().collect();
+    let note = lines.iter().find(|line| line.starts_with(begin));
+    outcome.check(note.is_some(), "nothing is said of it");
+    let several = place.run(&format!("{plan} --pp 2")).succeeds();
+    several.check(!several.stdout.contains("was asked for, which orders"), "it has several");
+}
