@@ -381,7 +381,7 @@ fn replication(
     let sharded = arguments.has("use-distributed-optimizer");
     let strategy = arguments.text("data-parallel-sharding-strategy")?;
     let zero = if arguments.has("use-megatron-fsdp") {
-        match strategy.unwrap_or("optim_grads_params") {
+        match strategy.unwrap_or("no_shard") {
             "no_shard" => 0,
             "optim" => 1,
             "optim_grads" => 2,

@@ -19,7 +19,7 @@ const MEGATRON_LLAMA: &str = "torchrun --nproc_per_node 8 --nnodes 2 pretrain_gp
 fn megatrons_words() {
     let base = Base { place: "run.sh", text: MEGATRON, given: given(16) };
     // Words at the begin are those of another command; options are added at the end.
-    let words: [Word; 43] = [
+    let words: [Word; 44] = [
         ("--bf16", "--bf16 --num-distributed-optimizer-instances 2", |it| {
             it.sync.zero == 1 && (width(it, Axis::REPLICA), width(it, Axis::DP)) == (2, 1)
         }),
@@ -57,7 +57,13 @@ fn megatrons_words() {
             it.loss_scale == Some(scale)
         }),
         ("--bf16", "", |it| it.precision == Precision::FP32),
-        ("--use-distributed-optimizer", "--use-megatron-fsdp", |it| it.sync.zero == 3),
+        // Megatron shards nothing where it is not told what.
+        ("--use-distributed-optimizer", "--use-megatron-fsdp", |it| it.sync.zero == 0),
+        (
+            "--use-distributed-optimizer",
+            "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params",
+            |it| it.sync.zero == 3,
+        ),
         (
             "--use-distributed-optimizer",
             "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads",
