@@ -122,6 +122,18 @@ impl Failure {
         })
     }
 
+    /// Likewise, in the words of the command line where it is about a key that an option says.
+    pub fn in_option(self, key: &str, option: &str) -> Failure {
+        match self {
+            Failure::Message(message) if message.place.as_deref() == Some(key) => {
+                let text = message.message.replacen(&format!("{key} = "), &format!("{option} "), 1);
+                let place = Some(option.to_owned());
+                Failure::Message(Message { message: text, place, ..message })
+            }
+            _ => self,
+        }
+    }
+
     /// Why, in a sentence.
     pub fn text(&self) -> &str {
         match self {

@@ -106,6 +106,21 @@ impl Precision {
     pub const STOCHASTIC: Precision =
         Precision { master: false, rounding: Rounding::Stochastic, ..Precision::MIXED };
 
+    /// In the words of plans, such as `{ compute = "bf16", gradients = "fp32", master = true }`.
+    pub(crate) fn words(self) -> String {
+        let Precision { compute, gradients, master, fp8_products, rounding } = self;
+        let (compute, gradients) = (compute.name(), gradients.name());
+        let mut words =
+            format!("compute = {compute:?}, gradients = {gradients:?}, master = {master}");
+        if fp8_products {
+            words += ", fp8_products = true";
+        }
+        if !rounding.is_to_nearest() {
+            words += &format!(", rounding = {:?}", rounding.name());
+        }
+        format!("{{ {words} }}")
+    }
+
     /// What is usual where computation is in `compute`: in 16 bits as [`Precision::MIXED`].
     pub fn usual(compute: Number) -> Precision {
         match compute {

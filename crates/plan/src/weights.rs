@@ -214,7 +214,10 @@ impl Weights {
             return Err(PlanError::field(key, if velocity { "velocity" } else { "set" }, rule));
         }
         if (corrections.prediction.is_some() || corrections.discrepancy.is_some()) && zero > 0 {
-            let rule = "weights that are moved along their velocity are whole: zero = 0";
+            let key = if corrections.prediction.is_some() { "prediction" } else { "discrepancy" };
+            let rule = format!(
+                "weights.{key} moves weights for the passes that read them, which takes whole ones: zero = 0"
+            );
             return Err(PlanError::field("sync.zero", zero, rule));
         }
         match corrections {

@@ -22,6 +22,16 @@ pub fn in_options(error: Error, option_of: impl Fn(&str, &str) -> Option<Named>)
     }
 }
 
+/// What options say of what a search or a method is asked for, by its key.
+const OF_REQUESTS: [(&str, &str); 2] =
+    [("global_batch", "--global-batch"), ("algorithm", "--algorithm")];
+
+/// The failure of a search or a method that is asked for what cannot be, in the words of the option that says it.
+pub fn of_request(error: impl Into<Error>) -> Failure {
+    let failure = Failure::from(error.into());
+    OF_REQUESTS.iter().fold(failure, |failure, (key, option)| failure.in_option(key, option))
+}
+
 /// An option that says what a key of a plan says.
 pub struct Named {
     option: &'static str,

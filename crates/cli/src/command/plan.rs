@@ -19,6 +19,7 @@ use shardloom::{
 
 use super::cost::Cost;
 use super::freeze::frozen;
+use super::in_options::of_request;
 use super::interval::Interval;
 use super::memory::{self, Memory};
 use super::plan_line::plan_line;
@@ -292,7 +293,7 @@ impl Plan {
             (None, None) => find_plan(model, &cluster, &request),
         };
         spinner.finish_and_clear();
-        let mut planned = planned?;
+        let mut planned = planned.map_err(of_request)?;
         let mut given = self.constraints.given();
         given.extend(method.map(|method| format!("--method {}", method.name)));
         planned.outcome.notes.extend(price(&planned.outcome, &given));

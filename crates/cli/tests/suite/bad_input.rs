@@ -312,7 +312,12 @@ fn planning() {
     for (arguments, kind, hint) in [
         (format!("{model} --cluster h100-80g:2"), "usage", "--global-batch"),
         (format!("{model} --global-batch 4"), "usage", "--cluster"),
-        (format!("{model} --cluster h100-80g:2 --global-batch 0"), "search", "global_batch"),
+        (format!("{model} --cluster h100-80g:2 --global-batch 0"), "search", "--global-batch 0: "),
+        (
+            format!("{model} --cluster h100-80g:4 --global-batch 7 --method chimera"),
+            "method",
+            "chimera has no plan here: --global-batch 7: ",
+        ),
         (
             format!("{model} --cluster h100-80g:2 --global-batch 4294967295"),
             "search",
@@ -332,6 +337,17 @@ fn planning() {
     ] {
         place.run(&format!("plan {arguments} --json")).refuses(kind, hint);
     }
+    let compare =
+        format!("compare {model} --cluster h100-80g:4 --global-batch 7 --methods chimera");
+    place.run(&format!("{compare} --json")).refuses("method", "here: --global-batch 7: ");
+}
+
+#[test]
+fn what_a_schedule_brings_is_named_where_an_option_does_not_go_with_it() {
+    let model = "gpt:layers=4,hidden=16,heads=2,seq=8,vocab=256";
+    let shape = "--cluster h100-80g:4 --pp 2 --dp 2 --global-batch 8 --schedule pipemare --zero 2";
+    let hint = "--zero 2 with --schedule pipemare: weights.discrepancy moves weights";
+    Place::new().run(&format!("simulate {model} {shape} --no-clip --json")).refuses("plan", hint);
 }
 
 #[test]

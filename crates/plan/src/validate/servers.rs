@@ -90,7 +90,7 @@ impl Plan {
         if self.precision != Precision::FP32 {
             let rule =
                 "everything is in fp32 so far: compute and gradients = \"fp32\", master = false";
-            return refuse("precision", format!("{:?}", self.precision), rule);
+            return refuse("precision", self.precision.words(), rule);
         }
         let adds_up = servers.staleness == Staleness::SYNCHRONOUS;
         let Servers { count, replicas, lost, .. } = servers;

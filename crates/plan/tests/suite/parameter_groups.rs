@@ -189,5 +189,5 @@ fn what_is_moved_along_its_velocity_is_whole_in_every_group() {
     let corrections = Corrections { discrepancy: Some(0.1), ..Corrections::default() };
     plan.weights = Weights::Newest { corrections };
     let error = plan.validate(&graph(), DEVICES).expect_err("weights in shards do not move");
-    assert!(error.to_string().contains("weights that are moved along their velocity are whole"));
+    assert!(error.to_string().contains("weights.discrepancy moves weights for the passes"));
 }

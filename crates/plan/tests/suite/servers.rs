@@ -79,7 +79,7 @@ fn there_is_a_server_and_it_holds_everything_in_32_bits() {
         |it: &mut Plan| it.precision.master = true,
     ] {
         let message = refusal(change);
-        assert!(message.starts_with("precision = "), "{message}");
+        assert!(message.starts_with("precision = { compute = \""), "{message}");
         assert!(message.contains("with servers everything is in fp32 so far"), "{message}");
     }
 }

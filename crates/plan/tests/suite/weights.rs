@@ -36,18 +36,19 @@ fn corrections_of_the_newest_weights_are_in_their_range_and_of_whole_weights_und
         let rule = "a share is above 0 and below 1";
         assert_eq!(newest(corrections), format!("weights.discrepancy = {end}: {rule}"));
     }
-    let moved = "weights that are moved along their velocity are whole: zero = 0";
+    let moved = "moves weights for the passes that read them, which takes whole ones: zero = 0";
+    let along = |prediction| Corrections { prediction: Some(prediction), ..Corrections::default() };
     for zero in 1..=3 {
-        for corrections in [
-            Corrections { discrepancy: Some(0.1), ..Corrections::default() },
-            Corrections { prediction: Some(Prediction::Velocity), ..Corrections::default() },
-            Corrections { prediction: Some(Prediction::Weights), ..Corrections::default() },
+        for (key, corrections) in [
+            ("discrepancy", Corrections { discrepancy: Some(0.1), ..Corrections::default() }),
+            ("prediction", along(Prediction::Velocity)),
+            ("prediction", along(Prediction::Weights)),
         ] {
             let refused = complaint(|it| {
                 pipemare(it, corrections);
                 it.sync.zero = zero;
             });
-            assert_eq!(refused, format!("sync.zero = {zero}: {moved}"));
+            assert_eq!(refused, format!("sync.zero = {zero}: weights.{key} {moved}"));
         }
     }
     assert_eq!(

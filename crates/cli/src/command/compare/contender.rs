@@ -6,9 +6,10 @@ use shardloom::cluster::Cluster;
 use shardloom::methods::{self, Method};
 use shardloom::plan::{Plan, ScheduleKind};
 use shardloom::search::{Judgement, Request};
-use shardloom::{Error, Model, find_plan};
+use shardloom::{Model, find_plan};
 
 use crate::command::dimensions::{Dimensions, Place};
+use crate::command::in_options::of_request;
 use crate::command::order::Order;
 use crate::command::schedule_kind::Named;
 use crate::failure::Failure;
@@ -68,12 +69,12 @@ impl Contenders<'_> {
             }
             Contenders::Choosers { choosers, cluster, request } => match choosers[index] {
                 Chooser::Search => {
-                    let found = find_plan(model, cluster, request)?.outcome;
+                    let found = find_plan(model, cluster, request).map_err(of_request)?.outcome;
                     (found.plan, Some(found.judgement), found.notes)
                 }
                 Chooser::Method(method) => {
                     let found = method.choose(model.graph(), cluster, request);
-                    let found = found.map_err(Error::from)?;
+                    let found = found.map_err(of_request)?;
                     (found.plan, Some(found.judgement), found.notes)
                 }
             },

@@ -148,6 +148,9 @@ impl Dimensions {
             "global_batch" => Named::of("--global-batch", value),
             "microbatches" => Named::of("--microbatches", value),
             "clip_norm" => Named::of("--clip-norm", value),
+            "sync.zero" if !order.kind().flushes() => {
+                Named::of("--zero", format!("{value} with --schedule {}", order.named.name))
+            }
             "sync.zero" => Named::of("--zero", value),
             "sync.servers.replicas" => Named::of("--server-replicas", value),
             "sync.algorithm" => Named::of("--algorithm", value),

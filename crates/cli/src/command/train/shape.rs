@@ -9,6 +9,7 @@ use shardloom::search::Request;
 use shardloom::{Launched, LocalProfile, Model, find_plan, usual_request};
 
 use crate::command::dimensions::{Dimensions, Place};
+use crate::command::in_options::of_request;
 use crate::command::order::OrderOptions;
 use crate::command::plan_line::plan_line;
 use crate::command::{load_cluster, machines_of};
@@ -160,7 +161,7 @@ fn fastest(
     request: &Request,
     terminal: Terminal,
 ) -> Result<Plan, Failure> {
-    let plan = find_plan(model, cluster, request)?.outcome.plan;
+    let plan = find_plan(model, cluster, request).map_err(of_request)?.outcome.plan;
     terminal.note(format_args!("plan: {}", plan_line(&plan)));
     Ok(plan)
 }
