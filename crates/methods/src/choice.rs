@@ -213,16 +213,24 @@ impl<'a> Task<'a> {
         plan.weights = configuration.weights;
         plan.recompute_last = configuration.recompute_last;
         plan.keeps_gathered = self.request.plan_defaults.keeps_gathered;
-        plan.post_validation = configuration.post_validation || request.post_validation;
+        plan.post_validation = configuration.post_validation;
         if mesh.tp() > 1 {
             plan.layout = layout(configuration, graph);
         }
-        plan.loss_scale = LossScale::usual(&plan);
+        let mut plan = self.completed(plan);
         if configuration.timed {
             plan.pass_times = PassTimes::default();
             plan.pass_times = pass_times(graph, self.cluster, &plan)?;
         }
         Ok(plan)
+    }
+
+    /// `plan` with what follows for all plans of this request: whether updates are validated after they are made,
+    /// and the loss scaled as the plan's formats usually want it.
+    pub fn completed(&self, plan: Plan) -> Plan {
+        let post_validation = plan.post_validation || self.request.post_validation;
+        let plan = Plan { post_validation, ..plan };
+        Plan { loss_scale: LossScale::usual(&plan), ..plan }
     }
 
     /// What all plans for this request have in common.

@@ -1,6 +1,6 @@
 //! Replicas of the whole model, each on a device.
 
-use shardloom_plan::{LossScale, Mesh, Recompute, Uniform};
+use shardloom_plan::{Mesh, Plan, Recompute, Uniform};
 use shardloom_search::{divisors, judge};
 
 use crate::choice::Task;
@@ -23,10 +23,8 @@ pub(super) fn with_largest_microbatches(
         let common = task.uniform(1, Mesh::of(replicas, 1, 1), microbatches as usize);
         let recompute = Recompute::None.under(cluster.stack());
         let uniform = change(Uniform { recompute, ..common });
-        let mut plan = uniform.plan(task.graph, &request.model, &request.cluster);
-        plan.parameters = request.frozen.clone();
-        plan.post_validation = request.post_validation;
-        plan.loss_scale = LossScale::usual(&plan);
+        let plan = uniform.plan(task.graph, &request.model, &request.cluster);
+        let plan = task.completed(Plan { parameters: request.frozen.clone(), ..plan });
         let judgement = judge(task.graph, cluster, &plan)?;
         simulated += 1;
         if selection.offer(plan, judgement) {

@@ -1,6 +1,6 @@
 //! Workers of one device each, and servers: which of the devices are servers.
 
-use shardloom_plan::{LossScale, Mesh, Plan, Recompute, Uniform};
+use shardloom_plan::{Mesh, Plan, Recompute, Uniform};
 use shardloom_program::ProgramError;
 use shardloom_search::{SearchError, divisors, judge};
 
@@ -42,8 +42,7 @@ pub(super) fn fastest_plan(
             let common = task.uniform(1, Mesh::of(workers, 1, 1), microbatches as usize);
             let recompute = Recompute::None.under(cluster.stack());
             let Some(plan) = with(count, Uniform { recompute, ..common }) else { continue };
-            let mut plan = Plan { post_validation: request.post_validation, ..plan };
-            plan.loss_scale = LossScale::usual(&plan);
+            let plan = task.completed(plan);
             let judgement = match judge(task.graph, cluster, &plan) {
                 Ok(judgement) => judgement,
                 // So it is with more servers, too.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use shardloom_plan::{
-    Compression, LossScale, Mesh, ParameterGroup, Plan, Recompute, Summation, Sync, Uniform,
+    Compression, Mesh, ParameterGroup, Plan, Recompute, Summation, Sync, Uniform,
 };
 
 use super::problem::Problem;
@@ -24,18 +24,12 @@ pub(super) fn plan(task: &Task<'_>, problem: &Problem, strategy: &Strategy) -> P
     let uniform = Uniform { sync, recompute, ..common };
     let plan = uniform.plan(task.graph, &request.model, &request.cluster);
     let parameters = groups(problem, strategy, servers > 0);
-    scaled(Plan { parameters, post_validation: request.post_validation, ..plan })
+    task.completed(Plan { parameters, ..plan })
 }
 
 /// What the plans of all strategies have in common, whatever workers and servers there are.
 pub(super) fn settings(task: &Task<'_>) -> String {
-    let plan = task.uniform(1, Mesh::of(1, 1, 1), 1).plan(task.graph, "", "");
-    scaled(Plan { post_validation: task.request.post_validation, ..plan }).to_toml()
-}
-
-/// The plan with the loss scaled as its formats usually want it.
-fn scaled(plan: Plan) -> Plan {
-    Plan { loss_scale: LossScale::usual(&plan), ..plan }
+    task.completed(task.uniform(1, Mesh::of(1, 1, 1), 1).plan(task.graph, "", "")).to_toml()
 }
 
 /// The groups of parameters of a strategy.
