@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Number, Plan, PlanError};
+use crate::{Number, Plan, PlanError, Updates};
 
 /// The factor on the loss that gradients are computed with and divided by again before they are used
 /// (Micikevicius et al. 2018, arXiv 1710.03740, section 3.2): in fp16 numbers below 6e-8 are zero. A step whose
@@ -35,6 +35,10 @@ fn usual_growth_interval() -> u64 {
     2_000
 }
 
+/// The usual constant factor: well above 1, for gradients that fp16 would lose, and far below what makes those of
+/// common losses overflow.
+const USUAL_CONSTANT: f64 = 1024.0;
+
 impl LossScale {
     /// PyTorch's: 65,536 at first, doubled after 2,000 steps.
     pub fn dynamic() -> LossScale {
@@ -49,14 +53,18 @@ impl LossScale {
         }
     }
 
-    /// What is usual for `plan`: the dynamic one where it computes in fp16, if it goes with the rest. It does not
-    /// where replicas have weights of their own, whose gradients have no norm together.
+    /// What is usual for `plan` where it computes in fp16: the dynamic one, or a constant 1,024 where steps overlap so
+    /// that the factor has to stay. None where neither goes with the rest, as where there is no norm of all gradients
+    /// that could tell whether they are finite: such a plan is better in another format.
     pub fn usual(plan: &Plan) -> Option<LossScale> {
-        let dynamic = LossScale::dynamic();
-        let fits = plan.precision.compute == Number::Fp16
-            && plan.sync.averaging.is_none()
-            && dynamic.validate(plan).is_ok();
-        fits.then_some(dynamic)
+        let norm = plan.sync.averaging.is_none()
+            && plan.sync.servers.is_none()
+            && plan.updates == Updates::Step;
+        if plan.precision.compute != Number::Fp16 || !norm {
+            return None;
+        }
+        let usual = [LossScale::dynamic(), LossScale::Constant { scale: USUAL_CONSTANT }];
+        usual.into_iter().find(|scale| scale.validate(plan).is_ok())
     }
 
     /// Checks that it goes with the rest of `plan`.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use shardloom_fabric::Engine;
 use shardloom_graph::Graph;
 use shardloom_kernels::{Device, processor};
-use shardloom_plan::{Number, Plan, Precision, Rounding};
+use shardloom_plan::{LossScale, Number, Plan, Precision, Rounding};
 use shardloom_program::buffers::{BufferPlan, MessagePlan};
 use shardloom_program::sync::Synchronisation;
 use shardloom_program::{Group, Program, Rank, lower, lower_with};
@@ -190,6 +190,13 @@ fn untrainable_in(plan: &Plan, precision: Precision) -> Option<&'static str> {
             "discrepancy correction and weight prediction are trained in fp32 only; set \
              precision.compute and precision.gradients to \"fp32\", and master to false",
         ),
+        Number::Fp16 if fits && plan.loss_scale.is_none() && LossScale::usual(plan).is_none() => {
+            Some(
+                "gradients below 6e-8 are zero in fp16, and the loss cannot be scaled: this plan finds no norm of all \
+                 gradients, by which it is seen that they overflow, or keeps gradients from step to step; set \
+                 precision.compute and precision.gradients to \"fp32\", and master to false",
+            )
+        }
         Number::Fp16 if fits && plan.loss_scale.is_none() => Some(
             "gradients below 6e-8 are zero in fp16, so that the loss has to be scaled; set loss_scale = { rule = \
              \"dynamic\" }, or without a flush, or with post_validation, { rule = \"constant\", scale = 1024.0 }",

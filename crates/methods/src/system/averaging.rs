@@ -5,7 +5,7 @@
 //! (KungFu's `PairAveragingOptimizer`, after AD-PSGD, Lian et al. 2018); and adaptive SGD, which averages up to a step
 //! and reduces gradients from there on (KungFu's `AdaptiveSGDOptimizer`).
 
-use shardloom_plan::{Averaging, Sync, Uniform};
+use shardloom_plan::{Averaging, Number, Precision, Sync, Uniform};
 use shardloom_search::judge;
 
 use super::replicas;
@@ -97,11 +97,21 @@ fn replicated(task: &mut Task<'_>, averaging: Averaging) -> Result<Choice, Metho
         let rule = "no update waits for the norm of all gradients, which replicas do not find";
         return Err(task.impossible("post_validation", true, rule));
     }
+    // In fp16 the loss would have to be scaled, and overflows be found by the norm of all gradients.
+    let in_fp16 = task.request.precision.compute == Number::Fp16;
     let mut choice = replicas::with_largest_microbatches(task, |common| Uniform {
         sync: Sync { averaging: Some(averaging), ..common.sync },
         clip_norm: None,
+        precision: if in_fp16 { Precision::FP32 } else { common.precision },
         ..common
     })?;
+    if in_fp16 {
+        choice.notes.push(
+            "everything is in fp32 and not in fp16, in which the loss is scaled until gradients overflow: that is \
+             seen by the norm of all gradients, which replicas do not find"
+                .into(),
+        );
+    }
     if let Some(norm) = task.request.clip_norm {
         choice.notes.push(format!(
             "gradients are not clipped to {norm}: each replica has gradients of its own, and no norm of all is \

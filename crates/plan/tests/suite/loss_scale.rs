@@ -3,7 +3,7 @@
 use crate::scenario::{DEVICES, graph, plan};
 use shardloom_plan::{
     Averaging, Compression, LossScale, Number, ParameterGroup, Plan, Precision, ScheduleKind,
-    Weights,
+    Servers, Staleness, Updates, Weights,
 };
 
 fn of(loss_scale: LossScale) -> Plan {
@@ -86,16 +86,30 @@ fn what_compression_leaves_out_has_no_scale() {
 }
 
 #[test]
-fn in_fp16_the_usual_one_is_dynamic_where_that_goes_with_the_rest() {
+fn in_fp16_the_usual_one_is_dynamic_else_constant_where_that_goes_with_the_rest() {
     let computed_in = |compute| Plan { precision: Precision::usual(compute), ..plan() };
     assert_eq!(LossScale::usual(&computed_in(Number::Fp32)), None);
     assert_eq!(LossScale::usual(&computed_in(Number::Bf16)), None);
     let half = computed_in(Number::Fp16);
     assert_eq!(LossScale::usual(&half), Some(LossScale::dynamic()));
-    assert_eq!(LossScale::usual(&Plan { post_validation: true, ..half.clone() }), None);
+    let constant = Some(LossScale::Constant { scale: 1024.0 });
+    let mut overlapping = vec![Plan { post_validation: true, ..half.clone() }];
+    for weights in [Weights::Stash, Weights::VerticalSync, Weights::DoubleBuffer] {
+        overlapping.push(Plan { schedule: ScheduleKind::PipeDream, weights, ..half.clone() });
+    }
+    for plan in overlapping {
+        assert_eq!(LossScale::usual(&plan), constant);
+        let scaled = Plan { loss_scale: constant, ..plan };
+        assert_eq!(scaled.validate(&graph(), DEVICES), Ok(()));
+        let in_rounds = Plan { updates: Updates::Round, loss_scale: None, ..scaled };
+        assert_eq!(LossScale::usual(&in_rounds), None);
+    }
     let mut compressed = half.clone();
     compressed.sync.compression = Compression::Rounded { to: Number::Bf16, feedback: true };
     assert_eq!(LossScale::usual(&compressed), None);
+    let mut served = half.clone();
+    served.sync.servers = Some(Servers::of(1, Staleness::SYNCHRONOUS));
+    assert_eq!(LossScale::usual(&served), None);
     let mut averaged = half;
     averaged.sync.averaging = Some(Averaging::local_sgd(2));
     assert_eq!(LossScale::usual(&averaged), None);

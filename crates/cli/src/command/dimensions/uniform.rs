@@ -2,7 +2,7 @@
 
 use shardloom::methods::Rules;
 use shardloom::plan::{
-    LossScale, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform, Updates, Weights,
+    LossScale, Number, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform, Updates, Weights,
     usual_attention,
 };
 use shardloom::{Model, uniform_plan_in_chunks};
@@ -98,10 +98,12 @@ impl Dimensions {
                 sparse: self.split.sparse,
                 ..Sync::usual(place.plan_defaults, zero, mesh.tp(), place.bucket_bytes)
             },
-            precision: match (self.precision, servers) {
-                (Some(compute), _) => self.formats(compute),
-                (None, None) => place.precision,
-                (None, Some(_)) => Precision::FP32,
+            precision: match (self.precision, servers, averaging) {
+                (Some(compute), ..) => self.formats(compute),
+                (None, Some(_), _) => Precision::FP32,
+                // Replicas find no norm of all gradients, by which a scale of the loss is chosen.
+                (None, None, Some(_)) if place.precision.compute == Number::Fp16 => Precision::FP32,
+                (None, None, _) => place.precision,
             },
             optimizer: self.optimizer()?,
             // The norm of all gradients would have every device wait for the slowest, which is what a

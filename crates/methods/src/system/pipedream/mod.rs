@@ -4,8 +4,8 @@
 pub(crate) mod partition;
 
 use shardloom_plan::{
-    DeviceList, Mesh, Optimizer, Pipeline, Plan, Recompute, ScheduleKind, Stage, StageReplicas,
-    Uniform, Updates, Weights, pipelines_in_turn,
+    DeviceList, LossScale, Mesh, Number, Optimizer, Pipeline, Plan, Precision, Recompute,
+    ScheduleKind, Stage, StageReplicas, Uniform, Updates, Weights, pipelines_in_turn,
 };
 use shardloom_program::ProgramError;
 use shardloom_search::{SearchError, judge};
@@ -49,7 +49,15 @@ fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
     let unfit = match selection.finish(task) {
         Ok(found) => {
             let choice = found.choice(space, space - impossible);
-            return Ok(Choice { impossible, ..choice }.without_flush(task));
+            let mut choice = Choice { impossible, ..choice }.without_flush(task);
+            if choice.plan.precision.compute != task.request.precision.compute {
+                choice.notes.push(
+                    "everything is in fp32 and not in fp16, in which the loss is scaled until gradients overflow: \
+                     that is seen by the norm of all gradients, which stages that update by themselves do not find"
+                        .into(),
+                );
+            }
+            return Ok(choice);
         }
         // There is no pipeline to replace it by.
         Err(Some(why)) if task.cluster.device_count() < 2 => return Err(why),
@@ -180,14 +188,18 @@ fn plan(task: &Task<'_>, partition: &Partition, recompute: Recompute) -> Result<
         let mut plan = of(vec![Pipeline::of(vec![stage])]);
         // Nobody is ahead of anybody, so the norm keeps nobody waiting.
         plan.clip_norm = task.request.clip_norm;
-        return Ok(plan);
+        return Ok(Plan { loss_scale: LossScale::usual(&plan), ..plan });
     }
     let mut plan = of(pipelines_in_turn(&stages).map_err(|error| error.to_string())?);
     plan.microbatches = plan.pipeline.len();
     if plan.microbatches > 1 {
         plan.updates = rules(&task.request.optimizer).updates;
+        // Stages that update by themselves find no norm of all gradients, by which a scale of the loss is watched.
+        if plan.precision.compute == Number::Fp16 {
+            plan.precision = Precision::FP32;
+        }
     }
-    Ok(plan)
+    Ok(Plan { loss_scale: LossScale::usual(&plan), ..plan })
 }
 
 /// The stages of a partition with each replica's device.
