@@ -93,7 +93,7 @@ pub use counters::Counters;
 pub use engine::{Endpoint, Engine, Group, Process};
 pub use error::FabricError;
 pub use in_process::{InProcess, MOST_RANKS};
-pub use message::{Message, Pool, PoolId, Returns};
+pub use message::{Message, Pool, PoolId, Priority, Returns};
 pub use message_passing::{Arrived, MessagePassing, Packet, Queues, Transport};
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;

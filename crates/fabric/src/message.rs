@@ -15,6 +15,17 @@ pub struct Pool {
     pub ready: usize,
     /// The most there may be: who wants to send more waits until one has been received.
     pub most: usize,
+    /// How urgent its messages are, if the rank sends them by priority.
+    pub priority: Option<Priority>,
+}
+
+/// How urgent messages are that a rank sends by priority. Within a process messages are there at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Priority {
+    /// Of those that wait the lowest goes first.
+    pub place: u32,
+    /// One waits while so many that the rank sends by priority are on their way to other processes.
+    pub most_under_way: u32,
 }
 
 /// A pool of one endpoint, by its number among those it made.

@@ -1,6 +1,7 @@
 //! Servers that sum gradients and send the sums back.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::str::FromStr;
 
 use serde::de::{Error, Visitor};
@@ -21,6 +22,13 @@ pub struct Summation {
     /// How much of each bucket they sum. The workers sum the rest among themselves, by a direct all-reduce.
     #[serde(default, skip_serializing_if = "Share::is_default")]
     pub share: Share,
+    /// In which order workers send pieces, and when they update.
+    #[serde(default, skip_serializing_if = "SendOrder::is_default")]
+    pub order: SendOrder,
+    /// With `order = "next-use"`, how many pieces of a worker may be under way between processes at a time, the others
+    /// waiting for their turn; 4 unless told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credits: Option<NonZeroU32>,
 }
 
 /// How buckets are cut into pieces for servers that sum.
@@ -35,6 +43,19 @@ pub enum Ranges {
     Equal,
 }
 
+/// In which order workers send pieces of gradients to servers that sum, and when they update.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SendOrder {
+    /// As they become whole, which is that of the backward pass. A step ends with all updates.
+    #[default]
+    Backward,
+    /// Of those that are whole, first those of what the next forward pass uses first; and that pass waits for the
+    /// update of a bucket only where it first uses it, unless updates depend on the norm of all gradients (Peng et al.
+    /// 2019, SOSP, ByteScheduler; Jiang et al. 2020, OSDI).
+    NextUse,
+}
+
 /// How much of each bucket servers sum. In text a number above 0 and up to 1, or `balanced`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Share {
@@ -46,10 +67,50 @@ pub enum Share {
 
 const BALANCED: &str = "balanced";
 
+/// How many pieces may be under way where a plan does not say.
+const CREDITS: u32 = 4;
+
 impl Summation {
     /// So many servers, which sum all.
     pub fn of(servers: u32) -> Summation {
-        Summation { servers, ranges: Ranges::default(), share: Share::default() }
+        let (ranges, share) = (Ranges::default(), Share::default());
+        Summation { servers, ranges, share, order: SendOrder::default(), credits: None }
+    }
+
+    /// How many pieces of a worker may be under way between processes at a time; none if all may.
+    pub fn most_under_way(&self) -> Option<u32> {
+        let by_priority = self.order == SendOrder::NextUse;
+        by_priority.then(|| self.credits.map_or(CREDITS, NonZeroU32::get))
+    }
+}
+
+impl SendOrder {
+    fn is_default(&self) -> bool {
+        *self == SendOrder::default()
+    }
+
+    /// The name in plans and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            SendOrder::Backward => "backward",
+            SendOrder::NextUse => "next-use",
+        }
+    }
+}
+
+impl FromStr for SendOrder {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<SendOrder, String> {
+        let all = [SendOrder::Backward, SendOrder::NextUse];
+        let found = all.into_iter().find(|it| it.name() == text);
+        found.ok_or_else(|| format!("{text} is neither backward nor next-use"))
+    }
+}
+
+impl fmt::Display for SendOrder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

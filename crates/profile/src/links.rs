@@ -93,7 +93,8 @@ fn exchange(
     let memory = bench.memory.clone();
     let mut tensor = memory.alloc_zeroed(kernels::Format::F32, elements);
     // One on its way, and one to be filled meanwhile.
-    let pool = Pool { to: partner, format: Format::F32, elements, ready: 2, most: 2 };
+    let (format, priority) = (Format::F32, None);
+    let pool = Pool { to: partner, format, elements, ready: 2, most: 2, priority };
     let pool = bench.endpoint.pool(pool)?;
     let there_and_back = match rank.cmp(&partner) {
         Ordering::Less => [Role::Send, Role::Receive],

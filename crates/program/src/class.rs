@@ -162,6 +162,9 @@ pub enum BodyKind {
     Synchronisation,
     /// After the last pass of a step: remaining synchronisation and the update.
     Epilogue,
+    /// Between pieces of the first pass of a step: the update of what the next piece is the first to use, with the
+    /// gradients of the step before.
+    PartOfUpdate,
     /// Averages the weights of replicas that have their own, or is about whether that is due.
     Averaging,
     /// A stage's forward pass that keeps nothing.

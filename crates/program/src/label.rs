@@ -13,6 +13,7 @@ impl BodyKind {
             BodyKind::BackwardWeight => Activity::BackwardWeight,
             BodyKind::Synchronisation => Activity::Collective,
             BodyKind::Epilogue
+            | BodyKind::PartOfUpdate
             | BodyKind::Averaging
             | BodyKind::Test
             | BodyKind::Release
@@ -32,7 +33,7 @@ impl Body {
             BodyKind::BackwardWeight => "W",
             BodyKind::Evaluation => "V",
             BodyKind::Synchronisation => "synchronise",
-            BodyKind::Epilogue => "update",
+            BodyKind::Epilogue | BodyKind::PartOfUpdate => "update",
             BodyKind::Averaging => "averaging",
             BodyKind::Test => "test",
             BodyKind::Release => "release",

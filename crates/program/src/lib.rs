@@ -55,7 +55,7 @@ pub use memory::{MemoryTracker, MemoryUse, PersistentBytes};
 pub use outstanding::{Issued, Outstanding};
 pub use queue::{Point, Queue};
 pub use ring::Ring;
-pub use route::{Carried, Message, Route, RouteId};
+pub use route::{Carried, Message, Priority, Route, RouteId};
 pub use row_exchange::RowExchange;
 pub use table_rows::{TableRows, drawn_share};
 pub use tensor::{

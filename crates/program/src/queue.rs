@@ -4,8 +4,8 @@ use std::fmt;
 
 use crate::BodyId;
 
-/// A queue of a rank. Instructions of a queue, but those that are negotiated, run one after another, in the order in which they
-/// are issued; those of different queues run side by side where the device can, and wait for each other
+/// A queue of a rank. Instructions of an [ordered](Queue::is_ordered) queue run one after another, in the order in
+/// which they are issued; those of different queues run side by side where the device can, and wait for each other
 /// only at [points](Point).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Queue {
@@ -16,6 +16,9 @@ pub enum Queue {
     Receive,
     /// Messages out.
     Send,
+    /// Messages out that have a [priority](crate::Route::priority): whenever the way out is free, that goes first
+    /// which has the highest of those that are ready. All that one follows is its points.
+    Prioritised,
     /// Collectives over one of the class's [groups](crate::Class::communicators), each of which has a
     /// queue of its own, as communication libraries have a stream for each communicator. A group along which
     /// both values pass and replicas are kept equal has one for either.
@@ -26,19 +29,25 @@ pub enum Queue {
 }
 
 impl Queue {
-    /// A number from 0: computation, receives, sends, then the communicators.
+    /// A number from 0: computation, receives, both kinds of sends, then the communicators.
     pub fn index(self) -> usize {
         match self {
             Queue::Compute => 0,
             Queue::Receive => 1,
             Queue::Send => 2,
-            Queue::Communicator(number) | Queue::Negotiated(number) => 3 + usize::from(number),
+            Queue::Prioritised => 3,
+            Queue::Communicator(number) | Queue::Negotiated(number) => 4 + usize::from(number),
         }
     }
 
     /// How many queues a rank with so many communicators has.
     pub fn count(communicators: usize) -> usize {
-        3 + communicators
+        4 + communicators
+    }
+
+    /// Whether its instructions are carried out in the order in which they are issued.
+    pub fn is_ordered(self) -> bool {
+        !matches!(self, Queue::Prioritised | Queue::Negotiated(_))
     }
 }
 
@@ -48,6 +57,7 @@ impl fmt::Display for Queue {
             Queue::Compute => out.write_str("compute"),
             Queue::Receive => out.write_str("receive"),
             Queue::Send => out.write_str("send"),
+            Queue::Prioritised => out.write_str("send by priority"),
             Queue::Communicator(number) => write!(out, "communicator {number}"),
             Queue::Negotiated(number) => write!(out, "negotiated communicator {number}"),
         }

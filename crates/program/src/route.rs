@@ -64,6 +64,17 @@ pub struct Route {
     pub format: Format,
     /// The parts.
     pub messages: Vec<Message>,
+    /// How urgent it is among all that a rank sends by priority; none of what is sent in the order of the program.
+    pub priority: Option<Priority>,
+}
+
+/// How urgent messages are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Priority {
+    /// Their place among all that a rank sends by priority: of those that are ready the lowest goes first.
+    pub place: u32,
+    /// How many of all that the rank sends by priority may be under way to other processes at a time.
+    pub most_under_way: u32,
 }
 
 /// One end of a route: a layout on a mesh.
@@ -144,7 +155,7 @@ impl Route {
         let number = || Placement { start: vec![], extent: vec![] };
         let message = |to| Message { from: to % senders, to, source: number(), target: number() };
         let messages = (0..receivers).map(message).collect();
-        Route { carried: Carried::Norm, from, to, format: Format::F64, messages }
+        Route { carried: Carried::Norm, from, to, format: Format::F64, messages, priority: None }
     }
 
     /// The way of a range of a flat tensor between two classes of one rank, from where it begins in the one's
@@ -157,7 +168,7 @@ impl Route {
     ) -> Route {
         let part = |start| Placement { start: vec![start], extent: vec![elements] };
         let messages = vec![Message { from: 0, to: 0, source: part(source), target: part(target) }];
-        Route { carried, from, to, format, messages }
+        Route { carried, from, to, format, messages, priority: None }
     }
 
     /// Whether it brings rows of a table, as many as turn out while running: its messages have room for the most, and
@@ -183,7 +194,7 @@ impl Route {
             extent: [rows].into_iter().chain(columns).collect(),
         };
         let messages = vec![Message { from: 0, to: 0, source: part(source), target: part(target) }];
-        Route { carried, from, to, format, messages }
+        Route { carried, from, to, format, messages, priority: None }
     }
 
     /// The micro-batch that its messages belong to in an entry of this one: the same, but where what it carries

@@ -210,7 +210,7 @@ mod tests {
         fn summed(plan: &mut Plan) {
             two(plan);
             let (ranges, share) = (Ranges::default(), Share::default());
-            plan.sync.summation = Some(Summation { servers: 1, ranges, share });
+            plan.sync.summation = Some(Summation { ranges, share, ..Summation::of(1) });
         }
         let afterwards = "post_validation = true".to_owned();
         assert!(names(1, Mesh::SINGLE, 4, two).contains(&afterwards));

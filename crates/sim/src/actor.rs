@@ -21,10 +21,10 @@ pub(crate) enum Lanes {
     Thread,
 }
 
-/// When a request ends that has not been answered.
+/// When a request ends that has not been answered, or a message that has not been sent.
 pub(crate) const UNKNOWN: Picos = Picos(u64::MAX);
 
-/// A request that an actor has made.
+/// A request that an actor has made, or a message that it sends by priority.
 pub(crate) struct Made<'s, 'p> {
     /// It, starting when it was made.
     pub call: Call<'p>,
@@ -33,8 +33,8 @@ pub(crate) struct Made<'s, 'p> {
     pub shown: (Option<u32>, Option<u32>),
     /// Its entry's table, and how often that had been taken.
     table: (usize, u64),
-    /// Its number among all that was started.
-    pub number: u64,
+    /// Its number among all that was started and has to be waited for, if it is among it.
+    pub number: Option<u64>,
 }
 
 /// An actor's state.
@@ -47,7 +47,7 @@ pub(crate) struct ActorState<'s, 'p> {
     ends: VecDeque<Picos>,
     /// How many of all that was started has been waited for.
     waited: u64,
-    /// How many requests have been made and not answered: they end at [`UNKNOWN`].
+    /// How many requests have been made and not answered, and messages not sent: they end at [`UNKNOWN`].
     unanswered: usize,
     /// When each queue is free.
     free: Vec<Picos>,
@@ -93,8 +93,8 @@ pub(crate) enum Moved<'p> {
     Entry,
     /// To a guard in a step.
     Guard(&'p Guard, i64),
-    /// To where a server answers whoever is there.
-    Serve,
+    /// To where it has to choose what it runs next.
+    Choice,
     /// To the end of the row.
     End,
 }
@@ -222,7 +222,7 @@ impl<'s, 'p> ActorState<'s, 'p> {
 
     /// The rank's own thread is taken until `time`.
     fn take_thread(&mut self, time: Picos) {
-        let own = [Queue::Compute, Queue::Receive, Queue::Send];
+        let own = [Queue::Compute, Queue::Receive, Queue::Send, Queue::Prioritised];
         own.into_iter().for_each(|queue| self.free[queue.index()] = time);
     }
 
@@ -241,7 +241,7 @@ impl<'s, 'p> ActorState<'s, 'p> {
         self.ready(line).max(self.free(line.instruction.queue))
     }
 
-    /// When the current instruction, a request, is made, when the actor has [arrived](Self::arrive) at it:
+    /// When the current instruction is made, a request or a message that is sent by priority, when the actor has [arrived](Self::arrive) at it:
     /// whatever else is in its queue.
     pub fn ready(&self, line: &Line<'_>) -> Picos {
         let come = if self.is_blocking() { self.arrival() } else { Picos::ZERO };
@@ -249,10 +249,10 @@ impl<'s, 'p> ActorState<'s, 'p> {
         waits.fold(come.max(self.launched), Picos::max)
     }
 
-    /// Whether the current instruction waits for a request that has not been answered.
+    /// Whether the current instruction waits for a request that has not been answered, or a message not sent.
     pub fn awaits_answer(&self, line: &Line<'_>) -> bool {
         let is_unknown = |wait: &Wait| match wait {
-            Wait::Queue(queue) => matches!(queue, Queue::Negotiated(_)),
+            Wait::Queue(queue) => !queue.is_ordered(),
             Wait::Event(_) => self.ended(wait) == UNKNOWN,
         };
         self.unanswered > 0
@@ -260,13 +260,14 @@ impl<'s, 'p> ActorState<'s, 'p> {
                 || self.ends.range(..self.ending()).any(|&end| end == UNKNOWN))
     }
 
-    /// Makes the current instruction, a request, whose end is unknown.
+    /// Makes the current instruction, a request or a message that is sent later, whose end is unknown.
     pub fn request(&mut self, line: &'s Line<'p>) -> Made<'s, 'p> {
         let ready = self.ready(line);
-        let number = self.waited + self.ends.len() as u64;
-        if self.outstanding.start(self.script.class, self.issued()) {
+        let is_started = self.outstanding.start(self.script.class, self.issued());
+        let number = is_started.then(|| {
             self.ends.push_back(UNKNOWN);
-        }
+            self.waited + self.ends.len() as u64 - 1
+        });
         self.unanswered += 1;
         self.note_end(line, self.table, UNKNOWN);
         let (call, shown) = (self.call(ready), (self.microbatch(), self.item().chunk));
@@ -274,11 +275,11 @@ impl<'s, 'p> ActorState<'s, 'p> {
         Made { call, line, shown, table, number }
     }
 
-    /// A request ends at `end`.
+    /// A request ends at `end`, or a message that was sent later.
     pub fn answer(&mut self, made: &Made<'s, 'p>, end: Picos) {
         let Made { line, table: (table, taken), number, .. } = *made;
         self.unanswered -= 1;
-        if let Some(place) = number.checked_sub(self.waited) {
+        if let Some(place) = number.and_then(|number| number.checked_sub(self.waited)) {
             self.ends[place as usize] = end;
         }
         let queue = &mut self.free[line.instruction.queue.index()];
@@ -396,7 +397,7 @@ impl<'s, 'p> ActorState<'s, 'p> {
             match self.cursor.advance() {
                 None => return Moved::End,
                 Some(Next::Guard(guard, step)) => return Moved::Guard(guard, step),
-                Some(Next::Serve) => return Moved::Serve,
+                Some(Next::Choice) => return Moved::Choice,
                 Some(Next::Run(run)) => {
                     if self.enter(run) {
                         return Moved::Entry;
@@ -423,31 +424,36 @@ impl<'s, 'p> ActorState<'s, 'p> {
         has_any
     }
 
-    /// Whether it is a server that answers nobody.
-    pub fn is_between_clients(&self) -> bool {
-        self.run.is_none() && self.cursor.served_steps().is_some()
+    /// Whether it has to choose what it runs next, as a server between two clients has.
+    pub fn is_at_choice(&self) -> bool {
+        self.run.is_none() && self.cursor.is_at_choice()
     }
 
-    /// Whom it may answer, if it stands between two clients: by number, and the first message of what it
-    /// would do, if that is one that comes.
-    pub fn open(&self) -> Option<impl Iterator<Item = (usize, Option<RouteId>)> + '_> {
-        self.is_between_clients().then(|| {
-            self.cursor.open().map(|(client, handler)| {
-                let first = self.script.bodies[handler.run.body.0 as usize].first();
-                let route = first.and_then(|line| match line.doing {
-                    Doing::Receive(route) => Some(route),
-                    _ => None,
-                });
-                (client, route)
-            })
+    /// What it may choose of, if it has to: by number, each with the messages that have to be there before, if they
+    /// are not there yet: all that come, or the first.
+    pub fn open(&self) -> impl Iterator<Item = (usize, impl Iterator<Item = RouteId> + '_)> + '_ {
+        let most = if self.cursor.awaits_all() { usize::MAX } else { 1 };
+        let open = self.is_at_choice().then(|| self.cursor.open());
+        open.into_iter().flatten().map(move |(choice, entry)| {
+            let lines = self.script.bodies[entry.body.0 as usize].iter().take(most);
+            let received = lines.filter_map(|line| match line.doing {
+                Doing::Receive(route) => Some(route),
+                _ => None,
+            });
+            (choice, received)
         })
     }
 
-    /// Answers a client.
-    pub fn serve(&mut self, client: usize) -> Moved<'p> {
+    /// Makes a choice.
+    pub fn choose(&mut self, choice: usize) -> Moved<'p> {
         self.index = 0;
-        let run = self.cursor.serve(client);
+        let run = self.cursor.choose(choice);
         if self.enter(run) { Moved::Entry } else { self.next_entry() }
+    }
+
+    /// The step in which it has to choose: the first that it has not finished with all clients.
+    pub fn step_of_choice(&self) -> i64 {
+        self.cursor.served_steps().unwrap_or_else(|| self.cursor.step())
     }
 
     /// How many steps it has finished with all clients.
@@ -471,7 +477,7 @@ impl<'s, 'p> ActorState<'s, 'p> {
 
     /// Whether it has run everything.
     pub fn is_through(&self) -> bool {
-        self.run.is_none() && self.cursor.served_steps().is_none()
+        self.run.is_none() && !self.cursor.is_at_choice()
     }
 
     /// The current entry's micro-batch, counted from the first of all steps.

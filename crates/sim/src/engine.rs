@@ -30,11 +30,12 @@ use std::collections::BinaryHeap;
 use shardloom_cluster::Cluster;
 use shardloom_plan::Communication;
 use shardloom_program::timeline::{Picos, Timeline};
-use shardloom_program::{Action, Class, Program, Queue, Rank, RouteId};
+use shardloom_program::{Action, Class, Instruction, Program, Queue, Rank, RouteId};
 
 use crate::actor::{ActorState, Lanes, Made, Moved};
 use crate::held::ExtraBytes;
 use crate::negotiation::Negotiations;
+use crate::priority::{PrioritySends, Ready};
 use crate::rendezvous::{self, Rendezvous};
 use crate::script::{Doing, Line, Script};
 use crate::slowing::Slowing;
@@ -117,6 +118,11 @@ struct Engine<'s, 'p> {
     calls: Vec<Call<'p>>,
     /// Until when the way into each actor's device is taken.
     inflows: Vec<Picos>,
+    /// Where something is sent by priority, what receives each route: messages then come in another order than they
+    /// are received in. Otherwise empty.
+    received: Vec<Option<Received<'p>>>,
+    /// What actors send by priority.
+    by_priority: PrioritySends<'s, 'p>,
     /// By actor: when what it published last was there, and who waits for it to publish something.
     published: Vec<Option<Picos>>,
     awaiting: Vec<Vec<usize>>,
@@ -150,6 +156,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         }
         let (groups, groups_of) = rendezvous::meet(program, scripts, folded);
         let actors_count = actors.len();
+        let sends_by_priority = program.routes.iter().any(|route| route.priority.is_some());
         let host = cluster.stack().host;
         Ok(Engine {
             program,
@@ -160,6 +167,8 @@ impl<'s, 'p> Engine<'s, 'p> {
             slowing: Slowing(cluster.stack().beside_collectives),
             step_ends: vec![vec![]; actors.len()],
             inflows: vec![Picos::ZERO; actors.len()],
+            received: if sends_by_priority { received(program) } else { vec![] },
+            by_priority: PrioritySends::new(actors.len()),
             published: vec![None; actors.len()],
             awaiting: vec![vec![]; actors.len()],
             steps_before: 0,
@@ -188,8 +197,15 @@ impl<'s, 'p> Engine<'s, 'p> {
             }
         }
         loop {
-            while let Some(Reverse((_, index))) = self.runnable.pop() {
-                self.run_actor(index as usize, driver)?;
+            loop {
+                let next = self.runnable.peek().map(|&Reverse((time, _))| time);
+                if self.sends_before(next) {
+                    self.send_first(driver)?;
+                } else if let Some(Reverse((_, index))) = self.runnable.pop() {
+                    self.run_actor(index as usize, driver)?;
+                } else {
+                    break;
+                }
             }
             // Nobody makes more requests before some are answered.
             if !self.negotiate(driver)? {
@@ -209,11 +225,11 @@ impl<'s, 'p> Engine<'s, 'p> {
             if self.actors[index].is_through() {
                 return Ok(());
             }
-            if self.actors[index].is_between_clients() {
-                if !self.answer(index, driver)? {
+            if self.actors[index].is_at_choice() {
+                if !self.choose(index, driver)? {
                     return Ok(());
                 }
-                // What it does for a client may be nothing.
+                // What it has chosen may be nothing.
                 continue;
             }
             self.launch(index, driver)?;
@@ -223,9 +239,7 @@ impl<'s, 'p> Engine<'s, 'p> {
                 return Ok(());
             }
             let Some(due) = self.due(index, line) else { return Ok(()) };
-            if let Some(Reverse(next)) = self.runnable.peek()
-                && *next < (due, index as u32)
-            {
+            if !self.is_first(due, index) {
                 self.runnable.push(Reverse((due, index as u32)));
                 return Ok(());
             }
@@ -262,6 +276,18 @@ impl<'s, 'p> Engine<'s, 'p> {
         }
     }
 
+    /// Whether nobody has anything to do before an actor goes on.
+    fn is_first(&self, due: Picos, index: usize) -> bool {
+        let others = self.runnable.peek();
+        others.is_none_or(|Reverse(next)| *next >= (due, index as u32))
+            && !self.sends_before(Some(due))
+    }
+
+    /// Whether something is sent by priority before that time; at that time more may become ready.
+    fn sends_before(&self, time: Option<Picos>) -> bool {
+        self.by_priority.next().is_some_and(|due| time.is_none_or(|time| due < time))
+    }
+
     /// Has the host launch the actor's current instruction, unless it has.
     fn launch<D: Driver>(&mut self, index: usize, driver: &mut D) -> Result<(), D::Error> {
         let actor = &self.actors[index];
@@ -272,31 +298,28 @@ impl<'s, 'p> Engine<'s, 'p> {
         Ok(())
     }
 
-    /// Has a server answer the client that it can answer first, of several the first. Whether it has come to
-    /// an instruction; otherwise it waits for a message, or another actor is earlier, or it is through.
-    fn answer<D: Driver>(&mut self, index: usize, driver: &mut D) -> Result<bool, D::Error> {
+    /// Has a server choose what it can run first, the first of several: answer a client, or sum what has come. Whether
+    /// it has come to an instruction; otherwise it waits for a message, or another actor is earlier, or it is through.
+    fn choose<D: Driver>(&mut self, index: usize, driver: &mut D) -> Result<bool, D::Error> {
         let actor = &self.actors[index];
         let position = actor.actor.position;
         let mut first: Option<(Picos, usize)> = None;
-        for (client, route) in actor.open().into_iter().flatten() {
-            let ready = match route {
-                None => Picos::ZERO,
-                Some(route) => match self.transfers.look(route, position, 0) {
-                    Some(delivery) => delivery.arrival,
-                    None => continue,
-                },
-            };
-            let due = (ready.max(actor.clock()), client);
+        for (choice, mut received) in actor.open() {
+            // The first that is missing wakes it, which then waits for the next.
+            let ready = received.try_fold(Picos::ZERO, |ready, route| {
+                let delivery = self.transfers.look(route, position, 0)?;
+                Some(ready.max(delivery.arrival))
+            });
+            let Some(ready) = ready else { continue };
+            let due = (ready.max(actor.clock()), choice);
             first = Some(first.map_or(due, |known| known.min(due)));
         }
-        let Some((due, client)) = first else { return Ok(false) };
-        if let Some(Reverse(next)) = self.runnable.peek()
-            && *next < (due, index as u32)
-        {
+        let Some((due, choice)) = first else { return Ok(false) };
+        if !self.is_first(due, index) {
             self.runnable.push(Reverse((due, index as u32)));
             return Ok(false);
         }
-        let moved = self.actors[index].serve(client);
+        let moved = self.actors[index].choose(choice);
         self.come(index, moved, driver)
     }
 
@@ -410,13 +433,18 @@ impl<'s, 'p> Engine<'s, 'p> {
     fn send<D: Driver>(
         &mut self,
         index: usize,
-        line: &Line<'_>,
+        line: &'s Line<'p>,
         route: RouteId,
         driver: &mut D,
     ) -> Result<(), D::Error> {
         self.arrive(index);
-        let actor = &mut self.actors[index];
-        let start = actor.earliest(line);
+        let actor = &self.actors[index];
+        // Who computes and communicates in turn sends at once.
+        let priority = self.program.route(route).priority.filter(|_| !actor.is_blocking());
+        let start = match priority {
+            Some(_) => actor.ready(line),
+            None => actor.earliest(line),
+        };
         let call = actor.call(start);
         self.durations.clear();
         driver.send(&call, &mut self.durations)?;
@@ -429,23 +457,67 @@ impl<'s, 'p> Engine<'s, 'p> {
             let (rank, durations) = (call.actor.rank.0, self.durations.len());
             return Err(SimError::Messages { rank, messages: receivers, durations }.into());
         }
-        let to = self.first_actor[self.program.route(route).to.0 as usize];
         let microbatch = microbatch(self.program, &self.actors[index], route);
-        let mut arrival = start;
-        for message in 0..receivers {
-            let begun = arrival;
-            arrival += self.durations[message];
-            let receiver = self.transfers.receivers(route, call.actor.position)[message];
-            let address = (route, receiver, microbatch);
-            if self.transfers.post(address, call.actor.position, Delivery { begun, arrival }) {
-                self.wake(to as usize + receiver);
-            }
-        }
-        self.transfers.end_send(route, call.actor.position, microbatch);
+        let durations = std::mem::take(&mut self.durations);
         let actor = &mut self.actors[index];
         self.tracks[index].remember(actor, actor.clock(), ExtraBytes::default());
+        if let Some(priority) = priority {
+            let made = actor.request(line);
+            let priority = priority.place;
+            self.by_priority.add(Ready { made, route, microbatch, durations, priority });
+            return Ok(());
+        }
+        let arrival = self.post(&call, (route, microbatch), &durations, driver)?;
+        let actor = &mut self.actors[index];
         actor.end(line, arrival);
         self.tracks[index].communicate(line, shown(actor), start, arrival);
+        self.durations = durations;
+        Ok(())
+    }
+
+    /// Puts the messages of a send on their way, one after another, each of which takes so long. When the last is out.
+    fn post<D: Driver>(
+        &mut self,
+        call: &Call<'p>,
+        (route, microbatch): (RouteId, u32),
+        durations: &[Picos],
+        driver: &mut D,
+    ) -> Result<Picos, D::Error> {
+        let (sender, mut end) = (call.actor, call.start);
+        let to = self.first_actor[self.program.route(route).to.0 as usize] as usize;
+        for (message, &takes) in durations.iter().enumerate() {
+            let begun = end;
+            end += takes;
+            let receiver = self.transfers.receivers(route, sender.position)[message];
+            let mut arrival = end;
+            if let Some(&Some(Received { index, instruction })) =
+                self.received.get(route.0 as usize)
+            {
+                let actor = self.actors[to + receiver].actor;
+                let call = Call { actor, run: call.run, index, instruction, start: end };
+                arrival = come_in(&mut self.inflows, &call, driver)?;
+            }
+            let address = (route, receiver, microbatch);
+            if self.transfers.post(address, sender.position, Delivery { begun, arrival }) {
+                self.wake(to + receiver);
+            }
+        }
+        self.transfers.end_send(route, sender.position, microbatch);
+        Ok(end)
+    }
+
+    /// Sends what is next of all that actors send by priority.
+    fn send_first<D: Driver>(&mut self, driver: &mut D) -> Result<(), D::Error> {
+        let Some((ready, start)) = self.by_priority.take() else { return Ok(()) };
+        let Ready { made, route, microbatch, durations, .. } = ready;
+        let call = Call { start, ..made.call };
+        let end = self.post(&call, (route, microbatch), &durations, driver)?;
+        let index = call.actor.index as usize;
+        self.actors[index].answer(&made, end);
+        self.tracks[index].communicate(made.line, made.shown, start, end);
+        for waiting in self.negotiations.woken() {
+            self.wake(waiting);
+        }
         Ok(())
     }
 
@@ -464,9 +536,12 @@ impl<'s, 'p> Engine<'s, 'p> {
         let delivery = delivery.expect("a receive is due only once its messages have been sent");
         self.transfers.clear(route, position, microbatch);
         let begun = actor.free(Queue::Receive).max(delivery.begun);
-        let inflow = driver.inflow(&actor.call(delivery.arrival))?;
-        let arrival = delivery.arrival.max(self.inflows[index] + inflow);
-        self.inflows[index] = arrival;
+        // Where messages come in another order they have come in by now.
+        let arrival = match self.received.is_empty() {
+            true => come_in(&mut self.inflows, &actor.call(delivery.arrival), driver)?,
+            false => delivery.arrival,
+        };
+        let actor = &mut self.actors[index];
         let start = actor.earliest(line).max(arrival);
         let call = actor.call(start);
         self.tracks[index].remember(actor, actor.clock(), ExtraBytes::default());
@@ -597,11 +672,11 @@ impl<'s, 'p> Engine<'s, 'p> {
                 Moved::Within | Moved::Entry if actor.served_steps().is_some() => {}
                 Moved::Within | Moved::Entry => self.come_to(index, Some(actor.run().step)),
                 Moved::Guard(_, step) => self.come_to(index, Some(step)),
-                Moved::Serve => self.come_to(index, actor.served_steps()),
+                Moved::Choice => self.come_to(index, Some(actor.step_of_choice())),
                 Moved::End => self.come_to(index, None),
             }
             match moved {
-                Moved::Within | Moved::Entry | Moved::Serve => return Ok(true),
+                Moved::Within | Moved::Entry | Moved::Choice => return Ok(true),
                 Moved::Guard(guard, step) => {
                     let holds = driver.holds(self.actors[index].actor, guard, step)?;
                     moved = self.actors[index].take(holds);
@@ -639,8 +714,8 @@ impl<'s, 'p> Engine<'s, 'p> {
         const NAMED: usize = 4;
         let waiting = self.actors.iter().filter(|actor| !actor.is_through());
         let waiting = waiting.map(|actor| {
-            if actor.is_between_clients() {
-                return format!("rank {} waits for its clients", actor.actor.rank.0);
+            if actor.is_at_choice() {
+                return format!("rank {} waits for what others send", actor.actor.rank.0);
             }
             let (rank, entry) = (actor.actor.rank.0, actor.label());
             format!("rank {rank} waits at {} in {entry}", actor.line().label)
@@ -674,6 +749,36 @@ impl<'s, 'p> Engine<'s, 'p> {
         let period = self.program.period() as usize;
         Simulation { timeline, step_ends: self.step_ends, period, draining, folded }
     }
+}
+
+/// What receives a route, and where it stands in its body.
+#[derive(Clone, Copy)]
+struct Received<'p> {
+    index: usize,
+    instruction: &'p Instruction,
+}
+
+/// What receives each route.
+fn received(program: &Program) -> Vec<Option<Received<'_>>> {
+    let mut received = vec![None; program.routes.len()];
+    for (_, index, instruction) in program.classes.iter().flat_map(Class::instructions) {
+        if let Action::Receive { route } = instruction.action {
+            received[route.0 as usize] = Some(Received { index, instruction });
+        }
+    }
+    received
+}
+
+/// Has what a call receives, starting when it is there, take the way into its actor's device behind all that has. When
+/// it is in.
+fn come_in<D: Driver>(
+    inflows: &mut [Picos],
+    call: &Call<'_>,
+    driver: &mut D,
+) -> Result<Picos, D::Error> {
+    let taken = &mut inflows[call.actor.index as usize];
+    *taken = call.start.max(*taken + driver.inflow(call)?);
+    Ok(*taken)
 }
 
 /// The micro-batch and the chunk that an actor's current instruction is shown with.

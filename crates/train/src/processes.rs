@@ -63,7 +63,14 @@ impl Processes {
         for to in 0..process.of {
             let talks = (process.number == 0) != (to == 0);
             let mut pool = |elements| {
-                endpoint.pool(Pool { to, format: Format::U8, elements, ready: 0, most: MOST })
+                endpoint.pool(Pool {
+                    to,
+                    format: Format::U8,
+                    elements,
+                    ready: 0,
+                    most: MOST,
+                    priority: None,
+                })
             };
             pools.push(if talks { Some([pool(FIRST)?, pool(NEXT)?]) } else { None });
         }

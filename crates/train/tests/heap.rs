@@ -21,7 +21,7 @@ use shardloom_data::{DataError, Field, Part, Source};
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
     Communication, Corrections, Number, Optimizer, Plan, Precision, Prediction, Recompute,
-    ScheduleKind, Servers, Share, Staleness, Summation, Sync, Uniform, Weights,
+    ScheduleKind, SendOrder, Servers, Share, Staleness, Summation, Sync, Uniform, Weights,
 };
 use support::{Samples, graph, mesh, serial, trainer};
 
@@ -257,11 +257,13 @@ fn with_servers_that_sum() {
     let graph = gpt(2);
     for (workers, servers, share) in [(1, 1, 1.0), (2, 1, 0.5), (2, 2, 1.0)] {
         let share = Share::Part(share);
-        let summation = Some(Summation { share, ..Summation::of(servers) });
-        let sync = Sync { summation, ..uniform().sync };
-        let mesh = mesh(workers, 1, 1);
-        let uniform = Uniform { mesh, sync, microbatches: 2, ..uniform() };
-        assert_uniform_asks_for_nothing(&graph, &uniform);
+        for order in [SendOrder::Backward, SendOrder::NextUse] {
+            let summation = Some(Summation { share, order, ..Summation::of(servers) });
+            let sync = Sync { summation, ..uniform().sync };
+            let mesh = mesh(workers, 1, 1);
+            let uniform = Uniform { mesh, sync, microbatches: 2, clip_norm: None, ..uniform() };
+            assert_uniform_asks_for_nothing(&graph, &uniform);
+        }
     }
 }
 

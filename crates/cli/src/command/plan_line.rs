@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use shardloom::plan::{
-    Arrangement, AttentionKind, Averaging, Axis, ParameterGroup, Partners, Plan, Share, Updates,
+    Arrangement, AttentionKind, Averaging, Axis, ParameterGroup, Partners, Plan, SendOrder, Share,
+    Updates,
 };
 use shardloom::program::quantity::counted;
 
@@ -96,8 +97,12 @@ fn split_line(plan: &Plan) -> String {
                 format!(" of {:.1}% of gradients", 100.0 * part)
             }
         };
+        let order = match summation.order {
+            SendOrder::Backward => "",
+            SendOrder::NextUse => ", sent by next use",
+        };
         return format!(
-            "{}: {} and {}{share}, {} of {}, recompute {}{attention}",
+            "{}: {} and {}{share}{order}, {} of {}, recompute {}{attention}",
             counted(plan.device_count(), "device"),
             counted(plan.pipeline.len(), "worker"),
             counted(summation.servers as usize, "summing server"),

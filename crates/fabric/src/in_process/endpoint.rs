@@ -267,7 +267,14 @@ mod tests {
             looked: vec![],
             served: 0,
         };
-        let pool = |ready, most| Pool { to: 1, format: Format::F32, elements: 1, ready, most };
+        let pool = |ready, most| Pool {
+            to: 1,
+            format: Format::F32,
+            elements: 1,
+            ready,
+            most,
+            priority: None,
+        };
         for pool in [pool(40, 100), pool(100, 50)] {
             let made = endpoint.pool(pool);
             made.expect("there is a rank 1");

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use super::{frame::MemberId, window::WindowState};
+use super::{frame::MemberId, outbox::Outbox, window::WindowState};
 use crate::{
     Call, Contents, FabricError, Message, Reduce, Settings, channel::Channel,
     message_passing::pool::Credits,
@@ -33,13 +33,15 @@ pub(super) struct Connection {
     groups: Mutex<HashMap<MemberId, Arc<Mutex<GroupState>>>>,
 }
 
-/// What one rank has been sent, but for collectives.
+/// What one rank has been sent, but for collectives, and what of it waits to be sent.
 struct Received {
     /// By sender.
     messages: Box<[Channel<Message>]>,
     /// By pool of the rank.
     pools: Mutex<Vec<Arc<Credits>>>,
     window: WindowState,
+    /// What it sends by priority.
+    outbox: Mutex<Outbox>,
 }
 
 /// What one member of a group has been sent.
@@ -70,6 +72,7 @@ impl Connection {
             messages: (0..ranks).map(|_| Channel::new()).collect(),
             pools: Mutex::default(),
             window: WindowState::default(),
+            outbox: Mutex::default(),
         };
         Self {
             number,
@@ -117,6 +120,11 @@ impl Connection {
     /// What a rank that lives here publishes, and what it has been sent of what others do.
     pub fn window(&self, rank: u32) -> &WindowState {
         &self.state(rank).window
+    }
+
+    /// What a rank that lives here sends by priority.
+    pub fn outbox(&self, rank: u32) -> MutexGuard<'_, Outbox> {
+        lock(&self.state(rank).outbox)
     }
 
     /// What a member that lives here has been sent, before it builds the group or after.

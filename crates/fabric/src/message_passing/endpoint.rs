@@ -9,6 +9,7 @@ use super::{
     connection::Connection,
     frame::{Frame, MemberId, What},
     group::Member,
+    outbox::Letter,
     pool::SendPool,
     router::Router,
     window::MessagePassingWindow,
@@ -89,6 +90,9 @@ impl<B: Lent> Endpoint<B> for MessagePassingEndpoint {
 
     fn pool(&mut self, pool: Pool) -> Result<PoolId, FabricError> {
         self.check(pool.to)?;
+        if pool.priority.is_some() {
+            self.router.prioritise();
+        }
         let pool = SendPool::new(pool, self.rank, &self.counters);
         self.connection.pools(self.rank).push(Arc::clone(pool.credits()));
         self.pools.push(pool);
@@ -129,7 +133,15 @@ impl<B: Lent> Endpoint<B> for MessagePassingEndpoint {
         let what = What::Message { from: self.rank, to, pool: number as u32, tag, format };
         let frame = Frame { connection: self.connection.number, what };
         let origin = self.pools[number].credits().sent();
-        self.router.send(self.connection.process_of(to), &frame, (message.take(), origin));
+        let (process, body) = (self.connection.process_of(to), message.take());
+        match self.pools[number].pool().priority {
+            Some(priority) => {
+                let letter = Letter { process, frame, body, origin };
+                self.connection.outbox(self.rank).put(priority, letter);
+                self.router.send_waiting(&self.connection, self.rank);
+            }
+            None => self.router.send(process, &frame, (body, origin)),
+        }
         self.counters.count_message(bytes);
         Ok(())
     }
@@ -218,6 +230,7 @@ impl Drop for MessagePassingEndpoint {
     fn drop(&mut self) {
         let reason =
             if thread::panicking() { "its thread panicked" } else { "its endpoint was dropped" };
+        self.router.send_rest(&self.connection, self.rank);
         self.router.leave(&self.connection, self.rank, reason);
     }
 }

@@ -11,6 +11,7 @@ mod connection;
 mod endpoint;
 mod frame;
 mod group;
+mod outbox;
 mod pool;
 mod queues;
 mod router;

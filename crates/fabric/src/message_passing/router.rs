@@ -2,7 +2,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, Weak,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -11,6 +11,7 @@ use std::{
 use super::{
     connection::{Connection, lock},
     frame::{Frame, MemberId, What},
+    outbox::Letter,
     transport::{Arrived, Packet, Transport},
     window::{self, Arrival, Ask},
 };
@@ -30,6 +31,8 @@ pub(super) struct Router {
     /// Held while packets that arrived are handed out, so that those of one process stay in order.
     handing_out: Mutex<()>,
     next: AtomicU32,
+    /// Whether some rank sends by priority.
+    prioritises: AtomicBool,
     own: Weak<Router>,
 }
 
@@ -52,6 +55,7 @@ impl Router {
             connections: Mutex::default(),
             handing_out: Mutex::default(),
             next: AtomicU32::new(0),
+            prioritises: AtomicBool::new(false),
             own: own.clone(),
         })
     }
@@ -195,8 +199,46 @@ impl Router {
         Some(error)
     }
 
-    /// Hands out all that has arrived.
+    /// Some rank sends by priority from now on.
+    pub fn prioritise(&self) {
+        self.prioritises.store(true, Ordering::Relaxed);
+    }
+
+    /// Sends what a rank sends by priority as far as it may go.
+    pub fn send_waiting(&self, connection: &Connection, rank: u32) {
+        let mut outbox = connection.outbox(rank);
+        while let Some(letter) = outbox.next() {
+            self.post(letter);
+        }
+    }
+
+    /// Sends all that a rank sends by priority.
+    pub fn send_rest(&self, connection: &Connection, rank: u32) {
+        let mut outbox = connection.outbox(rank);
+        while let Some(letter) = outbox.take() {
+            self.post(letter);
+        }
+    }
+
+    fn post(&self, Letter { process, frame, body, origin }: Letter) {
+        self.send(process, &frame, (body, origin));
+    }
+
+    /// Hands out all that has arrived, and sends what has come to its turn.
     pub fn progress(&self) {
+        self.hand_out();
+        if self.prioritises.load(Ordering::Relaxed) {
+            let made: Vec<_> = {
+                let connections = lock(&self.connections);
+                connections.made.values().filter_map(Weak::upgrade).collect()
+            };
+            for connection in made {
+                connection.own.clone().for_each(|rank| self.send_waiting(&connection, rank));
+            }
+        }
+    }
+
+    fn hand_out(&self) {
         let _handing_out = lock(&self.handing_out);
         while let Some(Arrived { from, header, body }) = self.transport.receive() {
             let frame = Frame::parse(&header).unwrap_or_else(|| Frame {

@@ -34,7 +34,7 @@ pub fn messages_of_every_format_arrive_as_they_were_sent(engine: &Tested) {
         if endpoint.rank() == 0 {
             for view in sent {
                 let format = view.format();
-                let pool = Pool { to: 1, format, elements: 3, ready: 1, most: 1 };
+                let pool = Pool { to: 1, format, elements: 3, ready: 1, most: 1, priority: None };
                 let pool = endpoint.pool(pool).unwrap();
                 let mut message = endpoint.message(pool, 0).unwrap();
                 assert_eq!((message.from(), message.to(), message.tag()), (0, 1, 0));
@@ -66,7 +66,8 @@ pub fn a_message_may_have_less_than_there_is_room_for(engine: &Tested) {
     let bytes = lengths.iter().sum::<usize>() as u64 * 4;
     let counters = on_ranks(engine, 2, PATIENT, |mut endpoint| {
         if endpoint.rank() == 0 {
-            let room = Pool { to: 1, format: Format::U32, elements: 5, ready: 1, most: 1 };
+            let room =
+                Pool { to: 1, format: Format::U32, elements: 5, ready: 1, most: 1, priority: None };
             let room = endpoint.pool(room).unwrap();
             for length in lengths {
                 let mut message = endpoint.message(room, 0).unwrap();
@@ -154,8 +155,9 @@ pub fn two_buffers_pass_any_number_of_messages(engine: &Tested) {
 
 pub fn a_pool_makes_more_buffers_up_to_its_most(engine: &Tested) {
     let [zero, one] = &mut connect(engine, 2, IMPATIENT)[..] else { unreachable!("two ranks") };
-    let pool =
-        zero.pool(Pool { to: 1, format: Format::F32, elements: 1, ready: 1, most: 3 }).unwrap();
+    let pool = zero
+        .pool(Pool { to: 1, format: Format::F32, elements: 1, ready: 1, most: 3, priority: None })
+        .unwrap();
     for value in [0.0, 1.0, 2.0] {
         send(zero, pool, 0, value).unwrap();
     }
@@ -167,8 +169,9 @@ pub fn a_pool_makes_more_buffers_up_to_its_most(engine: &Tested) {
     assert!(made <= 2, "{made}");
     send(zero, pool, 0, 3.0).unwrap();
     assert_eq!(zero.counters().late_buffers, made);
-    let few =
-        zero.pool(Pool { to: 1, format: Format::F32, elements: 1, ready: 3, most: 1 }).unwrap();
+    let few = zero
+        .pool(Pool { to: 1, format: Format::F32, elements: 1, ready: 3, most: 1, priority: None })
+        .unwrap();
     let _held = zero.try_message(few, 1).expect("one");
     assert!(zero.try_message(few, 1).is_none());
 }
@@ -176,8 +179,9 @@ pub fn a_pool_makes_more_buffers_up_to_its_most(engine: &Tested) {
 /// Where a message is its sender's buffer, there are as many of these as messages that nobody has received.
 pub fn buffers_that_are_under_way_are_made_anew(engine: &Tested) {
     let [zero, one] = &mut connect(engine, 2, IMPATIENT)[..] else { unreachable!("two ranks") };
-    let pool =
-        zero.pool(Pool { to: 1, format: Format::F32, elements: 1, ready: 1, most: 3 }).unwrap();
+    let pool = zero
+        .pool(Pool { to: 1, format: Format::F32, elements: 1, ready: 1, most: 3, priority: None })
+        .unwrap();
     for (made, value) in [0.0, 1.0, 2.0].into_iter().enumerate() {
         send(zero, pool, 0, value).unwrap();
         assert_eq!(zero.counters().late_buffers, made as u64);
@@ -193,7 +197,7 @@ pub fn counters_are_exact_and_leave_out_what_failed_and_what_a_rank_sends_to_its
     let mut ranks = connect(engine, 3, IMPATIENT);
     let mut pools = vec![];
     for (to, elements) in [(1, 10), (2, 7), (0, 1000), (1, 5), (2, 100)] {
-        let pool = Pool { to, format: Format::U8, elements, ready: 1, most: 1 };
+        let pool = Pool { to, format: Format::U8, elements, ready: 1, most: 1, priority: None };
         pools.push(ranks[0].pool(pool).unwrap());
     }
     for &pool in &pools[..4] {
@@ -222,7 +226,7 @@ pub fn counters_are_exact_and_leave_out_what_failed_and_what_a_rank_sends_to_its
 pub fn ranks_that_do_not_exist_are_refused(engine: &Tested) {
     let mut ranks = connect(engine, 2, PATIENT);
     let error = FabricError::NoSuchRank { rank: 2, ranks: 2 };
-    let pool = Pool { to: 2, format: Format::F32, elements: 1, ready: 1, most: 1 };
+    let pool = Pool { to: 2, format: Format::F32, elements: 1, ready: 1, most: 1, priority: None };
     assert_eq!(ranks[0].pool(pool), Err(error.clone()));
     assert_eq!(receive(&mut ranks[0], 2, 0), Err(error.clone()));
     assert_eq!(ranks[0].try_receive(2, 0).unwrap_err(), error);

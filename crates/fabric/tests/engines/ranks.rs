@@ -88,7 +88,9 @@ pub fn all_reduce_f64(
 
 /// Buffers of one number each for messages to a rank, none of which are made ahead.
 pub fn pool(endpoint: &mut Rank, to: u32, most: usize) -> PoolId {
-    endpoint.pool(Pool { to, format: Format::F32, elements: 1, ready: most, most }).unwrap()
+    endpoint
+        .pool(Pool { to, format: Format::F32, elements: 1, ready: most, most, priority: None })
+        .unwrap()
 }
 
 /// Sends one number.

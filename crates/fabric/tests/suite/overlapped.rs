@@ -41,7 +41,8 @@ fn what_was_started_proceeds_while_its_rank_does_something_else() {
     let (mut one, mut zero) = (ranks.pop().unwrap(), ranks.pop().unwrap());
     thread::scope(|scope| {
         scope.spawn(move || {
-            let pool = Pool { to: 1, format: Format::U8, elements: 0, ready: 1, most: 1 };
+            let pool =
+                Pool { to: 1, format: Format::U8, elements: 0, ready: 1, most: 1, priority: None };
             let pool = zero.pool(pool).unwrap();
             let mut group = zero.group(&[0, 1]).unwrap();
             let started = group.start(SUM, numbers(1.0));
@@ -56,7 +57,8 @@ fn what_was_started_proceeds_while_its_rank_does_something_else() {
             assert_eq!(sum.view(), View::F32(&[3.0; 5]));
         });
         scope.spawn(move || {
-            let pool = Pool { to: 0, format: Format::U8, elements: 0, ready: 1, most: 1 };
+            let pool =
+                Pool { to: 0, format: Format::U8, elements: 0, ready: 1, most: 1, priority: None };
             let pool = one.pool(pool).unwrap();
             let mut group = one.group(&[0, 1]).unwrap();
             drop(one.receive(0, 0).unwrap());

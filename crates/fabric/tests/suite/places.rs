@@ -31,7 +31,7 @@ fn ranks_live_where_they_are_put_and_other_processes_have_none() {
     assert_eq!(endpoints.iter().map(ranks).collect::<Vec<_>>(), [vec![1], vec![], vec![0]]);
     let mut zero = endpoints[2].remove(0);
     let mut one = endpoints[0].remove(0);
-    let pool = Pool { to: 1, format: Format::F32, elements: 1, ready: 1, most: 1 };
+    let pool = Pool { to: 1, format: Format::F32, elements: 1, ready: 1, most: 1, priority: None };
     let pool = zero.pool(pool).expect("there is a rank 1");
     let mut message = zero.message(pool, 7).expect("it is free");
     let ViewMut::F32(numbers) = message.view_mut() else { unreachable!("it is f32") };
@@ -65,7 +65,7 @@ fn places_that_cannot_be_are_refused_by_process() {
 /// Sends these numbers to rank 1 under a tag.
 fn send(endpoint: &mut Box<dyn Endpoint<Contents>>, numbers: &[f32], tag: u64) {
     let most = numbers.len();
-    let pool = Pool { to: 1, format: Format::F32, elements: 1, ready: most, most };
+    let pool = Pool { to: 1, format: Format::F32, elements: 1, ready: most, most, priority: None };
     let pool = endpoint.pool(pool).expect("there is a rank 1");
     for &number in numbers {
         let mut message = endpoint.message(pool, tag).expect("it is free");

@@ -25,7 +25,7 @@ const BUFFER: usize = 25_000_000;
 fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
     workers::fastest(task, |servers, common| {
         let (ranges, share) = (Ranges::Equal, Share::default());
-        let summation = Some(Summation { servers, ranges, share });
+        let summation = Some(Summation { ranges, share, ..Summation::of(servers) });
         let sync = Sync { summation, bucket_bytes: BUFFER, ..common.sync };
         Uniform { sync, ..common }
     })

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use crate::{
-    Mesh, Optimizer, ParameterGroup, Plan, PlanError, Precision, ServerSet, Servers, Share,
-    Staleness, Summation, Updates,
+    Mesh, Optimizer, ParameterGroup, Plan, PlanError, Precision, SendOrder, ServerSet, Servers,
+    Share, Staleness, Summation, Updates,
 };
 
 impl Plan {
@@ -130,6 +130,11 @@ impl Plan {
             let rule =
                 "above 0 and up to 1, or \"balanced\"; without sync.summation workers sum all";
             return Err(PlanError::field("sync.summation.share", part, rule));
+        }
+        if let (SendOrder::Backward, Some(credits)) = (summation.order, summation.credits) {
+            let rule = "pieces that are sent in the order of the backward pass wait for no turn: order = \"next-use\", or \
+                        no credits";
+            return Err(PlanError::field("sync.summation.credits", credits, rule));
         }
         let to_servers = |group: &ParameterGroup| group.sync(self.sync).summation.is_some();
         let groups = self.parameters.iter().enumerate();

@@ -2,8 +2,8 @@
 
 use shardloom_graph::ModelSpec;
 use shardloom_plan::{
-    Axis, Kept, LayoutRule, Mesh, Number, Optimizer, Ranges, ScheduleKind, Servers, Share,
-    Staleness, Summation, Uniform,
+    Axis, Kept, LayoutRule, Mesh, Number, Optimizer, Ranges, ScheduleKind, Servers, Staleness,
+    Summation, Uniform,
 };
 
 #[test]
@@ -115,7 +115,7 @@ fn servers_cut_buckets_into_64_ranges_of_at_most_4096000_bytes() {
     let bytes = |model: &str| {
         let graph = ModelSpec::parse(model).and_then(|spec| spec.graph()).expect("a model");
         let servers = Servers::of(2, Staleness::SYNCHRONOUS);
-        let summation = |ranges| Summation { servers: 2, ranges, share: Share::Part(1.0) };
+        let summation = |ranges| Summation { ranges, ..Summation::of(2) };
         let hashed = summation(Ranges::Hashed).bucket_bytes(&graph, 77);
         assert_eq!(servers.bucket_bytes(&graph), hashed);
         assert_eq!(summation(Ranges::Equal).bucket_bytes(&graph, 77), 77);

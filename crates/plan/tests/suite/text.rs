@@ -105,7 +105,7 @@ fn summation(number: usize) -> Summation {
         1 => Share::default(),
         _ => Share::Part((number % 1000) as f64 / 1024.0),
     };
-    Summation { servers: number as u32 % 7, ranges, share }
+    Summation { ranges, share, ..Summation::of(number as u32 % 7) }
 }
 
 fn staleness(number: usize) -> Staleness {

@@ -64,7 +64,7 @@ impl Timeline {
                         (i64::from(filling)..i64::from(filling + rounds)).contains(&step);
                     walk.guard(&mut follower, &mut cursor);
                 }
-                Next::Serve => unreachable!("a row without ends answers clients in turn"),
+                Next::Choice => unreachable!("a row without ends answers clients in turn"),
             }
         }
         follower.finish(|moment| walk.visit(None, moment));

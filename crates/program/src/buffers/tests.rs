@@ -120,7 +120,7 @@ fn check_row(plan: &BufferPlan, program: &Program, class: &Class, steps: u32) {
                     replay.run(run);
                 }
                 Next::Guard(_, step) => cursor.take(holds(step)),
-                Next::Serve => replay.run(cursor.serve_in_turn()),
+                Next::Choice => replay.run(cursor.choose_in_turn()),
             }
         }
         replay.end_first(replay.outstanding.ending_with_step(true));

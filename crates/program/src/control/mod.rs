@@ -4,8 +4,9 @@
 //! The control of a class is one step. An entry's shift says which step its work belongs to, so that a row
 //! of steps runs ahead of its first step and has something left to do after its last; what belongs to no
 //! step of the row is left out. A guard has two arms, of which a rank runs one, by a flag that it has
-//! computed. A server answers its clients as they come, in all steps of a row. Simulator, executors, verifier,
-//! buffer plan and memory all follow the one [`Cursor`].
+//! computed. A server answers its clients as they come, in all steps of a row; one that sums runs a step's entries in
+//! the order in which what they receive has come. Simulator, executors, verifier, buffer plan and memory all follow
+//! the one [`Cursor`].
 
 mod serving;
 
@@ -77,6 +78,8 @@ pub enum Control {
     Guard(Guard),
     /// Answers clients in all steps of a row. A class that does so has no other control.
     Serve(Serve),
+    /// Runs each of these entries once, the next always one of which all that it receives has come.
+    AsReceived(Vec<Entry>),
 }
 
 /// An entry in one step of a row.
@@ -119,9 +122,9 @@ pub enum Next<'p> {
     Run(Run),
     /// A guard in a step of the row: [`Cursor::take`] says which arm.
     Guard(&'p Guard, i64),
-    /// A server between two clients: [`Cursor::open`] says whom it may answer, and [`Cursor::serve`] whom it
-    /// answers.
-    Serve,
+    /// A choice that is made while running, of whom a server answers next or which entry it runs: [`Cursor::open`]
+    /// says which there are, and [`Cursor::choose`] which it is.
+    Choice,
 }
 
 /// A place in the control of a class over a row of steps.
@@ -141,6 +144,8 @@ pub struct Cursor<'p> {
     arm: Option<(bool, &'p [Entry], usize, usize)>,
     /// The clients that are answered.
     serving: Option<Serving<'p>>,
+    /// Of entries that are run in the order in which what they receive comes, the places of those that are left.
+    left: Option<Vec<usize>>,
 }
 
 impl<'p> Cursor<'p> {
@@ -155,6 +160,7 @@ impl<'p> Cursor<'p> {
             number: 0,
             arm: None,
             serving: None,
+            left: None,
         }
     }
 
@@ -188,9 +194,9 @@ impl<'p> Cursor<'p> {
                     // It was all steps.
                     self.step = if self.steps.is_some() { self.end } else { self.step };
                 } else if self.steps.is_some() {
-                    return Some(Next::Serve);
+                    return Some(Next::Choice);
                 } else {
-                    return Some(Next::Run(self.serve_in_turn()));
+                    return Some(Next::Run(self.choose_in_turn()));
                 }
                 continue;
             }
@@ -219,31 +225,76 @@ impl<'p> Cursor<'p> {
                     };
                     self.serving = Some(Serving::new(serve, steps, self.number));
                 }
+                Some(Control::AsReceived(entries)) => {
+                    let all = || (0..entries.len()).collect();
+                    if !self.holds_step(0) || self.left.get_or_insert_with(all).is_empty() {
+                        self.left = None;
+                        self.pass();
+                    } else if self.steps.is_some() {
+                        return Some(Next::Choice);
+                    } else {
+                        return Some(Next::Run(self.choose_in_turn()));
+                    }
+                }
             }
         }
         None
     }
 
-    /// The clients that the server which the rank has come to may answer, by their number among its clients,
-    /// each with what it would do. Where that is to take in what the client sends, the client may not have
-    /// sent it yet.
-    pub fn open(&self) -> impl Iterator<Item = (usize, &'p Handler)> + '_ {
-        self.serving.iter().flat_map(Serving::open)
+    /// What the rank may choose of where it has come to a choice: clients that it may answer or entries that are left,
+    /// each by its number among them with the entry that would be run. What that receives may not have been sent
+    /// yet: [`Cursor::awaits_all`] says how much of it has to be there.
+    pub fn open(&self) -> impl Iterator<Item = (usize, Entry)> + '_ {
+        let clients = self.serving.iter().flat_map(Serving::open);
+        let clients = clients.map(|(client, handler)| (client, handler.run));
+        let left = self.left.iter().flatten().map(|&place| (place, self.as_received()[place]));
+        clients.chain(left)
     }
 
-    /// Answers a client.
+    /// Whether it has come to a choice.
+    pub fn is_at_choice(&self) -> bool {
+        self.serving.is_some() || self.left.is_some()
+    }
+
+    /// Whether an entry may be chosen once all that it receives has been sent, and not by what it receives first.
+    pub fn awaits_all(&self) -> bool {
+        self.left.is_some()
+    }
+
+    /// Makes a choice, and says what is run for it.
     ///
     /// # Panics
-    /// If the client is not [open](Cursor::open).
-    pub fn serve(&mut self, client: usize) -> Run {
+    /// If it is not [open](Cursor::open).
+    pub fn choose(&mut self, choice: usize) -> Run {
+        if let Some(left) = &mut self.left {
+            let place = left.iter().position(|&it| it == choice);
+            left.remove(place.expect("an entry is run once"));
+            let run = self.run(self.as_received()[choice], self.number + choice, None);
+            return run.expect("the entries are of a step of the row");
+        }
         let serving = self.serving.as_mut().expect("a server answers clients");
-        serving.serve(client)
+        serving.serve(choice)
     }
 
-    /// Answers the client that is furthest behind, the first of several.
-    pub fn serve_in_turn(&mut self) -> Run {
-        let serving = self.serving.as_mut().expect("a server answers clients");
-        serving.serve_in_turn()
+    /// Answers the client that is furthest behind, the first of several, or runs the first entry that is left.
+    pub fn choose_in_turn(&mut self) -> Run {
+        match (&self.left, &mut self.serving) {
+            (Some(left), _) => self.choose(left[0]),
+            (None, serving) => serving.as_mut().expect("a server answers clients").serve_in_turn(),
+        }
+    }
+
+    /// The entries of which some are left.
+    fn as_received(&self) -> &'p [Entry] {
+        match &self.control[self.at] {
+            Control::AsReceived(entries) => entries,
+            _ => &[],
+        }
+    }
+
+    /// The step of the row that it is in.
+    pub fn step(&self) -> i64 {
+        self.step
     }
 
     /// Up to which step each client of a server has ended its steps, by their number among its clients.
@@ -276,7 +327,7 @@ impl<'p> Cursor<'p> {
                 match self.advance()? {
                     Next::Run(run) => return Some(run),
                     Next::Guard(..) => self.take(holds),
-                    Next::Serve => return Some(self.serve_in_turn()),
+                    Next::Choice => return Some(self.choose_in_turn()),
                 }
             }
         })
@@ -292,7 +343,7 @@ impl<'p> Cursor<'p> {
                 }
                 match self.advance()? {
                     Next::Run(run) => return Some(run),
-                    Next::Serve => return Some(self.serve_in_turn()),
+                    Next::Choice => return Some(self.choose_in_turn()),
                     Next::Guard(..) => {
                         waiting = [true, false].map(|holds| self.arm(holds)).concat().into_iter();
                         self.leave_arm();
@@ -327,6 +378,7 @@ impl<'p> Cursor<'p> {
             Control::Run(_) => 1,
             Control::Guard(guard) => guard.then.len() + guard.otherwise.len(),
             Control::Serve(serve) => serve.handlers().count(),
+            Control::AsReceived(entries) => entries.len(),
         };
         self.at += 1;
     }
@@ -373,12 +425,13 @@ impl Class {
     pub fn entries_by_arm(&self) -> impl Iterator<Item = (Option<bool>, &Entry)> {
         self.control.iter().flat_map(|part| {
             let (own, [then, otherwise], served) = match part {
-                Control::Run(entry) => (Some(entry), [&[][..]; 2], None),
-                Control::Guard(guard) => (None, [true, false].map(|it| guard.arm(it)), None),
-                Control::Serve(serve) => (None, [&[][..]; 2], Some(serve.handlers())),
+                Control::Run(entry) => (std::slice::from_ref(entry), [&[][..]; 2], None),
+                Control::Guard(guard) => (&[][..], [true, false].map(|it| guard.arm(it)), None),
+                Control::Serve(serve) => (&[][..], [&[][..]; 2], Some(serve.handlers())),
+                Control::AsReceived(entries) => (&entries[..], [&[][..]; 2], None),
             };
             let served = served.into_iter().flatten().map(|handler| &handler.run);
-            let own = own.into_iter().chain(served).map(|entry| (None, entry));
+            let own = own.iter().chain(served).map(|entry| (None, entry));
             let then = then.iter().map(|entry| (Some(true), entry));
             let otherwise = otherwise.iter().map(|entry| (Some(false), entry));
             own.chain(then).chain(otherwise)
@@ -400,7 +453,7 @@ impl Class {
     /// Its guards.
     pub fn guards(&self) -> impl Iterator<Item = &Guard> {
         self.control.iter().filter_map(|part| match part {
-            Control::Run(_) | Control::Serve(_) => None,
+            Control::Run(_) | Control::Serve(_) | Control::AsReceived(_) => None,
             Control::Guard(guard) => Some(guard),
         })
     }
@@ -426,7 +479,7 @@ impl Class {
     pub fn serves(&self) -> Option<&Serve> {
         self.control.iter().find_map(|part| match part {
             Control::Serve(serve) => Some(serve),
-            Control::Run(_) | Control::Guard(_) => None,
+            Control::Run(_) | Control::Guard(_) | Control::AsReceived(_) => None,
         })
     }
 
@@ -453,8 +506,11 @@ impl Class {
         if self.serves().is_some() {
             return 1;
         }
-        let kind = |entry: &&Entry| self.body(entry.body).kind == BodyKind::Epilogue;
-        self.unguarded().filter(kind).count() as u32
+        let of_kind = |kind| {
+            self.unguarded().filter(move |entry| self.body(entry.body).kind == kind).count() as u32
+        };
+        // All parts make one update.
+        of_kind(BodyKind::Epilogue) + of_kind(BodyKind::PartOfUpdate).min(1)
     }
 
     /// The body of an entry.

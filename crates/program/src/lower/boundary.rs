@@ -115,7 +115,7 @@ impl Boundaries {
             let downstream = Side { layout: &received, mesh: &consumer.mesh };
             let format = Format::of_value(graph.value(value).dtype, self.precision);
             let mut route = |carried: Carried, from: ClassId, to: ClassId, messages| {
-                self.add_route(Route { carried, from, to, format, messages })
+                self.add_route(Route { carried, from, to, format, messages, priority: None })
             };
             let there = route::messages(&global, upstream, downstream);
             let back = route::messages(&global, downstream, upstream);

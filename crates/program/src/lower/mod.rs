@@ -123,7 +123,7 @@ pub fn lower_with(
         true => vec![owners::Early::default(); lists.len()],
         false => owners::early(&schedule, &plan.pass_times, &stages, &parameters)?,
     };
-    let roles = sync::roles(way, plan, &mut parameters, &mut boundaries)?;
+    let roles = sync::roles(way, (graph, plan), &mut parameters, &mut boundaries)?;
     let mut classes: Vec<Class> = vec![];
     for (((id, devices), parameters), early) in ids().zip(&lists).zip(parameters).zip(early) {
         let first_rank = classes.last().map_or(0, |it| it.first_rank.0 + it.mesh.size() as u32);

@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 use super::whole_gradients;
 use crate::class::{Body, BodyId, Bucket, Program};
 use crate::{
-    Action, Content, Copies, Group, Instruction, Mode, Point, Queue, Tensor, TensorId, Write,
+    Action, Content, Copies, Group, Instruction, Mode, Point, Queue, Route, Tensor, TensorId, Write,
 };
 
 impl Program {
@@ -27,8 +27,8 @@ impl Program {
     pub fn assign_queues(&mut self) {
         for class in &mut self.classes {
             let repeats = class.tests_updates();
-            let tensors = (class.tensors.as_slice(), class.buckets.as_slice());
-            class.communicators = assign(tensors, &mut class.bodies, repeats);
+            let held = (class.tensors.as_slice(), class.buckets.as_slice());
+            class.communicators = assign(held, &self.routes, &mut class.bodies, repeats);
         }
         if self.communication == Communication::Thread {
             whole_gradients::bound(self);
@@ -42,6 +42,7 @@ impl Program {
 /// whether passes may be run again that were dropped.
 fn assign(
     (tensors, buckets): (&[Tensor], &[Bucket]),
+    routes: &[Route],
     bodies: &mut [Body],
     repeats: bool,
 ) -> Vec<Group> {
@@ -52,7 +53,7 @@ fn assign(
             true => Use::Replicas,
             false => Use::Values,
         };
-        instruction.queue = queue(&instruction.action, used, &mut communicators);
+        instruction.queue = queue(&instruction.action, routes, used, &mut communicators);
     }
     let lasting = lasting_touches(tensors, bodies);
     let mut here = vec![Touches::default(); tensors.len()];
@@ -104,9 +105,17 @@ fn is_of_replicas(instruction: &Instruction, tensors: &[Tensor], buckets: &[Buck
     })
 }
 
-fn queue(action: &Action, used: Use, communicators: &mut Vec<(Group, Use)>) -> Queue {
+fn queue(
+    action: &Action,
+    routes: &[Route],
+    used: Use,
+    communicators: &mut Vec<(Group, Use)>,
+) -> Queue {
     match action {
-        Action::Send { .. } => Queue::Send,
+        Action::Send { route } => match routes[route.0 as usize].priority {
+            Some(_) => Queue::Prioritised,
+            None => Queue::Send,
+        },
         Action::Receive { .. } | Action::Fetch { .. } => Queue::Receive,
         Action::Collective { group, .. } => {
             let same = |known: &(Group, Use)| known.0 == *group && known.1 == used;
@@ -132,7 +141,7 @@ struct Touch {
     writes: bool,
 }
 
-/// The last write of a tensor, and the reads since, the last of each queue.
+/// The last write of a tensor, and the reads since, of each queue with an order the last.
 #[derive(Clone, Debug, Default)]
 struct Touches {
     write: Option<Touch>,
@@ -146,7 +155,8 @@ impl Touches {
             self.reads.clear();
             return;
         }
-        self.reads.retain(|read| read.queue != touch.queue);
+        // Of a queue with an order the last read implies those before.
+        self.reads.retain(|read| read.queue != touch.queue || !touch.queue.is_ordered());
         self.reads.push(touch);
     }
 
@@ -215,15 +225,19 @@ fn is_shared(tensors: &[Tensor], tensor: TensorId) -> bool {
 /// How many instructions of the body each queue is through with, by its number.
 type Clocks = SmallVec<[u32; 8]>;
 
+/// What keeps an order: a queue, or an instruction by itself of a queue that has none.
+type Line = (Queue, u32);
+
 /// A body as far as it has come: what its queues have waited for, they need not wait for again.
 struct Progress {
     /// Of each instruction when it ends: those that are over, itself included.
     ended: Vec<Clocks>,
     /// Of each queue those of its last instruction.
     last: Vec<Clocks>,
-    /// For each queue of another body: up to where it was waited for, and by which instruction here. Whether
-    /// that was for the last run of all or for the same micro-batch comes first.
-    waited: FxHashMap<(bool, BodyId, Queue), (u32, u32)>,
+    /// For each queue of another body, or each instruction there of a queue without an order: up to where it was
+    /// waited for, and by which instruction here. Whether that was for the last run of all or for the same
+    /// micro-batch comes first.
+    waited: FxHashMap<(bool, BodyId, Line), (u32, u32)>,
 }
 
 impl Progress {
@@ -244,7 +258,7 @@ impl Progress {
         let queue = instruction.queue;
         let mut clocks = match queue {
             // It follows nothing of its queue.
-            Queue::Negotiated(_) => Clocks::from_elem(0, self.last.len()),
+            other if !other.is_ordered() => Clocks::from_elem(0, self.last.len()),
             _ => self.last[queue.index()].clone(),
         };
         let mut points = vec![];
@@ -286,9 +300,8 @@ impl Progress {
         // Those that come last imply the most.
         places.sort_unstable_by_key(|(_, touch)| Reverse(touch.instruction));
         for (_, Touch { instruction: place, queue: other, .. }) in places {
-            let is_negotiated = matches!(other, Queue::Negotiated(_));
-            // That one of these is over says nothing of others.
-            if is_negotiated || clocks[other.index()] <= place {
+            // That one of what has no order is over says nothing of others.
+            if !other.is_ordered() || clocks[other.index()] <= place {
                 join(&mut clocks, &self.ended[place as usize]);
                 points.push(Point::Here(place));
             }
@@ -297,11 +310,12 @@ impl Progress {
         elsewhere.sort_unstable_by_key(|(_, touch)| Reverse((touch.body, touch.instruction)));
         let number = self.ended.len() as u32;
         for (latest, Touch { body, instruction: place, queue: other, .. }) in elsewhere {
-            let known = self.waited.entry((latest, body, other));
-            let is_negotiated = |queue| matches!(queue, Queue::Negotiated(_));
+            // Of what has no order each instruction is waited for by itself.
+            let line: Line = (other, if other.is_ordered() { 0 } else { place });
+            let known = self.waited.entry((latest, body, line));
             let is_implied = |&(until, by): &(u32, u32)| {
-                let has_followed = || !is_negotiated(queues(by)) && clocks[queues(by).index()] > by;
-                !is_negotiated(other) && until >= place && (by == number || has_followed())
+                let has_followed = || queues(by).is_ordered() && clocks[queues(by).index()] > by;
+                until >= place && (by == number || has_followed())
             };
             match known {
                 Entry::Occupied(known) if is_implied(known.get()) => continue,

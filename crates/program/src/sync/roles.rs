@@ -1,6 +1,7 @@
 //! What ways of synchronising do besides what stands at single buckets: how steps end, what controls a class, and
 //! the classes of servers.
 
+use shardloom_graph::Graph;
 use shardloom_plan::Plan;
 use shardloom_schedule::ScheduleError;
 
@@ -75,7 +76,7 @@ pub(crate) trait Role {
 /// If the plan has other servers than the way, or more than there is for them to do.
 pub(crate) fn roles<'a>(
     way: &dyn Synchronisation,
-    plan: &Plan,
+    (graph, plan): (&Graph, &Plan),
     workers: &mut [Parameters<'a>],
     boundaries: &mut Boundaries,
 ) -> Result<Vec<Box<dyn Role + 'a>>, ProgramError> {
@@ -84,7 +85,7 @@ pub(crate) fn roles<'a>(
         roles.push(Box::new(Service::of(servers, workers, boundaries)?));
     }
     if let Some(summation) = way.summation() {
-        roles.push(Box::new(Sums::of(summation, workers, boundaries)?));
+        roles.push(Box::new(Sums::of(summation, graph, workers, boundaries)?));
     }
     if let Some(averaging) = plan.sync.averaging {
         roles.push(Box::new(Averages { averaging }));

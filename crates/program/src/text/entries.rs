@@ -75,6 +75,11 @@ impl Entries {
                     step.push(Entry { title, body: None });
                     serve.clients.iter().flat_map(served).collect()
                 }
+                Control::AsReceived(entries) => {
+                    let title = "in the order in which all that they receive has come:".into();
+                    step.push(Entry { title, body: None });
+                    entries.iter().map(|run| (run, notes(run, None))).collect()
+                }
             };
             for ((run, notes), name) in entries.into_iter().zip(&mut names) {
                 step.push(listed((name, notes, run.body)));
@@ -232,6 +237,7 @@ fn name(body: &Body, microbatch: Option<u32>) -> String {
         }
         BodyKind::Synchronisation => "synchronisation",
         BodyKind::Epilogue => "update",
+        BodyKind::PartOfUpdate => "update of what is used next",
         BodyKind::Evaluation => "evaluation",
         BodyKind::Averaging if all(&|it| matches!(it, Action::Due { .. })) => {
             "question whether to average"

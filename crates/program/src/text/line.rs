@@ -54,19 +54,39 @@ impl Lines<'_> {
 
     /// What an instruction waits for in other queues.
     fn after(&self, instruction: &Instruction) -> String {
-        let point = |&point: &Point| match point {
-            Point::Queue(queue) => format!("all {}", self.queue(queue)),
-            Point::Here(number) => number.to_string(),
-            Point::Microbatch(body, number) => {
-                format!("{number} of {}", self.0.names.body(body))
-            }
-            Point::Latest(body, number) => {
-                format!("{number} of the last {}", self.0.names.body(body))
+        let point = |points: &[Point]| {
+            let numbers = match (points, points.last().and_then(|it| number(*it))) {
+                ([first, _, _, ..], Some(last)) => {
+                    format!("{} to {last}", number(*first).unwrap_or(last))
+                }
+                (_, Some(last)) => last.to_string(),
+                (_, None) => String::new(),
+            };
+            match points[0] {
+                Point::Queue(queue) => format!("all {}", self.queue(queue)),
+                Point::Here(_) => numbers,
+                Point::Microbatch(body, _) => format!("{numbers} of {}", self.0.names.body(body)),
+                Point::Latest(body, _) => {
+                    format!("{numbers} of the last {}", self.0.names.body(body))
+                }
             }
         };
+        // Three and more that follow each other are one.
+        let follows = |one: &Point, next: &Point| match (*one, *next) {
+            (Point::Here(one), Point::Here(next)) => next == one + 1,
+            (Point::Microbatch(body, one), Point::Microbatch(other, next))
+            | (Point::Latest(body, one), Point::Latest(other, next)) => {
+                body == other && next == one + 1
+            }
+            _ => false,
+        };
+        let runs = instruction.after.chunk_by(follows).flat_map(|run| match run.len() {
+            0..=2 => run.chunks(1),
+            all => run.chunks(all),
+        });
         // Entries that do the same have one name.
         let mut points: Vec<String> = vec![];
-        for text in instruction.after.iter().map(point) {
+        for text in runs.map(point) {
             if !points.contains(&text) {
                 points.push(text);
             }
@@ -288,6 +308,16 @@ impl Lines<'_> {
             Window::Share => {
                 format!("{name}/share{}", shape(&[class.view_range(view, *position).len()]))
             }
+        }
+    }
+}
+
+/// The number of the instruction that a point names, if it names one.
+fn number(point: Point) -> Option<u32> {
+    match point {
+        Point::Queue(_) => None,
+        Point::Here(number) | Point::Microbatch(_, number) | Point::Latest(_, number) => {
+            Some(number)
         }
     }
 }

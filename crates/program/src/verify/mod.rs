@@ -65,7 +65,7 @@ fn parts(program: &Program, found: &mut Vec<Violation>) {
             if operands::check(program, &step, found) {
                 routes::check_end(program, &step, found);
             }
-            races::check_queue(&step, found);
+            races::check_queue(program, &step, found);
             if found.is_empty() {
                 negotiation::check(program, &step, found);
             }

@@ -1,6 +1,6 @@
 //! What one queue writes another touches only after it, and what one reads another changes only after it.
 //!
-//! What is negotiated follows its points and nothing of its queue.
+//! What is negotiated, or sent by priority, follows its points and nothing of its queue.
 //!
 //! Every queue has a clock that counts its instructions, and every instruction the clocks of all queues
 //! that have to have come so far before it (vector clocks: Mattern 1989): those of the instruction before it
@@ -19,10 +19,15 @@ use crate::{Action, BodyId, Class, ClassId, Content, Copies, Point, Program, Que
 type Clocks = Rc<[u32]>;
 
 /// Whether queues and points are what their instruction can have.
-pub(super) fn check_queue(step: &Step<'_>, found: &mut Vec<Violation>) {
+pub(super) fn check_queue(program: &Program, step: &Step<'_>, found: &mut Vec<Violation>) {
     let class = step.class;
     let fits = match (&step.instruction.action, step.instruction.queue) {
-        (Action::Send { .. }, queue) => queue == Queue::Send,
+        (&Action::Send { route }, queue) => {
+            match program.routes.get(route.0 as usize).and_then(|it| it.priority) {
+                Some(_) => queue == Queue::Prioritised,
+                None => queue == Queue::Send,
+            }
+        }
         (Action::Receive { .. } | Action::Fetch { .. }, queue) => queue == Queue::Receive,
         (
             Action::Collective { group, .. },
@@ -109,13 +114,13 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
 /// Which copy of a tensor, where each micro-batch, or each entry that has none, has one.
 type Copied = Option<(Option<u32>, usize)>;
 
-/// How far the queues of a rank have come. A line is what keeps its order: a queue, or a request that is
-/// negotiated, which is made anew only when it has been carried out.
+/// How far the queues of a rank have come. A line is what keeps its order: a queue, or of one without an
+/// order a single instruction, which is issued anew only when it has been carried out.
 struct Run {
     /// Of each line those of its last instruction.
     last: Vec<Clocks>,
-    /// The lines of requests.
-    requests: FxHashMap<(BodyId, usize), (Queue, usize)>,
+    /// The lines of what no order keeps.
+    unordered: FxHashMap<(BodyId, usize), (Queue, usize)>,
     /// Of each instruction of this entry.
     here: Vec<Clocks>,
     microbatch: FxHashMap<(BodyId, u32, Option<u32>), Clocks>,
@@ -128,12 +133,12 @@ struct Run {
 impl Run {
     fn new(class: &Class) -> Run {
         let queues = Queue::count(class.communicators.len());
-        let requests = class.instructions().filter(|(_, _, it)| it.is_negotiated());
-        let requests: FxHashMap<_, _> = requests
+        let unordered = class.instructions().filter(|(_, _, it)| !it.queue.is_ordered());
+        let unordered: FxHashMap<_, _> = unordered
             .enumerate()
             .map(|(line, (body, index, it))| ((body, index), (it.queue, queues + line)))
             .collect();
-        let lines = queues + requests.len();
+        let lines = queues + unordered.len();
         let point = |point: &Point| match *point {
             Point::Microbatch(body, number) | Point::Latest(body, number) => Some((body, number)),
             Point::Queue(_) | Point::Here(_) => None,
@@ -141,7 +146,7 @@ impl Run {
         let waited = class.instructions().flat_map(|(_, _, it)| &it.after);
         Run {
             last: vec![vec![0; lines].into(); lines],
-            requests,
+            unordered,
             here: vec![],
             microbatch: FxHashMap::default(),
             latest: FxHashMap::default(),
@@ -152,12 +157,14 @@ impl Run {
 
     /// The line of an instruction, and what has to be over before it ends, itself included.
     fn clocks(&self, step: &Step<'_>) -> (usize, Clocks) {
-        let request = self.requests.get(&(step.run.entry.body, step.index));
-        let line = request.map_or(step.instruction.queue.index(), |&(_, line)| line);
+        let own = self.unordered.get(&(step.run.entry.body, step.index));
+        let line = own.map_or(step.instruction.queue.index(), |&(_, line)| line);
         let mut clocks = self.last[line].to_vec();
         for &point in &step.instruction.after {
-            if let Point::Queue(queue @ Queue::Negotiated(_)) = point {
-                let lines = self.requests.values().filter(|(of, _)| *of == queue);
+            if let Point::Queue(queue) = point
+                && !queue.is_ordered()
+            {
+                let lines = self.unordered.values().filter(|(of, _)| *of == queue);
                 lines.for_each(|&(_, line)| join(&mut clocks, &self.last[line]));
                 continue;
             }

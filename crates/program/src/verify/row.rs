@@ -83,10 +83,12 @@ pub(super) fn parts<'p>(program: &Program, class: &'p Class, row: Row) -> Vec<Pa
     while let Some(next) = cursor.advance() {
         parts.push(match next {
             Next::Run(run) => Part::Run(run),
-            Next::Serve => Part::Run(match answered((program, class), &cursor, row, parts.len()) {
-                Some(client) => cursor.serve(client),
-                None => cursor.serve_in_turn(),
-            }),
+            Next::Choice => {
+                Part::Run(match answered((program, class), &cursor, row, parts.len()) {
+                    Some(client) => cursor.choose(client),
+                    None => cursor.choose_in_turn(),
+                })
+            }
             Next::Guard(guard, _) => {
                 let arms = [true, false].map(|holds| cursor.arm(holds));
                 cursor.take(row != Row::RolledBack);

@@ -306,7 +306,7 @@ fn key(state: &State<'_>) -> Key {
 fn serving<'p>(program: &Program, class: &'p Class, steps: u32) -> Option<Cursor<'p>> {
     class.serves()?;
     let mut cursor = program.cursor(class, steps);
-    (cursor.advance() == Some(Next::Serve)).then_some(cursor)
+    (cursor.advance() == Some(Next::Choice)).then_some(cursor)
 }
 
 /// What a worker sends and receives in a row.
@@ -369,7 +369,7 @@ impl<'p> Search<'p> {
         explored: &mut Explored,
     ) -> Result<bool, Violation> {
         let Some(cursor) = &mut state.serving[class] else { return Ok(false) };
-        let run = cursor.serve(client);
+        let run = cursor.choose(client);
         if cursor.advance().is_none() {
             state.serving[class] = None;
         }

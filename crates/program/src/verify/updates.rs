@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use super::row::{Row, Step, entries, instructions, place, site};
 use super::violation::Violation;
 use crate::{
-    Action, BodyId, BodyKind, Class, ClassId, Collective, Content, Keep, Program, Tensor, TensorId,
-    View, Window,
+    Action, BodyId, BodyKind, Class, ClassId, Collective, Content, Keep, Program, Run, Tensor,
+    TensorId, View, Window,
 };
 
 /// Follows what updates change of a class through a row.
@@ -22,12 +22,14 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
         replica.map(|(server, _)| server)
     };
     let mut updates: BTreeMap<Option<ClassId>, i64> = BTreeMap::new();
+    let mut parts = Parts::default();
     let (mut tests, mut stale) = (0, BTreeMap::new());
     let mut copies: BTreeMap<TensorId, View> = BTreeMap::new();
     for run in entries(program, class, row) {
         let mut now: BTreeMap<TensorId, usize> = BTreeMap::new();
         let averages = class.body_of(&run.entry).kind == BodyKind::Averaging;
         for step in instructions(class, id, &[run]) {
+            parts.read(&step, found);
             whole(&step, &mut stale, found);
             found.extend(step.instruction.writes.iter().filter_map(|it| frozen(&step, it.to)));
             match &step.instruction.action {
@@ -75,6 +77,10 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
         let updated_for = class.served_owner(program, run.number);
         *updates.entry(updated_for).or_default() += i64::from(kind == BodyKind::Epilogue);
         let is_update = matches!(kind, BodyKind::Epilogue | BodyKind::Redo);
+        if kind == BodyKind::PartOfUpdate {
+            parts.add(run, &now);
+            continue;
+        }
         for &tensor in &changed {
             let number = now.get(&tensor).copied().unwrap_or(0);
             *times.entry(tensor).or_default() += number as i64;
@@ -84,6 +90,9 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
                 found.push(Violation::Updates { place, tensor, times: number });
             }
         }
+    }
+    if row != Row::Evaluation {
+        parts.finish(class, &changed, found);
     }
     let are_tested = program.classes.iter().any(Class::tests_updates);
     let of = |owner| updates.get(&owner).copied().unwrap_or(0);
@@ -104,6 +113,60 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
         let at = site(class, id, body, index);
         found.push(Violation::Stale { at, tensor: class.tensor(tensor).name.clone() });
     }
+}
+
+/// Updates in parts, each of which changes some tensors.
+#[derive(Default)]
+struct Parts {
+    /// By the step that they belong to, how often each tensor was changed.
+    of_step: BTreeMap<i64, BTreeMap<TensorId, usize>>,
+    /// Where they stand.
+    bodies: Vec<BodyId>,
+}
+
+impl Parts {
+    fn add(&mut self, run: Run, changes: &BTreeMap<TensorId, usize>) {
+        let of_step = self.of_step.entry(run.of_step()).or_default();
+        changes.iter().for_each(|(&tensor, times)| *of_step.entry(tensor).or_default() += times);
+        self.bodies.push(run.entry.body);
+    }
+
+    /// That a pass reads weights which the step before it has not changed yet, where it does.
+    fn read(&self, step: &Step<'_>, found: &mut Vec<Violation>) {
+        let before = step.run.of_step() - 1;
+        if before < 0 || step.run.entry.microbatch.is_none() || !in_parts(step.class) {
+            return;
+        }
+        let is_changed =
+            |tensor| self.of_step.get(&before).is_some_and(|it| it.contains_key(&tensor));
+        for read in &step.instruction.reads {
+            let tensor = step.class.tensor(read.tensor);
+            let lasts = tensor.content == Content::Weight && is_updated(step.class, tensor);
+            if lasts && !is_changed(read.tensor) {
+                let tensor = tensor.name.clone();
+                found.push(Violation::Early { at: step.site(), tensor });
+            }
+        }
+    }
+
+    /// Checks that the parts of each step change all that an update changes, once.
+    fn finish(&self, class: &Class, changed: &[TensorId], found: &mut Vec<Violation>) {
+        let Some(&body) = self.bodies.first() else { return };
+        for times in self.of_step.values() {
+            for &tensor in changed {
+                let times = times.get(&tensor).copied().unwrap_or(0);
+                if times != 1 {
+                    let (place, tensor) = (place(class, body), class.tensor(tensor).name.clone());
+                    found.push(Violation::Updates { place, tensor, times });
+                }
+            }
+        }
+    }
+}
+
+/// Whether a class updates in parts.
+fn in_parts(class: &Class) -> bool {
+    class.bodies.iter().any(|body| body.kind == BodyKind::PartOfUpdate)
 }
 
 /// Whether an update changes a tensor; none does of what is frozen.

@@ -305,6 +305,14 @@ pub enum Violation {
         /// The parameter.
         parameter: String,
     },
+    /// A pass reads weights before the part of the last update that changes them.
+    #[error("{at}: reads {tensor} before the step before has changed it")]
+    Early {
+        /// Where.
+        at: Site,
+        /// The weights.
+        tensor: String,
+    },
     /// Weights are read of which only this rank's share is new.
     #[error("{at}: of {tensor} only a share is up to date")]
     Stale {

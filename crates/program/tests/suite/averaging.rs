@@ -118,7 +118,7 @@ fn averages_stand_on_their_side_of_the_update_and_under_a_guard_if_not_in_every_
             Control::Guard(guard) => {
                 Some(format!("{} or {}", guard.then.len(), guard.otherwise.len()))
             }
-            Control::Serve(_) => None,
+            Control::Serve(_) | Control::AsReceived(_) => None,
         };
         assert_eq!(program.period(), averaging.every);
         class.control.iter().filter_map(name).collect()

@@ -52,7 +52,7 @@ fn synchronisations(class: &Class) -> Vec<(usize, Entry)> {
     let is_one = |it: &Entry| class.body_of(it).kind == BodyKind::Synchronisation;
     let entry = |part: &Control| match part {
         Control::Run(entry) => Some(*entry).filter(is_one),
-        Control::Guard(_) | Control::Serve(_) => None,
+        Control::Guard(_) | Control::Serve(_) | Control::AsReceived(_) => None,
     };
     let parts = class.control.iter().enumerate();
     parts.filter_map(|(at, part)| Some((at, entry(part)?))).collect()

@@ -62,7 +62,7 @@ fn followed(program: &Program, class: &Class, steps: u32, outcomes: &[bool]) -> 
     while let Some(next) = cursor.advance() {
         seen.push(match next {
             Next::Run(run) => Seen::Run(run),
-            Next::Serve => unreachable!("nobody serves here"),
+            Next::Choice => unreachable!("nobody serves here"),
             Next::Guard(guard, step) => {
                 cursor.take(outcome(outcomes, asked));
                 asked += 1;
@@ -107,7 +107,7 @@ fn expected(control: &[Control], steps: u32, outcomes: &[bool]) -> Vec<Seen> {
                     }
                     number += guard.then.len() + guard.otherwise.len();
                 }
-                Control::Serve(_) => unreachable!("nobody serves here"),
+                Control::Serve(_) | Control::AsReceived(_) => unreachable!("nobody serves here"),
             }
         }
     }

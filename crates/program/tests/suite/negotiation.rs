@@ -330,7 +330,9 @@ fn current(program: &Program, rank: &mut Explored<'_>) -> Option<(Run, usize)> {
                 return None;
             }
             Some(Next::Run(run)) => Some((run, 0)),
-            Some(Next::Guard(..) | Next::Serve) => unreachable!("there are none in these programs"),
+            Some(Next::Guard(..) | Next::Choice) => {
+                unreachable!("there are none in these programs")
+            }
         };
     }
 }

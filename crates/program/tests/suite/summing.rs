@@ -1,15 +1,17 @@
 //! Programs of servers that sum gradients and their workers: what they hold and send, and what the verifier says
 //! of programs in which elements go astray.
 
+use std::collections::BTreeSet;
+
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Mesh, ParameterGroup, Plan, Precision, Ranges, ScheduleKind, Servers, Share, Staleness,
-    Summation, Sync, Uniform, Updates, Weights,
+    Mesh, ParameterGroup, Plan, Precision, Ranges, ScheduleKind, SendOrder, Servers, Share,
+    Staleness, Summation, Sync, Uniform, Updates, Weights,
 };
 use shardloom_program::verify::{Violation, verify};
 use shardloom_program::{
-    Action, BodyId, BodyKind, Carried, Class, ClassId, Content, Instruction, Keep, Program, Window,
-    lower,
+    Action, BodyId, BodyKind, Carried, Class, ClassId, Content, Control, Entry, Instruction, Keep,
+    Program, Window, lower,
 };
 
 fn graph(spec: &str) -> Graph {
@@ -21,7 +23,7 @@ fn small() -> Graph {
 }
 
 fn summation(servers: u32, ranges: Ranges, share: Share) -> Summation {
-    Summation { servers, ranges, share }
+    Summation { ranges, share, ..Summation::of(servers) }
 }
 
 fn uniform(workers: u32, summation: Summation) -> Uniform {
@@ -65,7 +67,16 @@ fn programs_with_any_number_of_workers_and_servers_are_sound() {
                     let clipped = Uniform { clip_norm: Some(1.0), ..plain.clone() };
                     let mixed = Uniform { precision: Precision::MIXED, ..plain.clone() };
                     let schedule = ScheduleKind::OneForwardOneBackward;
-                    for uniform in [plain.clone(), clipped, mixed, Uniform { schedule, ..plain }] {
+                    let order = SendOrder::NextUse;
+                    let by_use = Summation { order, ..summation(servers, ranges, share) };
+                    let by_use = |of: &Uniform| Uniform {
+                        sync: Sync { summation: Some(by_use), ..of.sync },
+                        ..of.clone()
+                    };
+                    let scheduled = Uniform { schedule, ..plain.clone() };
+                    let in_order = [plain, clipped, mixed, scheduled];
+                    let by_next_use = in_order.each_ref().map(by_use);
+                    for uniform in in_order.into_iter().chain(by_next_use) {
                         let plan = uniform.plan(graph, "model", "local");
                         let Ok(program) = lower(graph, &plan, plan.device_count()) else {
                             continue;
@@ -78,7 +89,7 @@ fn programs_with_any_number_of_workers_and_servers_are_sound() {
         }
     }
     // Only of a hundredth there may be too little for every server.
-    assert!(count >= 2 * 6 * 2 * 3 * 4, "{count}");
+    assert!(count >= 2 * 6 * 2 * 3 * 8, "{count}");
 }
 
 #[test]
@@ -545,4 +556,86 @@ fn workers_that_come_to_buckets_in_another_order_sum_nothing_among_themselves() 
         refused.contains("sync.summation.share") && refused.contains("share = 1.0"),
         "{refused}"
     );
+}
+
+/// Two workers whose pieces go in the order of their next use.
+fn by_next_use() -> Program {
+    program(2, Summation { order: SendOrder::NextUse, ..all(1) })
+}
+
+/// The first pass is cut where a bucket is first used, and what is sent has the place of its bucket there.
+#[test]
+fn updates_stand_right_before_what_uses_them_first_and_pieces_go_in_that_order() {
+    let program = by_next_use();
+    let worker = program.class(ClassId(0));
+    let buckets = worker.buckets.len();
+    let entries: Vec<&Entry> = worker.entries().collect();
+    let kinds: Vec<BodyKind> = entries.iter().map(|entry| worker.body_of(entry).kind).collect();
+    let parts = kinds.iter().filter(|&&kind| kind == BodyKind::PartOfUpdate).count();
+    assert_eq!((parts, worker.updates()), (buckets, 1));
+    assert!(!kinds.contains(&BodyKind::Epilogue));
+    let mut updated = BTreeSet::new();
+    for entry in entries {
+        let body = worker.body_of(entry);
+        let touched = body.instructions.iter().flat_map(Instruction::operands);
+        let touched = touched.filter_map(|view| worker.tensor(view.tensor).bucket);
+        match body.kind {
+            BodyKind::PartOfUpdate => {
+                assert_eq!(entry.shift, -1);
+                updated.extend(touched);
+            }
+            // An MLP's layers are used in the order of their buckets.
+            BodyKind::Forward => assert!(touched.into_iter().all(|it| updated.contains(&it))),
+            _ => assert_eq!(updated.len(), buckets),
+        }
+    }
+    for route in &program.routes {
+        let place = route.priority.map(|priority| priority.place);
+        match route.carried {
+            Carried::Gradients(bucket) => assert_eq!(place, Some(bucket.0)),
+            _ => assert_eq!(place, None),
+        }
+    }
+    let sums = program.class(ClassId(2));
+    assert!(matches!(&sums.control[..], [Control::AsReceived(entries)] if entries.len() > 1));
+}
+
+#[test]
+fn a_pass_that_comes_before_the_update_of_what_it_uses_is_rejected() {
+    let program = by_next_use();
+    assert_eq!(verify(&program), Ok(()));
+    let is_update = |part: &Control| match part {
+        Control::Run(entry) => {
+            program.class(ClassId(0)).body_of(entry).kind == BodyKind::PartOfUpdate
+        }
+        _ => false,
+    };
+    let control = &program.classes[0].control;
+    let updates = (0..control.len() - 1).filter(|&at| is_update(&control[at]));
+    let mut count = 0;
+    for at in updates {
+        let mut late = program.clone();
+        late.classes[0].control.swap(at, at + 1);
+        late.assign_queues();
+        let found = verify(&late).expect_err("it reads what is not updated");
+        let is_early = |it: &Violation| matches!(it, Violation::Early { .. });
+        assert!(found.iter().any(is_early), "{found:?}");
+        count += 1;
+    }
+    assert_eq!(count, program.classes[0].buckets.len());
+}
+
+#[test]
+fn credits_of_pieces_that_wait_for_no_turn_are_refused() {
+    let graph = small();
+    let credits = std::num::NonZeroU32::new(2);
+    let of = |order| uniform(2, Summation { order, credits, ..all(1) });
+    let plan = |order| of(order).plan(&graph, "model", "local");
+    assert_eq!(plan(SendOrder::NextUse).validate(&graph, 3), Ok(()));
+    let refused = plan(SendOrder::Backward).validate(&graph, 3).expect_err("no turns");
+    assert!(refused.to_string().contains("sync.summation.credits"), "{refused}");
+    let lowered = lowered(&graph, &plan(SendOrder::NextUse));
+    let most: BTreeSet<u32> =
+        lowered.routes.iter().filter_map(|route| Some(route.priority?.most_under_way)).collect();
+    assert_eq!(most, [2].into());
 }

@@ -93,7 +93,8 @@ fn programs_of_any_groups_are_sound() {
                             let mut plan = plan(graph, workers, servers, groups.clone());
                             plan.schedule = schedule;
                             plan.clip_norm = clip_norm;
-                            plan.sync.summation = Some(Summation { servers, ranges, share });
+                            plan.sync.summation =
+                                Some(Summation { ranges, share, ..Summation::of(servers) });
                             let devices = plan.device_count();
                             // A server of which no group speaks may have nothing to do.
                             let program = match lower(graph, &plan, devices) {

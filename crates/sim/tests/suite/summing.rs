@@ -1,11 +1,13 @@
 //! Servers that sum, on links that only have a bandwidth: a step takes what the published closed form says.
 
+use std::collections::BTreeMap;
+
 use crate::scenario::{gpt, h100, uniform};
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{Mesh, Precision, Ranges, Share, Summation, Sync, Uniform};
-use shardloom_program::timeline::{Clock, Picos};
-use shardloom_program::{Action, ClassId, Program, lower};
+use shardloom_plan::{Mesh, Precision, Ranges, SendOrder, Share, Summation, Sync, Uniform};
+use shardloom_program::timeline::{Activity, Clock, Picos, Timeline};
+use shardloom_program::{Action, Carried, ClassId, Program, Rank, lower};
 use shardloom_sim::{Call, Driver, Options, SimError, run, simulate};
 
 /// Workers of one micro-batch each, with as many buckets as blocks.
@@ -23,7 +25,10 @@ fn program(graph: &Graph, workers: u32, sync: Sync) -> Program {
 }
 
 fn summed(servers: u32, ranges: Ranges, share: Share) -> Sync {
-    Sync { summation: Some(Summation { servers, ranges, share }), ..Sync::default() }
+    Sync {
+        summation: Some(Summation { ranges, share, ..Summation::of(servers) }),
+        ..Sync::default()
+    }
 }
 
 /// A byte takes a thousand picoseconds on any link; nothing else takes any time. A direct all-reduce has every
@@ -68,6 +73,48 @@ impl Driver for Links<'_> {
         let bytes = class.view_bytes(first.instruction.reads[0], first.actor.position);
         let n = members.len() as u64;
         Ok(Picos(BYTE * 2 * (n - 1) * bytes / n))
+    }
+}
+
+/// The same with kernels that take some time each.
+struct Timed<'p> {
+    links: Links<'p>,
+    kernel: u64,
+    /// When the first worker had which bucket's pieces ready, in its order.
+    whole: Vec<(usize, Picos)>,
+}
+
+impl Driver for Timed<'_> {
+    type Error = SimError;
+
+    fn clock(&self) -> Clock {
+        Clock::Virtual
+    }
+
+    fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        let computes = matches!(call.instruction.action, Action::Kernel { .. });
+        Ok(Picos(if computes { self.kernel } else { 0 }))
+    }
+
+    fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<(), SimError> {
+        if let (Action::Send { route }, Rank(0)) = (&call.instruction.action, call.actor.rank)
+            && let Carried::Gradients(bucket) = self.links.0.route(*route).carried
+        {
+            self.whole.push((bucket.0 as usize, call.start));
+        }
+        self.links.send(call, durations)
+    }
+
+    fn receive(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        self.links.receive(call)
+    }
+
+    fn inflow(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        self.links.inflow(call)
+    }
+
+    fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {
+        self.links.collective(members)
     }
 }
 
@@ -160,30 +207,7 @@ fn what_is_sent_is_as_the_program_says_and_servers_only_communicate_and_add() {
 /// after another.
 #[test]
 fn pieces_are_sent_beside_the_backward_pass() {
-    struct Timed<'p>(Links<'p>);
     const KERNEL: u64 = 200 * BYTE;
-    impl Driver for Timed<'_> {
-        type Error = SimError;
-        fn clock(&self) -> Clock {
-            Clock::Virtual
-        }
-        fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
-            let computes = matches!(call.instruction.action, Action::Kernel { .. });
-            Ok(Picos(if computes { KERNEL } else { 0 }))
-        }
-        fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<(), SimError> {
-            self.0.send(call, durations)
-        }
-        fn receive(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
-            self.0.receive(call)
-        }
-        fn inflow(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
-            self.0.inflow(call)
-        }
-        fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {
-            self.0.collective(members)
-        }
-    }
     let spec = "mlp:inputs=8,hidden=8,layers=16,classes=8";
     let graph = ModelSpec::parse(spec).and_then(|spec| spec.graph()).expect("a model");
     let program = program(&graph, 2, summed(2, Ranges::Equal, Share::default()));
@@ -192,7 +216,7 @@ fn pieces_are_sent_beside_the_backward_pass() {
         let found = run(&program, &h100(4), options, driver).expect("it runs");
         found.step_ends.iter().flatten().max().expect("steps").0
     };
-    let found = end(&mut Timed(Links(&program)));
+    let found = end(&mut Timed { links: Links(&program), kernel: KERNEL, whole: vec![] });
     let kernels = |class: ClassId| {
         let class = program.class(class);
         let bodies = class.entries().map(|entry| class.body_of(entry));
@@ -208,4 +232,86 @@ fn pieces_are_sent_beside_the_backward_pass() {
         found >= passes && found <= most && most < passes + messages / 2,
         "{found} {passes} {messages}"
     );
+}
+
+/// Six steps of a model of like layers, which so many workers and servers run that send in this order: the program, what
+/// happened, when the gradients of each bucket of the first worker were whole in each step, and how long the last but
+/// one took.
+fn sent_in(
+    count: u32,
+    order: SendOrder,
+    kernel: u64,
+) -> (Program, Timeline, Vec<(usize, Picos)>, u64) {
+    let spec = "mlp:inputs=8,hidden=8,layers=16,classes=8";
+    let graph = ModelSpec::parse(spec).and_then(|spec| spec.graph()).expect("a model");
+    let summation = Some(Summation { order, ranges: Ranges::Equal, ..Summation::of(count) });
+    let program = program(&graph, count, Sync { summation, ..Sync::default() });
+    let options = Options { steps: 6, folded: false };
+    let mut driver = Timed { links: Links(&program), kernel, whole: vec![] };
+    let found = run(&program, &h100(2 * count as usize), options, &mut driver).expect("it runs");
+    let ends = &found.step_ends[0];
+    let (took, whole) = (ends[4].0 - ends[3].0, std::mem::take(&mut driver.whole));
+    (program, found.timeline, whole, took)
+}
+
+/// Whenever a worker's way out is free it takes, of the buckets whose gradients are whole, the one that the next step
+/// uses first: nothing that is more urgent is ready and waits.
+#[test]
+fn of_what_is_ready_that_is_sent_first_which_is_used_first() {
+    for kernel in [0, 20 * BYTE, 100 * BYTE, 400 * BYTE, 2000 * BYTE] {
+        let (program, timeline, whole, _) = sent_in(2, SendOrder::NextUse, kernel);
+        let class = program.class(ClassId(0));
+        let intervals = timeline.tracks[0].intervals.iter();
+        let sends: Vec<_> = intervals.filter(|it| it.activity == Activity::Send).collect();
+        // Buckets are blocks, in the order of the model.
+        let bucket = |label: &str| {
+            let name = label.strip_prefix("send ").expect("it is a send");
+            class.buckets.iter().position(|it| it.name == name).expect("a bucket is sent")
+        };
+        let of_step = 2 * class.buckets.len();
+        assert_eq!((sends.len(), whole.len()), (6 * of_step, 6 * of_step));
+        let mut overtaken = 0;
+        for (sends, whole) in sends.chunks(of_step).zip(whole.chunks(of_step)) {
+            let ready: BTreeMap<usize, Picos> = whole.iter().copied().collect();
+            let order: Vec<usize> = sends.iter().map(|it| bucket(&it.label)).collect();
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            let each: Vec<usize> = (0..of_step).map(|it| it / 2).collect();
+            assert_eq!(sorted, each, "each server gets a piece of each bucket");
+            for (place, sent) in order.iter().enumerate() {
+                for later in order[place + 1..].iter().filter(|&later| later < sent) {
+                    let start = sends[place].start;
+                    assert!(ready[later] > start, "{kernel}: bucket {sent} before {later}");
+                    overtaken += 1;
+                }
+            }
+        }
+        // With kernels that take time the last layers are sent before the first ones are whole.
+        assert_eq!(overtaken > 0, kernel > 0, "{kernel}");
+    }
+}
+
+/// The next step begins with the first layers while the sums of others are under way, so that a step of a worker and a
+/// server is shorter than in the order of the backward pass if messages take longer than kernels, and else as long; and
+/// it takes little more than its kernels or its messages.
+#[test]
+fn the_next_step_begins_before_all_sums_are_there() {
+    for kernel in [20 * BYTE, 60 * BYTE, 100 * BYTE, 400 * BYTE, 2000 * BYTE] {
+        let [backward, next_use] =
+            [SendOrder::Backward, SendOrder::NextUse].map(|order| sent_in(1, order, kernel));
+        let program = &backward.0;
+        let messages = BYTE * program.sent_bytes(ClassId(0), 0);
+        let class = program.class(ClassId(0));
+        let bodies = class.entries().flat_map(|entry| &class.body_of(entry).instructions);
+        let kernels = bodies.filter(|it| matches!(it.action, Action::Kernel { .. })).count();
+        let kernels = kernels as u64 * kernel;
+        let (before, now) = (backward.3, next_use.3);
+        assert!(now >= kernels.max(messages), "{now}: {kernels} and {messages}");
+        let is_less = if messages > kernels { now < before } else { now <= before };
+        assert!(is_less, "{kernel}: {now} after {before}");
+        // Either hides all but the way of one layer.
+        let layer = messages / class.buckets.len() as u64;
+        let most = kernels.max(messages) + 4 * layer + 4 * kernel;
+        assert!(now <= most, "{kernel}: {now}, more than {most}");
+    }
 }

@@ -3,7 +3,7 @@
 //! Each message of a route has a pool of buffers of its own, as many as can be under way at once. The
 //! sender packs into one of them what the receiver copies out, which gives it back.
 
-use shardloom_fabric::{Endpoint, Pool, PoolId};
+use shardloom_fabric::{Endpoint, Pool, PoolId, Priority};
 use shardloom_program::buffers::MessagePlan;
 use shardloom_program::{Program, Rank, RouteId};
 
@@ -44,6 +44,9 @@ impl Messages {
                 elements: route.messages[sent.message].source.elements(),
                 ready: planned.unwrap_or(0),
                 most: planned.unwrap_or(most),
+                priority: route
+                    .priority
+                    .map(|it| Priority { place: it.place, most_under_way: it.most_under_way }),
             })?;
             Ok(SendsFrom { pool, is_bounded: planned.is_some() })
         };

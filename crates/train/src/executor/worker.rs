@@ -30,10 +30,9 @@ struct Worker {
     outstanding: Outstanding,
     /// These, as they were started.
     started: VecDeque<(Begun, Started)>,
-    /// The message by which a client was chosen, until it is taken in.
-    request: Option<Message>,
-    /// The clients that a server may hear of first, and what comes from each, to be filled each time.
-    open: Vec<usize>,
+    /// The messages that came before it was chosen what they are for, until they are taken in.
+    early: Vec<Message>,
+    /// What a server waits for, and from whom, to be filled each time.
     asked: Vec<(u32, u64)>,
     /// What the rank took for its own part of the command.
     computing: Duration,
@@ -68,8 +67,7 @@ pub(super) fn serve(
             messages,
             communicators,
             started: VecDeque::new(),
-            request: None,
-            open: vec![],
+            early: vec![],
             asked: vec![],
             computing: Duration::ZERO,
             gives_back_at_once,
@@ -146,13 +144,16 @@ impl Worker {
                             continue;
                         }
                         Next::Run(run) => run,
-                        Next::Serve => {
-                            let client = match &mut repeated {
+                        Next::Choice => {
+                            let choice = match &mut repeated {
                                 Some(clients) => repeat(&cursor, clients.next())?,
                                 None => self.choose(&cursor)?,
                             };
-                            answered.push(client as u32);
-                            cursor.serve(client)
+                            // Sums are the same in whichever order they are made.
+                            if class.serves().is_some() {
+                                answered.push(choice as u32);
+                            }
+                            cursor.choose(choice)
                         }
                     };
                     if run.at_step() > step {
@@ -212,26 +213,35 @@ impl Worker {
         })
     }
 
-    /// The client that a server answers next: one that it can send the weights, or else one from which
-    /// something comes first. Who that is only the run knows.
+    /// What a server does next: for a client that it can send the weights, or else for one from which something
+    /// comes first; or an entry of which all that it receives has come. Which that is only the run knows.
     fn choose(&mut self, cursor: &Cursor<'_>) -> Result<usize> {
-        let Worker { rank, endpoint, request, open, asked, .. } = self;
-        open.clear();
-        asked.clear();
-        for (client, handler) in cursor.open() {
-            let first = rank.linked().body(handler.run.body).first();
-            let Some(Work::Receive(receives)) = first.map(|it| &it.work) else {
-                return Ok(client);
-            };
-            let first = receives.messages.first();
-            let from = first.expect("a route has a message for its receiver").from;
-            open.push(client);
-            asked.push((from.0, tag(rank.program(), receives.route, 0)));
+        let Worker { rank, endpoint, early, asked, .. } = self;
+        let most = if cursor.awaits_all() { usize::MAX } else { 1 };
+        loop {
+            asked.clear();
+            for (choice, entry) in cursor.open() {
+                let instructions = rank.linked().body(entry.body).iter().take(most);
+                let received = instructions.filter_map(|it| match &it.work {
+                    Work::Receive(receives) => Some(receives),
+                    _ => None,
+                });
+                let missing = asked.len();
+                for receives in received {
+                    let first = receives.messages.first();
+                    let from = first.expect("a route has a message for its receiver").from;
+                    let awaited = (from.0, tag(rank.program(), receives.route, 0));
+                    if !early.iter().any(|it| (it.from(), it.tag()) == awaited) {
+                        asked.push(awaited);
+                    }
+                }
+                if asked.len() == missing {
+                    return Ok(choice);
+                }
+            }
+            let come = endpoint.receive_any(asked)?;
+            early.push(come);
         }
-        let come = endpoint.receive_any(asked)?;
-        let place = asked.iter().position(|&it| it == (come.from(), come.tag()));
-        *request = Some(come);
-        Ok(open[place.expect("a message is one that was asked for")])
     }
 
     fn recorder(&self, origin: Instant) -> Recorder {
@@ -311,10 +321,9 @@ impl Worker {
                 let tag = tag(self.rank.program(), receives.route, at.microbatch());
                 for received in &receives.messages {
                     let from = received.from.0;
-                    let is_next =
-                        |request: &mut Message| (request.from(), request.tag()) == (from, tag);
-                    let payload = match self.request.take_if(is_next) {
-                        Some(payload) => payload,
+                    let is_it = |early: &Message| (early.from(), early.tag()) == (from, tag);
+                    let payload = match self.early.iter().position(is_it) {
+                        Some(place) => self.early.swap_remove(place),
                         None => self.endpoint.receive(from, tag)?,
                     };
                     self.rank.unpack(receives, received, at, payload.view());

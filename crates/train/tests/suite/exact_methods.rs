@@ -8,7 +8,8 @@ use crate::support::{graph, serial};
 use shardloom_collectives::Algorithm;
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Axis, Mesh, Negotiation, Optimizer, Ranges, ScheduleKind, Share, Summation, Sync, Uniform,
+    Axis, Mesh, Negotiation, Optimizer, Ranges, ScheduleKind, SendOrder, Share, Summation, Sync,
+    Uniform,
 };
 use shardloom_train::RunClock;
 
@@ -51,11 +52,12 @@ fn others() -> Vec<Sync> {
 
 /// Servers that sum, of pieces by hashing, of equal ranges, and beside workers that sum a part.
 fn summing() -> Vec<Sync> {
-    let by = |ranges, share| Some(Summation { servers: 2, ranges, share });
+    let by = |ranges, share| Some(Summation { ranges, share, ..Summation::of(2) });
     let all = [
         by(Ranges::Hashed, Share::default()),
         by(Ranges::Equal, Share::default()),
         by(Ranges::Hashed, Share::Part(0.4)),
+        Some(Summation { order: SendOrder::NextUse, ..Summation::of(2) }),
     ];
     all.map(|summation| Sync { summation, ..sync() }).into()
 }

@@ -9,7 +9,7 @@ use shardloom_collectives::Algorithm;
 use shardloom_graph::Graph;
 use shardloom_plan::{
     Communication, Mesh, Number, Optimizer, ParameterGroup, Plan, Precision, Ranges, Recompute,
-    Share, Summation, Sync, Uniform,
+    SendOrder, Share, Summation, Sync, Uniform,
 };
 use shardloom_program::ClassId;
 use shardloom_train::RunClock;
@@ -17,7 +17,7 @@ use shardloom_train::RunClock;
 const STEPS: u32 = 6;
 
 fn summed(servers: u32, ranges: Ranges, share: Share) -> Sync {
-    let summation = Some(Summation { servers, ranges, share });
+    let summation = Some(Summation { ranges, share, ..Summation::of(servers) });
     Sync { summation, bucket_bytes: 4000, ..Sync::default() }
 }
 
@@ -46,11 +46,20 @@ fn trained(graph: &Graph, uniform: &Uniform, clock: RunClock) -> Vec<f32> {
     weights(&mut trainer)
 }
 
-fn ways(servers: u32) -> [Sync; 3] {
+/// The same, sent in the order of the next use.
+fn by_next_use(sync: Sync) -> Sync {
+    let order = SendOrder::NextUse;
+    Sync { summation: sync.summation.map(|it| Summation { order, ..it }), ..sync }
+}
+
+fn ways(servers: u32) -> [Sync; 5] {
+    let equal = summed(servers, Ranges::Equal, Share::Part(0.3));
     [
         all(servers),
         summed(servers, Ranges::Equal, Share::default()),
-        summed(servers, Ranges::Equal, Share::Part(0.3)),
+        equal,
+        by_next_use(all(servers)),
+        by_next_use(equal),
     ]
 }
 

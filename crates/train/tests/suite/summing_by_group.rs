@@ -27,7 +27,7 @@ fn plan(
     share: Share,
     groups: Vec<ParameterGroup>,
 ) -> Plan {
-    let summation = Summation { servers, ranges: Ranges::Hashed, share };
+    let summation = Summation { ranges: Ranges::Hashed, share, ..Summation::of(servers) };
     let summation = (servers > 0).then_some(summation);
     let algorithm = Algorithm::Direct;
     let uniform = Uniform {

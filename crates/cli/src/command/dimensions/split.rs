@@ -1,9 +1,11 @@
 //! The options that a search or a method chooses itself: how many devices take which part of a step.
 
+use std::num::NonZeroU32;
+
 use clap::Args;
 use shardloom::plan::{
     AttentionKind, Averaging, AveragingTime, Compression, Mesh, Negotiation, Partners, Ranges,
-    Recompute, Servers, Share, Staleness, Summation,
+    Recompute, SendOrder, Servers, Share, Staleness, Summation,
 };
 
 use super::first_given;
@@ -111,6 +113,17 @@ pub(super) struct Split {
     #[arg(long, value_name = "SHARE", requires = "summation_servers")]
     pub(super) summation_share: Option<Share>,
 
+    /// In which order workers send pieces to servers that sum: backward (as they become whole) or next-use (of those
+    /// that are whole first what the next forward pass uses first; without a gradient norm that pass waits for each
+    /// update only where it uses it) [default: backward]
+    #[arg(long, value_name = "ORDER", requires = "summation_servers")]
+    pub(super) summation_order: Option<SendOrder>,
+
+    /// With --summation-order next-use, how many pieces of a worker may be under way between processes at a time
+    /// [default: 4]
+    #[arg(long, value_name = "N", requires = "summation_order", value_parser = whole::<NonZeroU32>)]
+    pub(super) summation_credits: Option<NonZeroU32>,
+
     /// Have data-parallel replicas agree while running in which order they reduce their gradients, parameter by
     /// parameter, with communication threads
     #[arg(long)]
@@ -174,6 +187,8 @@ impl Split {
             summation_servers,
             summation_ranges,
             summation_share,
+            summation_order,
+            summation_credits,
             negotiate,
             cycle_seconds,
             fusion_bytes,
@@ -204,6 +219,8 @@ impl Split {
             ("--summation-servers", summation_servers.is_some()),
             ("--summation-ranges", summation_ranges.is_some()),
             ("--summation-share", summation_share.is_some()),
+            ("--summation-order", summation_order.is_some()),
+            ("--summation-credits", summation_credits.is_some()),
             ("--negotiate", *negotiate),
             ("--cycle-seconds", cycle_seconds.is_some()),
             ("--fusion-bytes", fusion_bytes.is_some()),
@@ -263,6 +280,8 @@ impl Split {
         self.summation_servers.map(|servers| Summation {
             ranges: self.summation_ranges.unwrap_or_default(),
             share: self.summation_share.unwrap_or_default(),
+            order: self.summation_order.unwrap_or_default(),
+            credits: self.summation_credits,
             servers,
         })
     }

@@ -134,12 +134,12 @@ impl<'a> Tables<'a> {
     }
 
     /// The class of a server, which holds and does nothing yet, behind these of workers: it answers them, sums what it
-    /// is to sum, and updates its pieces.
+    /// is to sum, by these bodies in whatever order that comes if there are several, and updates its pieces.
     pub fn server(
         &self,
         server: usize,
         class: Class,
-        (summed, sums): (Vec<Tensor>, Body),
+        (summed, sums): (Vec<Tensor>, Vec<Body>),
         before: &[Class],
     ) -> Class {
         let parameters = &self.parameters[server];
@@ -165,8 +165,21 @@ impl<'a> Tables<'a> {
                 bodies.push(body(BodyKind::Evaluation, answers));
             }
         }
-        let mut last = sums.instructions;
-        last.iter_mut().for_each(|instruction| shift(instruction, offset));
+        let mut sums = sums;
+        for body in &mut sums {
+            body.instructions.iter_mut().for_each(|instruction| shift(instruction, offset));
+        }
+        let mut last = match &mut sums[..] {
+            [one] => std::mem::take(&mut one.instructions),
+            _ => {
+                let first = bodies.len() as u32;
+                bodies.append(&mut sums);
+                let each = (first..bodies.len() as u32).map(BodyId);
+                let entries = each.map(|body| Entry::new(body, None)).collect();
+                control.push(Control::AsReceived(entries));
+                vec![]
+            }
+        };
         for (held, _) in epilogue::buckets(parameters) {
             let of_bucket = self.pieces.iter().flatten();
             let of_bucket = of_bucket.filter(|it| (it.server, it.held) == (id, held));

@@ -11,6 +11,7 @@
 //! A server adds up a piece in the order of workers, as a direct all-reduce does, so that all workers have the
 //! same sum and it is the same in every run. It holds a piece only from when it comes until its sum is sent.
 
+mod next_use;
 mod pieces;
 mod roles;
 

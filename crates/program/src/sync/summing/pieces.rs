@@ -17,7 +17,7 @@ pub(super) fn dealt(
     summation: Summation,
     workers: usize,
 ) -> Result<Vec<Vec<ServedRange>>, ProgramError> {
-    let Summation { servers, ranges, share } = summation;
+    let Summation { servers, ranges, share, .. } = summation;
     let part = share.part(workers, servers);
     // The elements of a bucket that are dealt as the plan has it for all.
     let summed = |index: usize| match parameters.servers(BucketId(index as u32)) {

@@ -2,15 +2,18 @@
 //! bucket once its gradients are whole, and ends a step by receiving their sums and updating; a server receives a
 //! piece from all workers, sums it in their order, and sends them the sum.
 //!
-//! Pieces go in the order in which buckets become whole, which is the same in every step: so servers have plain
-//! control, and answer nobody in another order.
+//! Pieces go in the order in which buckets become whole, which is the same in every step, and servers sum them in
+//! this order. Or they go by priority, in the order of their next use: then servers sum whichever have come from all
+//! workers first.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use shardloom_collectives::Algorithm;
-use shardloom_plan::{Plan, Summation};
+use shardloom_graph::{Graph, ValueId};
+use shardloom_plan::{Plan, SendOrder, Summation};
 use shardloom_schedule::ScheduleError;
 
+use super::next_use;
 use super::pieces::dealt;
 use crate::class::{Body, BodyId, BodyKind, BucketId, Class, ClassId, Part, ServedRange};
 use crate::lower::{Boundaries, Order, Parameters, epilogue};
@@ -18,7 +21,7 @@ use crate::sync::served_rows::Tables;
 use crate::sync::{Gradients, Role, SUM, add, server};
 use crate::{
     Action, Carried, Content, Control, Copies, Entry, Extent, Format, Group, Instruction, Keep,
-    Mode, ProgramError, Route, RouteId, Shape, Tensor, View, Window,
+    Mode, Priority, ProgramError, Route, RouteId, Shape, Tensor, View, Window,
 };
 
 /// A piece of a worker's bucket: its way to the server that sums it, and back.
@@ -35,6 +38,8 @@ pub(crate) struct Sums<'a> {
     servers: u32,
     /// By worker and bucket, the pieces in order.
     pieces: Vec<Vec<Vec<Piece>>>,
+    /// The buckets in the order in which a forward pass first uses them, where pieces are sent in this order.
+    by_next_use: Option<Vec<BucketId>>,
     /// The tables that lie on the servers.
     tables: Option<Tables<'a>>,
 }
@@ -47,11 +52,20 @@ impl<'a> Sums<'a> {
     /// If there are more servers than pieces.
     pub fn of(
         summation: Summation,
+        graph: &Graph,
         workers: &mut [Parameters<'a>],
         boundaries: &mut Boundaries,
     ) -> Result<Sums<'a>, ProgramError> {
         let first = workers.len() as u32;
         let dealt = dealt(&workers[0], summation, workers.len())?;
+        let by_next_use = match summation.order {
+            SendOrder::Backward => None,
+            SendOrder::NextUse => Some(by_first_use(&workers[0], graph)),
+        };
+        let priority = |bucket: BucketId| {
+            let place = by_next_use.as_ref()?.iter().position(|&it| it == bucket)? as u32;
+            Some(Priority { place, most_under_way: summation.most_under_way()? })
+        };
         let mut pieces = vec![];
         for (worker, parameters) in (0u32..).map(ClassId).zip(workers.iter_mut()) {
             let mut of_worker = vec![];
@@ -68,15 +82,16 @@ impl<'a> Sums<'a> {
                     let Gradients { reduced, .. } =
                         gradients.expect("only what is trained is dealt");
                     let format = parameters.tensor(reduced).format;
-                    let mut add = |carried, ends| {
-                        boundaries.add_route(Route::of_range(carried, ends, format, it.range.len()))
+                    let mut add = |carried, ends, priority| {
+                        let route = Route::of_range(carried, ends, format, it.range.len());
+                        boundaries.add_route(Route { priority, ..route })
                     };
                     let (here, there) = ((worker, it.range.start), (it.server, 0));
                     Piece {
                         elements: it.range.len(),
                         server: it.server,
-                        gradients: add(Carried::Gradients(id), [here, there]),
-                        sums: add(Carried::Sums(id), [there, here]),
+                        gradients: add(Carried::Gradients(id), [here, there], priority(id)),
+                        sums: add(Carried::Sums(id), [there, here], None),
                     }
                 };
                 of_worker.push(summed.iter().map(piece).collect());
@@ -89,11 +104,11 @@ impl<'a> Sums<'a> {
             pieces.push(of_worker);
         }
         let tables = Tables::of(summation.servers, workers, boundaries);
-        Ok(Sums { servers: summation.servers, pieces, tables })
+        Ok(Sums { servers: summation.servers, pieces, by_next_use, tables })
     }
 
-    /// Ends a worker's step: it receives the sums in the order in which it has sent the pieces, and updates, each
-    /// bucket as soon as it is there if no update depends on the norm of all gradients.
+    /// Ends a worker's step: it receives the sums in the order in which it has sent the pieces, or in which they are
+    /// used next, and updates, each bucket as soon as it is there if no update depends on the norm of all gradients.
     fn end_step(&self, order: &mut Order, worker: ClassId, parameters: &Parameters<'_>) {
         let pieces = &self.pieces[worker.0 as usize];
         let places = places(pieces);
@@ -116,7 +131,10 @@ impl<'a> Sums<'a> {
             .filter(|(_, bucket)| !bucket.is_looked_up() && !bucket.is_frozen);
         let all = own.map(|(id, _)| id);
         let others: Vec<BucketId> = all.filter(|id| !sent.contains(id)).collect();
-        let buckets = [sent, others].concat();
+        let mut buckets = [sent, others].concat();
+        if let Some(order) = &self.by_next_use {
+            buckets.sort_by_key(|bucket| order.iter().position(|it| it == bucket));
+        }
         let receives = |id: &BucketId| -> Vec<Instruction> {
             let to = parameters.replicated(*id).expect_gradients().reduced;
             let receive =
@@ -124,6 +142,10 @@ impl<'a> Sums<'a> {
             pieces[id.0 as usize].iter().map(receive).collect()
         };
         let update = |id: &BucketId| epilogue::update(parameters, *id);
+        if self.by_next_use.is_some() && parameters.norm.is_none() {
+            let parts = buckets.iter().map(|id| (*id, [receives(id), update(id)].concat()));
+            return next_use::update_where_used(order, parts.collect(), parameters);
+        }
         let instructions: Vec<Instruction> = match parameters.norm {
             None => buckets.iter().flat_map(|id| [receives(id), update(id)].concat()).collect(),
             Some(_) => {
@@ -175,7 +197,7 @@ impl Role for Sums<'_> {
         let first = classes.len() as u32;
         for (server, device) in (0..self.servers).zip(plan.server_devices()) {
             let mut tensors = vec![];
-            let mut instructions = vec![];
+            let mut sums: Vec<Vec<Instruction>> = vec![];
             let own = ClassId(first + server);
             for &(bucket, piece) in &order {
                 if self.pieces[0][bucket][piece].server == own {
@@ -184,20 +206,31 @@ impl Role for Sums<'_> {
                     let gradients =
                         classes[0].tensor(known.held.replicated.expect_gradients().reduced.tensor);
                     let about = (known.name.as_str(), gradients.format);
-                    instructions.extend(sum(of_workers, about, &mut tensors));
+                    sums.push(sum(of_workers, about, &mut tensors));
                 }
             }
-            let kind = BodyKind::Synchronisation;
-            let sums = Body { kind, part: Part::default(), instructions };
+            let body = |instructions| Body {
+                kind: BodyKind::Synchronisation,
+                part: Part::default(),
+                instructions,
+            };
+            let bodies: Vec<Body> = match self.by_next_use {
+                Some(_) => sums.into_iter().map(body).collect(),
+                None => vec![body(sums.concat())],
+            };
             let class = server::class(classes, server, device);
             let own = match &self.tables {
-                Some(tables) => tables.server(server as usize, class, (tensors, sums), classes),
-                None => Class {
-                    tensors,
-                    bodies: vec![sums],
-                    control: vec![Control::Run(Entry::new(BodyId(0), None))],
-                    ..class
-                },
+                Some(tables) => tables.server(server as usize, class, (tensors, bodies), classes),
+                None => {
+                    let entries = (0..bodies.len() as u32).map(|it| Entry::new(BodyId(it), None));
+                    let entries: Vec<Entry> = entries.collect();
+                    let control = match entries[..] {
+                        [all] => Control::Run(all),
+                        _ => Control::AsReceived(entries),
+                    };
+                    let control = vec![control];
+                    Class { tensors, bodies, control, ..class }
+                }
             };
             classes.push(own);
         }
@@ -229,6 +262,17 @@ fn require_one_order(workers: &[Class]) -> Result<(), ProgramError> {
         ))
         .into()),
     }
+}
+
+/// The buckets in the order in which a forward pass first uses them.
+fn by_first_use(parameters: &Parameters<'_>, graph: &Graph) -> Vec<BucketId> {
+    let first_use = |&bucket: &BucketId| {
+        let values: Vec<ValueId> = parameters.values(bucket).collect();
+        graph.ops().position(|(_, op)| op.inputs.iter().any(|input| values.contains(input)))
+    };
+    let mut buckets: Vec<BucketId> = (0..parameters.buckets.len() as u32).map(BucketId).collect();
+    buckets.sort_by_cached_key(|bucket| first_use(bucket).unwrap_or(usize::MAX));
+    buckets
 }
 
 /// Where each piece of a worker is, its bucket and its place there, by the route to its server.

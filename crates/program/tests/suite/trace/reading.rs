@@ -117,6 +117,7 @@ impl Reader<'_> {
             BodyKind::BackwardWeight => "weight gradients",
             BodyKind::Synchronisation => "synchronisation",
             BodyKind::Epilogue => "update",
+            BodyKind::PartOfUpdate => "part of the update",
             BodyKind::Evaluation => "evaluation",
             BodyKind::Averaging => "averaging",
             BodyKind::Test => "test",

@@ -8,7 +8,7 @@ use shardloom_program::{
 
 use super::programs::{
     averaged, both_ways, gpt, local_sgd, lowered, mesh, pairs, pipeline, program, replicas, routed,
-    served, stashed, uniform, validated,
+    served, stashed, summed, uniform, validated,
 };
 
 /// Programs that differ in what they have to keep to.
@@ -21,8 +21,17 @@ fn several() -> Vec<Program> {
     let of = |uniform: &Uniform| lowered(&graph, &uniform.plan(&graph, "model", "local"));
     let split = program(ScheduleKind::OneForwardOneBackward, 2, mesh(2, 2), 2);
     let replicas = (0..=3).map(replicas);
-    let others =
-        [pipeline(), stashed(), validated(), served(), both_ways(), split, of(&lamb), of(&mixed)];
+    let others = [
+        pipeline(),
+        stashed(),
+        validated(),
+        served(),
+        summed(),
+        both_ways(),
+        split,
+        of(&lamb),
+        of(&mixed),
+    ];
     let averaged = [
         averaged(Averaging::SYNCHRONOUS, 1, 2, Precision::MIXED),
         averaged(Averaging::local_sgd(1), 2, 1, Precision::FP32),
@@ -177,6 +186,10 @@ fn with_entries(program: &Program, class: usize, at: usize, entries: &[Entry]) -
                     client.handlers = handlers.collect();
                 }
                 control.push(Control::Serve(serve));
+            }
+            Control::AsReceived(entries) => {
+                let entries = entries.iter().flat_map(&mut replaced).collect();
+                control.push(Control::AsReceived(entries));
             }
         }
     }

@@ -336,7 +336,7 @@ pub fn without_entry(
 /// Changes the first guard of a class.
 pub fn guarded(mut program: Program, class: usize, how: impl FnOnce(&mut Guard)) -> Program {
     let mut guards = program.classes[class].control.iter_mut().filter_map(|part| match part {
-        Control::Run(_) | Control::Serve(_) => None,
+        Control::Run(_) | Control::Serve(_) | Control::AsReceived(_) => None,
         Control::Guard(guard) => Some(guard),
     });
     how(guards.next().expect("the class has a guard"));

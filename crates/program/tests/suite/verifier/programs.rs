@@ -2,8 +2,8 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Averaging, Corrections, Mesh, Plan, Precision, Prediction, ScheduleKind, Servers, Staleness,
-    Sync, Uniform, Weights,
+    Averaging, Corrections, Mesh, Plan, Precision, Prediction, ScheduleKind, SendOrder, Servers,
+    Staleness, Summation, Sync, Uniform, Weights,
 };
 use shardloom_program::{Program, lower};
 
@@ -126,6 +126,16 @@ pub fn served() -> Program {
     let graph = gpt(false);
     let uniform = uniform(ScheduleKind::OneForwardOneBackward, 1, mesh(2, 1), 0);
     let sync = Sync { servers: Some(Servers::of(1, Staleness::Within(1))), ..uniform.sync };
+    let uniform = Uniform { sync, clip_norm: None, global_batch: 4, microbatches: 2, ..uniform };
+    lowered(&graph, &uniform.plan(&graph, "model", "local"))
+}
+
+/// Two workers that send pieces by priority to a server that sums them, and update where weights are used next.
+pub fn summed() -> Program {
+    let graph = gpt(false);
+    let uniform = uniform(ScheduleKind::OneForwardOneBackward, 1, mesh(2, 1), 0);
+    let summation = Summation { order: SendOrder::NextUse, ..Summation::of(1) };
+    let sync = Sync { summation: Some(summation), bucket_bytes: 1500, ..uniform.sync };
     let uniform = Uniform { sync, clip_norm: None, global_batch: 4, microbatches: 2, ..uniform };
     lowered(&graph, &uniform.plan(&graph, "model", "local"))
 }

@@ -88,9 +88,9 @@ fn summed(graph: &Graph, uniform: &Uniform, plan: &Plan) -> Plan {
     let workers = uniform.pp as u32;
     let each = (plan.microbatches / uniform.pp).clamp(1, 4);
     let summation = Summation {
-        servers: 1 + workers % 2,
         ranges: if plan.post_validation { Ranges::Equal } else { Ranges::Hashed },
         share: if each.is_multiple_of(2) { Share::Part(1.0) } else { Share::Balanced },
+        ..Summation::of(1 + workers % 2)
     };
     let uniform = Uniform {
         pp: 1,

@@ -181,7 +181,9 @@ fn listed(class: &Class) -> Vec<(Option<bool>, Listed)> {
                 all.extend(guard.then.iter().map(|entry| (Some(true), *entry)));
                 all.extend(guard.otherwise.iter().map(|entry| (Some(false), *entry)));
             }
-            Control::Serve(_) => unreachable!("the reference knows no servers"),
+            Control::Serve(_) | Control::AsReceived(_) => {
+                unreachable!("the reference knows no servers")
+            }
         }
     }
     all

@@ -8,8 +8,8 @@ use shardloom_graph::Graph;
 use shardloom_plan::{
     Arrangement, Averaging, Axis, AxisSet, Communication, Compression, Corrections, DeviceList,
     LossScale, Mesh, Negotiation, Number, Optimizer, ParameterGroup, Pipeline, Plan, Precision,
-    Prediction, Ranges, Recompute, ScheduleKind, Servers, Share, Staleness, Summation, Sync,
-    Uniform, Updates, Weights,
+    Prediction, Ranges, Recompute, ScheduleKind, SendOrder, Servers, Share, Staleness, Summation,
+    Sync, Uniform, Updates, Weights,
 };
 use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{Blueprint, OnNonFinite, Settings, Trainer};
@@ -114,9 +114,10 @@ fn ways() -> Vec<Way> {
         ways.push(Way { averaging: Some(averaging), ..way(schedule, Weights::Flush) });
     }
     let (ranges, share) = (Ranges::Equal, Share::Part(0.4));
-    let summed = Summation { servers: 2, ranges, share };
+    let summed = Summation { ranges, share, ..Summation::of(2) };
     ways.push(Way { summation: Some(summed), ..flush });
-    ways.push(Way { summation: Some(Summation::of(1)), ..flush });
+    let by_next_use = Summation { order: SendOrder::NextUse, ..Summation::of(1) };
+    ways.push(Way { summation: Some(by_next_use), ..flush });
     // What is reduced as one would show in the sums of most algorithms, and depends on time.
     let negotiation = Some(Negotiation { cycle_seconds: 0.0, fusion_bytes: 0 });
     for schedule in [ScheduleKind::OneForwardOneBackward, ScheduleKind::ZeroBubbleH1] {

@@ -1,0 +1,143 @@
+//! What a rank sends by priority to other processes: of what waits the most urgent goes first, and only so much is on
+//! its way at a time, so that what becomes ready later and is more urgent need not wait for all that came before it
+//! (Peng et al. 2019, SOSP, ByteScheduler: credits).
+
+use std::{
+    cmp::{Ordering, Reverse},
+    collections::BinaryHeap,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+};
+
+use super::frame::Frame;
+use crate::{Contents, Priority, Returns};
+
+/// What one rank sends by priority.
+#[derive(Default)]
+pub(super) struct Outbox {
+    waiting: BinaryHeap<Reverse<Waiting>>,
+    /// How many have been put here.
+    count: u64,
+    /// How many are on their way.
+    under_way: Arc<AtomicU32>,
+}
+
+/// A message that waits for its turn.
+struct Waiting {
+    priority: Priority,
+    /// Of equally urgent ones the first goes first.
+    number: u64,
+    letter: Letter,
+}
+
+/// A message, and to which process it goes.
+pub(super) struct Letter {
+    pub process: u32,
+    pub frame: Frame,
+    pub body: Contents,
+    pub origin: Arc<dyn Returns>,
+}
+
+impl Outbox {
+    pub fn put(&mut self, priority: Priority, letter: Letter) {
+        self.waiting.push(Reverse(Waiting { priority, number: self.count, letter }));
+        self.count += 1;
+    }
+
+    /// Takes out the next that may go, which is on its way until its body comes back.
+    pub fn next(&mut self) -> Option<Letter> {
+        let Reverse(first) = self.waiting.peek()?;
+        let may_go = self.under_way.load(Relaxed) < first.priority.most_under_way;
+        may_go.then(|| self.take()).flatten()
+    }
+
+    /// Takes out the next, whatever is on its way.
+    pub fn take(&mut self) -> Option<Letter> {
+        let Reverse(Waiting { letter, .. }) = self.waiting.pop()?;
+        self.under_way.fetch_add(1, Relaxed);
+        let (origin, under_way) = (letter.origin, Arc::clone(&self.under_way));
+        Some(Letter { origin: Arc::new(OnItsWay { origin, under_way }), ..letter })
+    }
+}
+
+/// A message that has been taken to be sent: when its body comes back it has been.
+struct OnItsWay {
+    origin: Arc<dyn Returns>,
+    under_way: Arc<AtomicU32>,
+}
+
+impl Returns for OnItsWay {
+    fn take_back(&self, contents: Contents) {
+        self.under_way.fetch_sub(1, Relaxed);
+        self.origin.take_back(contents);
+    }
+}
+
+impl Ord for Waiting {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let key = |it: &Self| (it.priority.place, it.number);
+        key(self).cmp(&key(other))
+    }
+}
+
+impl PartialOrd for Waiting {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Waiting {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Waiting {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Format, message::Nobody, message_passing::frame::What};
+
+    fn letter(tag: u64) -> Letter {
+        let what = What::Message { from: 0, to: 1, pool: 0, tag, format: Format::F32 };
+        let frame = Frame { connection: 0, what };
+        Letter { process: 1, frame, body: Contents::default(), origin: Arc::new(Nobody) }
+    }
+
+    fn tag(letter: &Letter) -> u64 {
+        match letter.frame.what {
+            What::Message { tag, .. } => tag,
+            _ => unreachable!("all are messages"),
+        }
+    }
+
+    /// Two may be under way: the third, the most urgent, goes when one has been sent, before those that waited longer.
+    #[test]
+    fn the_most_urgent_goes_first_once_one_that_is_on_its_way_has_been_sent() {
+        let mut outbox = Outbox::default();
+        let put = |outbox: &mut Outbox, place: u32, tag: u64| {
+            outbox.put(Priority { place, most_under_way: 2 }, letter(tag));
+        };
+        for (place, tag) in [(9, 0), (8, 1), (8, 2), (7, 3)] {
+            put(&mut outbox, place, tag);
+        }
+        let first: Vec<Letter> = std::iter::from_fn(|| outbox.next()).collect();
+        assert_eq!(first.iter().map(tag).collect::<Vec<_>>(), [3, 1]);
+        put(&mut outbox, 0, 4);
+        assert!(outbox.next().is_none());
+        let mut sent = vec![];
+        for letter in first {
+            letter.origin.take_back(letter.body);
+            let next = outbox.next().expect("one may go");
+            sent.push(tag(&next));
+            assert!(outbox.next().is_none());
+        }
+        assert_eq!(sent, [4, 2]);
+        // At the end all go.
+        assert_eq!(outbox.take().as_ref().map(tag), Some(0));
+        assert!(outbox.take().is_none());
+    }
+}
