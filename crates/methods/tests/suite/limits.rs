@@ -235,6 +235,22 @@ fn pipelines_whose_replicas_cannot_scatter_shard_nothing() {
     }
 }
 
+/// Whichever comes first: stages are equal, so that the least device has to hold one, in 95% of its memory.
+#[test]
+fn equal_stages_are_planned_for_the_least_device() {
+    let group = |memory_bytes: u64| {
+        let mut group = h100(2, memory_bytes).groups()[0].clone();
+        group.profile.device.name = format!("with-{memory_bytes}");
+        group
+    };
+    for memory in [[PLENTY, 1 << 20], [1 << 20, PLENTY]] {
+        let cluster = Cluster::new(memory.map(group).into()).expect("a cluster");
+        for method in ["chimera", "pipedream-2bw"] {
+            refuses(ask(method, GPT, &cluster, 8), &["has room in 973 KiB"]);
+        }
+    }
+}
+
 #[test]
 fn memory_decides_how_much_is_recomputed() {
     // Two samples for two stages leave nothing else to choose but Hanayo's waves, of which one number takes

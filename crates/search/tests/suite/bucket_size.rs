@@ -63,17 +63,22 @@ fn the_size_is_one_that_neither_more_nor_fewer_bytes_are_much_faster_than() {
 /// A model of many small blocks.
 const FINE: &str = "gpt:layers=48,hidden=128,heads=4,seq=512,vocab=1024";
 
-/// Its plan with buckets of so many bytes for 16 replicas, and the one that the request makes of it.
-fn fine(before: usize, request: &Request) -> [Faster; 2] {
-    let (graph, cluster) = (model(FINE), h100(4, 4, MEMORY));
+/// The plan of a model for 16 replicas, with so many samples a step.
+fn of_16(text: &str, global_batch: usize, sync: Sync) -> Plan {
     let uniform = Uniform {
         mesh: Mesh::of(16, 1, 1),
-        global_batch: 512,
+        global_batch,
         precision: Precision::MIXED,
-        sync: Sync { bucket_bytes: before, ..Sync::default() },
+        sync,
         ..Uniform::default()
     };
-    let plan = uniform.plan(&graph, FINE, "c");
+    uniform.plan(&model(text), text, "c")
+}
+
+/// That of these small blocks with buckets of so many bytes, and the one that the request makes of it.
+fn fine(before: usize, request: &Request) -> [Faster; 2] {
+    let (graph, cluster) = (model(FINE), h100(4, 4, MEMORY));
+    let plan = of_16(FINE, 512, Sync { bucket_bytes: before, ..Sync::default() });
     let judgement = judge(&graph, &cluster, &plan).expect("it can be simulated");
     let fixed = Request { fastest_bucket_size: false, ..request.clone() };
     [&fixed, request].map(|request| {
@@ -182,6 +187,27 @@ fn servers_have_the_size_of_their_pieces() {
     };
     let plan = uniform.plan(&model(TEXT), TEXT, "c");
     assert_eq!(chosen(&h100(1, 4, MEMORY), plan, &request(1 << 20)).simulated, 0);
+}
+
+/// Replicas that keep a share of the gradients have those of a bucket whole at a time.
+#[test]
+fn a_size_with_which_the_plan_would_not_fit_is_not_taken() {
+    let before = 1 << 20;
+    let text = "gpt:layers=48,hidden=128,heads=4,seq=8,vocab=1024";
+    let (graph, cluster) = (model(text), h100(4, 4, MEMORY));
+    let plan = of_16(text, 16, Sync { zero: 2, bucket_bytes: before, ..Sync::default() });
+    let start = judge(&graph, &cluster, &plan).expect("it can be simulated");
+    let chosen = |request: &Request| {
+        let (plan, judgement) = (plan.clone(), start.clone());
+        with_fastest_reductions(&graph, &cluster, plan, judgement, request).expect("a plan")
+    };
+    let free = chosen(&request(before));
+    assert!(free.plan.sync.bucket_bytes > before);
+    let mut shares = (1..1_000_000).map(|share| f64::from(share) * 1e-6);
+    let share = shares.find(|&share| start.fits(share)).expect("it fits into all");
+    assert!(!free.judgement.fits(share), "larger buckets take more memory");
+    let found = chosen(&Request { memory_share: share, ..request(before) });
+    assert!(found.judgement.fits(share));
 }
 
 #[test]

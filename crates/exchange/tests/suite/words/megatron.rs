@@ -19,7 +19,7 @@ const MEGATRON_LLAMA: &str = "torchrun --nproc_per_node 8 --nnodes 2 pretrain_gp
 fn megatrons_words() {
     let base = Base { place: "run.sh", text: MEGATRON, given: given(16) };
     // Words at the begin are those of another command; options are added at the end.
-    let words: [Word; 44] = [
+    let words: [Word; 45] = [
         ("--bf16", "--bf16 --num-distributed-optimizer-instances 2", |it| {
             it.sync.zero == 1 && (width(it, Axis::REPLICA), width(it, Axis::DP)) == (2, 1)
         }),
@@ -131,6 +131,15 @@ fn megatrons_words() {
                 && blocks(it).len() == 12
                 && it.schedule == ScheduleKind::Interleaved
         }),
+        (
+            "--bf16",
+            "--bf16 --decoder-first-pipeline-num-layers 6 --num-virtual-stages-per-pipeline-rank 2",
+            |it| {
+                let of_rank =
+                    [(0, 4), (4, 5), (5, 6), (6, 7), (7, 10), (10, 11), (11, 12), (12, 14)];
+                blocks(it) == of_rank
+            },
+        ),
         ("--micro-batch-size 2", "--micro-batch-size 4", |it| it.microbatches == 16),
         // One micro-batch on each of two replicas.
         ("--global-batch-size 128", "", |it| (it.global_batch, it.microbatches) == (4, 1)),
