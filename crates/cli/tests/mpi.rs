@@ -151,6 +151,8 @@ fn every_method_of_four_processes_comes_to_what_threads_come_to() {
             "--dp 2 --summation-servers 2",
             "--dp 2 --summation-servers 2 --summation-ranges equal --optimizer sgd",
             "--dp 2 --summation-servers 2 --summation-share balanced",
+            "--dp 2 --summation-servers 2 --summation-order next-use --no-clip",
+            "--dp 2 --summation-servers 2 --summation-order next-use --summation-credits 1",
             "--dp 4 --zero 1 --shard-within 2",
             "--dp 4 --zero 3 --shard-within 2 --optimizer sgd",
             "--dp 4 --algorithm hierarchical:2",

@@ -8,7 +8,9 @@ use crate::support::{mesh, serial};
 use shardloom_checkpoint::{Meta, Store};
 use shardloom_collectives::Algorithm;
 use shardloom_graph::Graph;
-use shardloom_plan::{Optimizer, ParameterGroup, Plan, Ranges, Share, Summation, Sync, Uniform};
+use shardloom_plan::{
+    Optimizer, ParameterGroup, Plan, Ranges, SendOrder, Share, Summation, Sync, Uniform,
+};
 use shardloom_train::RunClock;
 
 const STEPS: u32 = 6;
@@ -72,10 +74,18 @@ fn whoever_sums_what_training_is_bit_for_bit_data_parallelism() {
     for workers in [1, 2, 4] {
         let alone = plan(&graph, (workers, 0), Share::Part(1.0), vec![]);
         let expected = trained(&graph, &alone, RunClock::Wall);
+        let not_clipped = Plan { clip_norm: None, ..alone };
+        let expected_of_these = trained(&graph, &not_clipped, RunClock::Wall);
         for plan in plans(&graph, workers, Algorithm::Direct) {
-            for clock in [RunClock::Wall, RunClock::Virtual(cluster())] {
-                let found = trained(&graph, &plan, clock);
-                assert!(found == expected, "{}", plan.to_toml());
+            let by_next_use = |it| Summation { order: SendOrder::NextUse, ..it };
+            let summation = plan.sync.summation.map(by_next_use);
+            let sync = Sync { summation, ..plan.sync };
+            let by_next_use = Plan { clip_norm: None, sync, ..plan.clone() };
+            for (plan, expected) in [(&plan, &expected), (&by_next_use, &expected_of_these)] {
+                for clock in [RunClock::Wall, RunClock::Virtual(cluster())] {
+                    let found = trained(&graph, plan, clock);
+                    assert!(found == *expected, "{}", plan.to_toml());
+                }
             }
         }
     }

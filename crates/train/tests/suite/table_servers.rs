@@ -11,7 +11,8 @@ use shardloom_collectives::Algorithm;
 use shardloom_data::{DataError, Field, Part, Source};
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Number, Optimizer, ParameterGroup, Plan, Precision, Recompute, Summation, Sync, Uniform,
+    Number, Optimizer, ParameterGroup, Plan, Precision, Recompute, SendOrder, Summation, Sync,
+    Uniform,
 };
 use shardloom_program::Rank;
 use shardloom_sim::{Options, Recorded, RowCounts, run, simulate_rows};
@@ -122,6 +123,11 @@ fn without_a_norm_training_is_bit_for_bit_that_of_replicas_that_gather_rows() {
                 let [served, gathered] = both(&graph, workers, servers, &uniform);
                 let what = format!("{} of {workers} workers, {servers:?}", optimizer.name());
                 let expected = trained(&graph, &gathered, RunClock::Wall);
+                assert_same(&trained(&graph, &served, RunClock::Wall), &expected, &what);
+                let by_next_use = |it| Summation { order: SendOrder::NextUse, ..it };
+                let summation = served.sync.summation.map(by_next_use);
+                let sync = Sync { summation, ..served.sync };
+                let served = Plan { sync, ..served };
                 assert_same(&trained(&graph, &served, RunClock::Wall), &expected, &what);
             }
         }

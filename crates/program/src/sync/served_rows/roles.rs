@@ -170,6 +170,7 @@ impl<'a> Tables<'a> {
             body.instructions.iter_mut().for_each(|instruction| shift(instruction, offset));
         }
         let mut last = match &mut sums[..] {
+            [] => vec![],
             [one] => std::mem::take(&mut one.instructions),
             _ => {
                 let first = bodies.len() as u32;
