@@ -144,8 +144,10 @@ pub struct Cursor<'p> {
     arm: Option<(bool, &'p [Entry], usize, usize)>,
     /// The clients that are answered.
     serving: Option<Serving<'p>>,
-    /// Of entries that are run in the order in which what they receive comes, the places of those that are left.
-    left: Option<Vec<usize>>,
+    /// Of entries that are run in the order in which what they receive comes, if it has come to such, the places of
+    /// those that are left.
+    left: Vec<usize>,
+    is_at_entries: bool,
 }
 
 impl<'p> Cursor<'p> {
@@ -160,7 +162,8 @@ impl<'p> Cursor<'p> {
             number: 0,
             arm: None,
             serving: None,
-            left: None,
+            left: vec![],
+            is_at_entries: false,
         }
     }
 
@@ -226,9 +229,12 @@ impl<'p> Cursor<'p> {
                     self.serving = Some(Serving::new(serve, steps, self.number));
                 }
                 Some(Control::AsReceived(entries)) => {
-                    let all = || (0..entries.len()).collect();
-                    if !self.holds_step(0) || self.left.get_or_insert_with(all).is_empty() {
-                        self.left = None;
+                    if !self.is_at_entries && self.holds_step(0) {
+                        self.is_at_entries = true;
+                        self.left.extend(0..entries.len());
+                    }
+                    if self.left.is_empty() {
+                        self.is_at_entries = false;
                         self.pass();
                     } else if self.steps.is_some() {
                         return Some(Next::Choice);
@@ -247,18 +253,18 @@ impl<'p> Cursor<'p> {
     pub fn open(&self) -> impl Iterator<Item = (usize, Entry)> + '_ {
         let clients = self.serving.iter().flat_map(Serving::open);
         let clients = clients.map(|(client, handler)| (client, handler.run));
-        let left = self.left.iter().flatten().map(|&place| (place, self.as_received()[place]));
+        let left = self.left.iter().map(|&place| (place, self.as_received()[place]));
         clients.chain(left)
     }
 
     /// Whether it has come to a choice.
     pub fn is_at_choice(&self) -> bool {
-        self.serving.is_some() || self.left.is_some()
+        self.serving.is_some() || self.is_at_entries
     }
 
     /// Whether an entry may be chosen once all that it receives has been sent, and not by what it receives first.
     pub fn awaits_all(&self) -> bool {
-        self.left.is_some()
+        self.is_at_entries
     }
 
     /// Makes a choice, and says what is run for it.
@@ -266,9 +272,9 @@ impl<'p> Cursor<'p> {
     /// # Panics
     /// If it is not [open](Cursor::open).
     pub fn choose(&mut self, choice: usize) -> Run {
-        if let Some(left) = &mut self.left {
-            let place = left.iter().position(|&it| it == choice);
-            left.remove(place.expect("an entry is run once"));
+        if self.is_at_entries {
+            let place = self.left.iter().position(|&it| it == choice);
+            self.left.remove(place.expect("an entry is run once"));
             let run = self.run(self.as_received()[choice], self.number + choice, None);
             return run.expect("the entries are of a step of the row");
         }
@@ -278,10 +284,11 @@ impl<'p> Cursor<'p> {
 
     /// Answers the client that is furthest behind, the first of several, or runs the first entry that is left.
     pub fn choose_in_turn(&mut self) -> Run {
-        match (&self.left, &mut self.serving) {
-            (Some(left), _) => self.choose(left[0]),
-            (None, serving) => serving.as_mut().expect("a server answers clients").serve_in_turn(),
+        if let Some(&first) = self.left.first() {
+            return self.choose(first);
         }
+        let serving = self.serving.as_mut().expect("a server answers clients");
+        serving.serve_in_turn()
     }
 
     /// The entries of which some are left.

@@ -7,7 +7,9 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use shardloom_fabric::{Endpoint, Message};
-use shardloom_program::{Cursor, Entry, Next, Outstanding, Rank as RankId, Run};
+use shardloom_program::{
+    Action, Class, Control, Cursor, Entry, Next, Outstanding, Rank as RankId, Run,
+};
 
 use super::command::{RankFailure, Report, other_row};
 use super::communicators::{Communicators, Started};
@@ -122,6 +124,7 @@ impl Worker {
                     answered
                         .reserve(serve.handlers().count() * (*count).min(MOST_RESERVED) as usize);
                 }
+                self.make_room_for_early(class);
                 let mut step = 0;
                 let own = self.endpoint.rank() as usize;
                 let repeats = answers.as_ref().map(|answers| &answers[own][..]);
@@ -211,6 +214,19 @@ impl Worker {
             peak_under_way_bytes: counters.peak_under_way_bytes,
             system_allocations: self.rank.system_allocations() + counters.late_buffers as usize,
         })
+    }
+
+    /// Makes room for all that may come in a step before the rank has chosen what it is for.
+    fn make_room_for_early(&mut self, class: &Class) {
+        let chosen = class.control.iter().map(|part| match part {
+            Control::AsReceived(entries) => &entries[..],
+            _ => &[],
+        });
+        let instructions = chosen.flatten().flat_map(|entry| &class.body_of(entry).instructions);
+        let received =
+            instructions.filter(|it| matches!(it.action, Action::Receive { .. })).count();
+        self.early.reserve(received);
+        self.asked.reserve(received);
     }
 
     /// What a server does next: for a client that it can send the weights, or else for one from which something
