@@ -109,6 +109,7 @@ pub(super) fn import(
         notes.extend(halving_note("--hysteresis", overflows, "--min-loss-scale", least));
     }
     notes.extend(scales(&arguments)?);
+    notes.extend(sharding_note(&arguments)?);
     notes.extend(context(&arguments, cp)?);
     notes.extend(unread_note(&arguments.unread()?));
     notes.extend(arguments.commands_note());
@@ -381,7 +382,7 @@ fn replication(
     let sharded = arguments.has("use-distributed-optimizer");
     let strategy = arguments.text("data-parallel-sharding-strategy")?;
     let zero = if arguments.has("use-megatron-fsdp") {
-        match strategy.unwrap_or("no_shard") {
+        match strategy.unwrap_or("optim_grads_params") {
             "no_shard" => 0,
             "optim" => 1,
             "optim_grads" => 2,
@@ -407,6 +408,17 @@ fn replication(
         }
     };
     Ok((zero, bucket_bytes))
+}
+
+/// What Megatron-FSDP shards where it is not told, which changed.
+fn sharding_note(arguments: &Arguments) -> Result<Option<String>, ExchangeError> {
+    let is_told = arguments.text("data-parallel-sharding-strategy")?.is_some();
+    let is_usual = arguments.has("use-megatron-fsdp") && !is_told;
+    Ok(is_usual.then(|| {
+        "--use-megatron-fsdp without --data-parallel-sharding-strategy is optim_grads_params, ZeRO 3, as from \
+         Megatron-LM core_v0.18.0 on; before that it was no_shard"
+            .into()
+    }))
 }
 
 /// Groups of replicas that shard among themselves.

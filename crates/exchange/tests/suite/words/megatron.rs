@@ -57,12 +57,11 @@ fn megatrons_words() {
             it.loss_scale == Some(scale)
         }),
         ("--bf16", "", |it| it.precision == Precision::FP32),
-        // Megatron shards nothing where it is not told what.
-        ("--use-distributed-optimizer", "--use-megatron-fsdp", |it| it.sync.zero == 0),
+        ("--use-distributed-optimizer", "--use-megatron-fsdp", |it| it.sync.zero == 3),
         (
             "--use-distributed-optimizer",
-            "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params",
-            |it| it.sync.zero == 3,
+            "--use-megatron-fsdp --data-parallel-sharding-strategy no_shard",
+            |it| it.sync.zero == 0,
         ),
         (
             "--use-distributed-optimizer",
@@ -271,6 +270,22 @@ fn megatrons_words_for_offloading_that_are_not_known_are_refused() {
 }
 
 /// As documented for all projects.
+/// Before core_v0.18.0 the same words sharded nothing.
+#[test]
+fn megatron_fsdp_without_a_strategy_is_noted() {
+    let base = Base { place: "run.sh", text: MEGATRON, given: given(16) };
+    let fsdp = "--use-megatron-fsdp";
+    for (words, is_noted) in [
+        (fsdp.to_owned(), true),
+        (format!("{fsdp} --data-parallel-sharding-strategy optim_grads_params"), false),
+        ("--use-torch-fsdp2".to_owned(), false),
+    ] {
+        let notes = base.read("--use-distributed-optimizer", &words).expect("a plan").notes;
+        let found = notes.iter().any(|note| note.contains("core_v0.18.0"));
+        assert_eq!(found, is_noted, "{words}: {notes:?}");
+    }
+}
+
 #[test]
 fn misspelt_options_of_megatron_are_refused() {
     let base = Base { place: "run.sh", text: MEGATRON, given: given(16) };
