@@ -264,6 +264,16 @@ impl<'a> Task<'a> {
         ))
     }
 
+    /// What to say where stages that should not wait for each other do, as the loss is scaled.
+    fn scaled_note(&self) -> String {
+        format!(
+            "stages wait for each other at the end of every step, which is not {}'s: the loss is scaled in fp16, and \
+             that gradients overflow is seen by the norm of all; in fp32 or bf16 they do not wait. Gradients are not \
+             clipped",
+            self.method
+        )
+    }
+
     /// What to say where stages that should not wait for each other share a parameter.
     fn shared_note(&self, plan: &Plan) -> Option<String> {
         let pipeline = plan.pipeline.first()?;
@@ -294,10 +304,13 @@ impl<'a> Task<'a> {
 
 impl Choice {
     /// With what is to be said of a plan without flush: that gradients are not clipped, where that was
-    /// asked for, and that stages wait for each other because of what they share.
+    /// asked for, and that stages wait for each other because of what they share, or to see overflows of fp16.
     pub(crate) fn without_flush(mut self, task: &Task<'_>) -> Choice {
-        if self.plan.clip_norm.is_none() {
-            self.notes.extend(task.unclipped_note());
+        let waits = self.plan.loss_scale.is_some() && self.plan.stages().count() > 1;
+        match self.plan.clip_norm {
+            _ if waits => self.notes.push(task.scaled_note()),
+            None => self.notes.extend(task.unclipped_note()),
+            Some(_) => {}
         }
         self.notes.extend(task.shared_note(&self.plan));
         self

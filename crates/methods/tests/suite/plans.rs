@@ -118,10 +118,17 @@ fn plans_in_fp16_scale_the_loss_as_is_usual() {
     let mut scaled = vec![];
     for method in all() {
         // Some have no plan in this format, or for this model.
-        let Ok(Choice { plan, .. }) = method.choose(&graph, &cluster, &request) else { continue };
+        let Ok(Choice { plan, notes, .. }) = method.choose(&graph, &cluster, &request) else {
+            continue;
+        };
         assert_eq!(plan.loss_scale, LossScale::usual(&plan), "{}", method.name);
         let in_fp16 = plan.precision.compute == Number::Fp16;
         assert_eq!(plan.loss_scale.is_some(), in_fp16, "{}", method.name);
+        // To see overflows stages wait that otherwise do not, which is said.
+        let waits = in_fp16 && !plan.flushes() && plan.stages().count() > 1;
+        let is_said =
+            notes.iter().any(|note| note.contains("stages wait for each other at the end"));
+        assert_eq!(is_said, waits, "{}: {notes:?}", method.name);
         scaled.extend(plan.loss_scale.map(|_| method.name));
     }
     let usual = ["data-parallel", "horovod", "byteps", "herring", "autosync"];
