@@ -17,8 +17,7 @@ pub fn plan(
     members: u32,
     elements: usize,
 ) -> Result<StepList, CollectiveError> {
-    check(kind, algorithm, members)?;
-    require_chunks(kind, members, elements)?;
+    check_sized(kind, algorithm, members, elements)?;
     let steps = if members == 1 {
         Vec::new()
     } else {
@@ -63,12 +62,14 @@ pub fn pairs(members: u32, root: Member) -> Vec<(Kind, Algorithm)> {
     all.filter(|&(kind, algorithm)| check(kind, algorithm, members).is_ok()).collect()
 }
 
-/// Refuses an all-to-all of unequal chunks.
-pub(crate) fn require_chunks(
+/// Refuses what there is no step list of.
+pub(crate) fn check_sized(
     kind: Kind,
+    algorithm: Algorithm,
     members: u32,
     elements: usize,
 ) -> Result<(), CollectiveError> {
+    check(kind, algorithm, members)?;
     match kind == Kind::AllToAll && !elements.is_multiple_of(members as usize) {
         true => Err(CollectiveError::UnequalChunks { elements, members }),
         false => Ok(()),

@@ -2,9 +2,7 @@
 
 use crate::{
     Algorithm, CollectiveError, Kind, Member, binary_tree, direct, double_binary_tree,
-    halving_doubling, hierarchical,
-    plan::{check, require_chunks},
-    ring,
+    halving_doubling, hierarchical, plan::check_sized, ring,
 };
 
 /// Elements that `member` sends to others, as by the list that [`plan`](crate::plan) would give: exact for every
@@ -20,8 +18,7 @@ pub fn sent_elements(
     elements: usize,
     member: Member,
 ) -> Result<usize, CollectiveError> {
-    check(kind, algorithm, members)?;
-    require_chunks(kind, members, elements)?;
+    check_sized(kind, algorithm, members, elements)?;
     let Member(member) = member;
     if members == 1 || member >= members {
         return Ok(0);
@@ -41,7 +38,7 @@ pub fn sent_elements(
         | Algorithm::BinaryTreeStar { .. }
         | Algorithm::MultiBinaryTreeStar { .. } => {
             let trees = algorithm.star_tree(members);
-            trees.expect("`check` wants whole inner groups").sent(elements, member)
+            trees.expect("`check_sized` wants whole inner groups").sent(elements, member)
         }
     })
 }
@@ -62,8 +59,7 @@ pub fn sent_elements_by_all(
     members: u32,
     elements: usize,
 ) -> Result<usize, CollectiveError> {
-    check(kind, algorithm, members)?;
-    require_chunks(kind, members, elements)?;
+    check_sized(kind, algorithm, members, elements)?;
     let once = (members - 1) as usize * elements;
     Ok(match (kind, algorithm) {
         (Kind::AllReduce, _) => 2 * once,

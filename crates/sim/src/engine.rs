@@ -25,24 +25,27 @@
 //! last: the publisher is not held up.
 //! That changes no start: starts follow from when things are ready, not from when they are issued.
 
+mod messages;
+
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use shardloom_cluster::Cluster;
 use shardloom_plan::Communication;
 use shardloom_program::timeline::{Picos, Timeline};
-use shardloom_program::{Action, Class, Instruction, Program, Queue, Rank, RouteId};
+use shardloom_program::{Action, Class, Program, Rank, RouteId};
 
 use crate::actor::{ActorState, Lanes, Made, Moved};
 use crate::held::ExtraBytes;
 use crate::negotiation::Negotiations;
-use crate::priority::{PrioritySends, Ready};
+use crate::priority::PrioritySends;
 use crate::rendezvous::{self, Rendezvous};
 use crate::script::{Doing, Line, Script};
 use crate::slowing::Slowing;
 use crate::track_writer::TrackWriter;
-use crate::transfers::{Delivery, Transfers};
+use crate::transfers::Transfers;
 use crate::{Actor, Call, Driver, SimError, Simulation};
+use messages::{Received, received};
 
 /// How a program is simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -431,130 +434,6 @@ impl<'s, 'p> Engine<'s, 'p> {
         self.actors[index].arrive(|ended| track.free(ended));
     }
 
-    fn send<D: Driver>(
-        &mut self,
-        index: usize,
-        line: &'s Line<'p>,
-        route: RouteId,
-        driver: &mut D,
-    ) -> Result<(), D::Error> {
-        self.arrive(index);
-        let actor = &self.actors[index];
-        // Who computes and communicates in turn sends at once.
-        let priority = self.program.route(route).priority.filter(|_| !actor.is_blocking());
-        let start = match priority {
-            Some(_) => actor.ready(line),
-            None => actor.earliest(line),
-        };
-        let call = actor.call(start);
-        self.durations.clear();
-        driver.send(&call, &mut self.durations)?;
-        let receivers = self.transfers.receivers(route, call.actor.position).len();
-        if self.options.folded {
-            let total = self.durations.iter().fold(Picos::ZERO, |sum, &each| sum + each);
-            self.durations.clear();
-            self.durations.push(total);
-        } else if self.durations.len() != receivers {
-            let (rank, durations) = (call.actor.rank.0, self.durations.len());
-            return Err(SimError::Messages { rank, messages: receivers, durations }.into());
-        }
-        let microbatch = microbatch(self.program, &self.actors[index], route);
-        let durations = std::mem::take(&mut self.durations);
-        let actor = &mut self.actors[index];
-        self.tracks[index].remember(actor, actor.clock(), ExtraBytes::default());
-        if let Some(priority) = priority {
-            let made = actor.request(line);
-            let priority = priority.place;
-            self.by_priority.add(Ready { made, route, microbatch, durations, priority });
-            return Ok(());
-        }
-        let arrival = self.post(&call, (route, microbatch), &durations, driver)?;
-        let actor = &mut self.actors[index];
-        actor.end(line, arrival);
-        self.tracks[index].communicate(line, shown(actor), start, arrival);
-        self.durations = durations;
-        Ok(())
-    }
-
-    /// Puts the messages of a send on their way, one after another, each of which takes so long. When the last is out.
-    fn post<D: Driver>(
-        &mut self,
-        call: &Call<'p>,
-        (route, microbatch): (RouteId, u32),
-        durations: &[Picos],
-        driver: &mut D,
-    ) -> Result<Picos, D::Error> {
-        let (sender, mut end) = (call.actor, call.start);
-        let to = self.first_actor[self.program.route(route).to.0 as usize] as usize;
-        for (message, &takes) in durations.iter().enumerate() {
-            let begun = end;
-            end += takes;
-            let receiver = self.transfers.receivers(route, sender.position)[message];
-            let mut arrival = end;
-            if let Some(&Some(Received { index, instruction })) =
-                self.received.get(route.0 as usize)
-            {
-                let actor = self.actors[to + receiver].actor;
-                let call = Call { actor, run: call.run, index, instruction, start: end };
-                arrival = come_in(&mut self.inflows, &call, driver)?;
-            }
-            let address = (route, receiver, microbatch);
-            if self.transfers.post(address, sender.position, Delivery { begun, arrival }) {
-                self.wake(to + receiver);
-            }
-        }
-        self.transfers.end_send(route, sender.position, microbatch);
-        Ok(end)
-    }
-
-    /// Sends what is next of all that actors send by priority.
-    fn send_first<D: Driver>(&mut self, driver: &mut D) -> Result<(), D::Error> {
-        let Some((ready, start)) = self.by_priority.take() else { return Ok(()) };
-        let Ready { made, route, microbatch, durations, .. } = ready;
-        let call = Call { start, ..made.call };
-        let end = self.post(&call, (route, microbatch), &durations, driver)?;
-        let index = call.actor.index as usize;
-        self.actors[index].answer(&made, end);
-        self.tracks[index].communicate(made.line, made.shown, start, end);
-        for waiting in self.negotiations.woken() {
-            self.wake(waiting);
-        }
-        Ok(())
-    }
-
-    fn receive<D: Driver>(
-        &mut self,
-        index: usize,
-        line: &Line<'_>,
-        route: RouteId,
-        driver: &mut D,
-    ) -> Result<(), D::Error> {
-        self.arrive(index);
-        let actor = &mut self.actors[index];
-        let position = actor.actor.position;
-        let microbatch = microbatch(self.program, actor, route);
-        let delivery = self.transfers.look(route, position, microbatch);
-        let delivery = delivery.expect("a receive is due only once its messages have been sent");
-        self.transfers.clear(route, position, microbatch);
-        let begun = actor.free(Queue::Receive).max(delivery.begun);
-        // Where messages come in another order they have come in by now.
-        let arrival = match self.received.is_empty() {
-            true => come_in(&mut self.inflows, &actor.call(delivery.arrival), driver)?,
-            false => delivery.arrival,
-        };
-        let actor = &mut self.actors[index];
-        let start = actor.earliest(line).max(arrival);
-        let call = actor.call(start);
-        self.tracks[index].remember(actor, actor.clock(), ExtraBytes::default());
-        let end = start + driver.receive(&call)?;
-        actor.end(line, end);
-        if self.waits_for_messages {
-            actor.hold_host(end);
-        }
-        self.tracks[index].communicate(line, shown(actor), begun, end);
-        Ok(())
-    }
-
     /// Brings the actor to a collective, and runs it if all others are there. Whether the actor goes on.
     fn join<D: Driver>(
         &mut self,
@@ -750,36 +629,6 @@ impl<'s, 'p> Engine<'s, 'p> {
         let period = self.program.period() as usize;
         Simulation { timeline, step_ends: self.step_ends, period, draining, folded }
     }
-}
-
-/// What receives a route, and where it stands in its body.
-#[derive(Clone, Copy)]
-struct Received<'p> {
-    index: usize,
-    instruction: &'p Instruction,
-}
-
-/// What receives each route.
-fn received(program: &Program) -> Vec<Option<Received<'_>>> {
-    let mut received = vec![None; program.routes.len()];
-    for (_, index, instruction) in program.classes.iter().flat_map(Class::instructions) {
-        if let Action::Receive { route } = instruction.action {
-            received[route.0 as usize] = Some(Received { index, instruction });
-        }
-    }
-    received
-}
-
-/// Has what a call receives, starting when it is there, take the way into its actor's device behind all that has. When
-/// it is in.
-fn come_in<D: Driver>(
-    inflows: &mut [Picos],
-    call: &Call<'_>,
-    driver: &mut D,
-) -> Result<Picos, D::Error> {
-    let taken = &mut inflows[call.actor.index as usize];
-    *taken = call.start.max(*taken + driver.inflow(call)?);
-    Ok(*taken)
 }
 
 /// The micro-batch and the chunk that an actor's current instruction is shown with.

@@ -27,7 +27,7 @@ pub(crate) struct Negotiations<'s, 'p> {
     plan: Negotiation,
     /// By group.
     groups: Vec<Open<'s, 'p>>,
-    /// Whether each actor waits for an answer.
+    /// Whether each actor waits for an answer, or for something to be sent.
     waiting: Vec<bool>,
 }
 
@@ -70,12 +70,12 @@ impl<'s, 'p> Negotiations<'s, 'p> {
         request[place] = Some(made);
     }
 
-    /// An actor goes on when something is answered.
+    /// An actor goes on when something is answered, or was sent that waited for its turn.
     pub fn wait(&mut self, actor: usize) {
         self.waiting[actor] = true;
     }
 
-    /// Those that wait for answers, which go on now.
+    /// Those that wait, which go on now.
     pub fn woken(&mut self) -> Vec<usize> {
         let waiting = self.waiting.iter_mut().enumerate();
         waiting.filter_map(|(index, waits)| std::mem::take(waits).then_some(index)).collect()

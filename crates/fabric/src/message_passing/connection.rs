@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use super::{frame::MemberId, outbox::Outbox, window::WindowState};
+use super::{frame::MemberId, send_queue::SendQueue, window::WindowState};
 use crate::{
     Call, Contents, FabricError, Message, Reduce, Settings, channel::Channel,
     message_passing::pool::Credits,
@@ -29,19 +29,18 @@ pub(super) struct Connection {
     /// By rank, why it is gone.
     gone: Box<[OnceLock<String>]>,
     /// By rank that lives here.
-    received: Box<[Received]>,
+    own_ranks: Box<[OwnRank]>,
     groups: Mutex<HashMap<MemberId, Arc<Mutex<GroupState>>>>,
 }
 
-/// What one rank has been sent, but for collectives, and what of it waits to be sent.
-struct Received {
-    /// By sender.
+/// What one rank of this process has been sent, but for collectives, and what it sends by priority.
+struct OwnRank {
+    /// What it has been sent, by sender.
     messages: Box<[Channel<Message>]>,
     /// By pool of the rank.
     pools: Mutex<Vec<Arc<Credits>>>,
     window: WindowState,
-    /// What it sends by priority.
-    outbox: Mutex<Outbox>,
+    send_queue: Mutex<SendQueue>,
 }
 
 /// What one member of a group has been sent.
@@ -68,11 +67,11 @@ impl Connection {
         let first = processes.iter().position(|&it| it == process).unwrap_or(0);
         let here = processes.iter().filter(|&&it| it == process).count();
         let own = first as u32..(first + here) as u32;
-        let state = |_| Received {
+        let state = |_| OwnRank {
             messages: (0..ranks).map(|_| Channel::new()).collect(),
             pools: Mutex::default(),
             window: WindowState::default(),
-            outbox: Mutex::default(),
+            send_queue: Mutex::default(),
         };
         Self {
             number,
@@ -80,7 +79,7 @@ impl Connection {
             timeout: settings.timeout,
             arithmetic: Arc::clone(&settings.arithmetic),
             gone: (0..ranks).map(|_| OnceLock::new()).collect(),
-            received: own.clone().map(state).collect(),
+            own_ranks: own.clone().map(state).collect(),
             own,
             processes: processes.into(),
             groups: Mutex::default(),
@@ -103,8 +102,8 @@ impl Connection {
         let _ = self.gone[rank as usize].set(reason);
     }
 
-    fn state(&self, rank: u32) -> &Received {
-        &self.received[(rank - self.own.start) as usize]
+    fn state(&self, rank: u32) -> &OwnRank {
+        &self.own_ranks[(rank - self.own.start) as usize]
     }
 
     /// What one rank has sent another, which lives here.
@@ -123,8 +122,8 @@ impl Connection {
     }
 
     /// What a rank that lives here sends by priority.
-    pub fn outbox(&self, rank: u32) -> MutexGuard<'_, Outbox> {
-        lock(&self.state(rank).outbox)
+    pub fn send_queue(&self, rank: u32) -> MutexGuard<'_, SendQueue> {
+        lock(&self.state(rank).send_queue)
     }
 
     /// What a member that lives here has been sent, before it builds the group or after.

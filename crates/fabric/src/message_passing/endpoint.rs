@@ -9,9 +9,9 @@ use super::{
     connection::Connection,
     frame::{Frame, MemberId, What},
     group::Member,
-    outbox::Letter,
     pool::SendPool,
     router::Router,
+    send_queue::Outgoing,
     window::MessagePassingWindow,
 };
 use crate::{
@@ -136,8 +136,8 @@ impl<B: Lent> Endpoint<B> for MessagePassingEndpoint {
         let (process, body) = (self.connection.process_of(to), message.take());
         match self.pools[number].pool().priority {
             Some(priority) => {
-                let letter = Letter { process, frame, body, origin };
-                self.connection.outbox(self.rank).put(priority, letter);
+                let outgoing = Outgoing { process, frame, body, origin };
+                self.connection.send_queue(self.rank).put(priority, outgoing);
                 self.router.send_waiting(&self.connection, self.rank);
             }
             None => self.router.send(process, &frame, (body, origin)),

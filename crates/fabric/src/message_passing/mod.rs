@@ -11,10 +11,10 @@ mod connection;
 mod endpoint;
 mod frame;
 mod group;
-mod outbox;
 mod pool;
 mod queues;
 mod router;
+mod send_queue;
 mod transport;
 mod window;
 

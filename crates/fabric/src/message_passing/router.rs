@@ -11,7 +11,7 @@ use std::{
 use super::{
     connection::{Connection, lock},
     frame::{Frame, MemberId, What},
-    outbox::Letter,
+    send_queue::Outgoing,
     transport::{Arrived, Packet, Transport},
     window::{self, Arrival, Ask},
 };
@@ -206,21 +206,21 @@ impl Router {
 
     /// Sends what a rank sends by priority as far as it may go.
     pub fn send_waiting(&self, connection: &Connection, rank: u32) {
-        let mut outbox = connection.outbox(rank);
-        while let Some(letter) = outbox.next() {
-            self.post(letter);
+        let mut send_queue = connection.send_queue(rank);
+        while let Some(outgoing) = send_queue.next() {
+            self.post(outgoing);
         }
     }
 
     /// Sends all that a rank sends by priority.
     pub fn send_rest(&self, connection: &Connection, rank: u32) {
-        let mut outbox = connection.outbox(rank);
-        while let Some(letter) = outbox.take() {
-            self.post(letter);
+        let mut send_queue = connection.send_queue(rank);
+        while let Some(outgoing) = send_queue.take() {
+            self.post(outgoing);
         }
     }
 
-    fn post(&self, Letter { process, frame, body, origin }: Letter) {
+    fn post(&self, Outgoing { process, frame, body, origin }: Outgoing) {
         self.send(process, &frame, (body, origin));
     }
 

@@ -16,7 +16,7 @@ use crate::{Contents, Priority, Returns};
 
 /// What one rank sends by priority.
 #[derive(Default)]
-pub(super) struct Outbox {
+pub(super) struct SendQueue {
     waiting: BinaryHeap<Reverse<Waiting>>,
     /// How many have been put here.
     count: u64,
@@ -29,36 +29,36 @@ struct Waiting {
     priority: Priority,
     /// Of equally urgent ones the first goes first.
     number: u64,
-    letter: Letter,
+    outgoing: Outgoing,
 }
 
 /// A message, and to which process it goes.
-pub(super) struct Letter {
+pub(super) struct Outgoing {
     pub process: u32,
     pub frame: Frame,
     pub body: Contents,
     pub origin: Arc<dyn Returns>,
 }
 
-impl Outbox {
-    pub fn put(&mut self, priority: Priority, letter: Letter) {
-        self.waiting.push(Reverse(Waiting { priority, number: self.count, letter }));
+impl SendQueue {
+    pub fn put(&mut self, priority: Priority, outgoing: Outgoing) {
+        self.waiting.push(Reverse(Waiting { priority, number: self.count, outgoing }));
         self.count += 1;
     }
 
     /// Takes out the next that may go, which is on its way until its body comes back.
-    pub fn next(&mut self) -> Option<Letter> {
+    pub fn next(&mut self) -> Option<Outgoing> {
         let Reverse(first) = self.waiting.peek()?;
         let may_go = self.under_way.load(Relaxed) < first.priority.most_under_way;
         may_go.then(|| self.take()).flatten()
     }
 
     /// Takes out the next, whatever is on its way.
-    pub fn take(&mut self) -> Option<Letter> {
-        let Reverse(Waiting { letter, .. }) = self.waiting.pop()?;
+    pub fn take(&mut self) -> Option<Outgoing> {
+        let Reverse(Waiting { outgoing, .. }) = self.waiting.pop()?;
         self.under_way.fetch_add(1, Relaxed);
-        let (origin, under_way) = (letter.origin, Arc::clone(&self.under_way));
-        Some(Letter { origin: Arc::new(OnItsWay { origin, under_way }), ..letter })
+        let (origin, under_way) = (outgoing.origin, Arc::clone(&self.under_way));
+        Some(Outgoing { origin: Arc::new(OnItsWay { origin, under_way }), ..outgoing })
     }
 }
 
@@ -101,14 +101,14 @@ mod tests {
     use super::*;
     use crate::{Format, message::Nobody, message_passing::frame::What};
 
-    fn letter(tag: u64) -> Letter {
+    fn outgoing(tag: u64) -> Outgoing {
         let what = What::Message { from: 0, to: 1, pool: 0, tag, format: Format::F32 };
         let frame = Frame { connection: 0, what };
-        Letter { process: 1, frame, body: Contents::default(), origin: Arc::new(Nobody) }
+        Outgoing { process: 1, frame, body: Contents::default(), origin: Arc::new(Nobody) }
     }
 
-    fn tag(letter: &Letter) -> u64 {
-        match letter.frame.what {
+    fn tag(outgoing: &Outgoing) -> u64 {
+        match outgoing.frame.what {
             What::Message { tag, .. } => tag,
             _ => unreachable!("all are messages"),
         }
@@ -117,27 +117,27 @@ mod tests {
     /// Two may be under way: the third, the most urgent, goes when one has been sent, before those that waited longer.
     #[test]
     fn the_most_urgent_goes_first_once_one_that_is_on_its_way_has_been_sent() {
-        let mut outbox = Outbox::default();
-        let put = |outbox: &mut Outbox, place: u32, tag: u64| {
-            outbox.put(Priority { place, most_under_way: 2 }, letter(tag));
+        let mut send_queue = SendQueue::default();
+        let put = |send_queue: &mut SendQueue, place: u32, tag: u64| {
+            send_queue.put(Priority { place, most_under_way: 2 }, outgoing(tag));
         };
         for (place, tag) in [(9, 0), (8, 1), (8, 2), (7, 3)] {
-            put(&mut outbox, place, tag);
+            put(&mut send_queue, place, tag);
         }
-        let first: Vec<Letter> = std::iter::from_fn(|| outbox.next()).collect();
+        let first: Vec<Outgoing> = std::iter::from_fn(|| send_queue.next()).collect();
         assert_eq!(first.iter().map(tag).collect::<Vec<_>>(), [3, 1]);
-        put(&mut outbox, 0, 4);
-        assert!(outbox.next().is_none());
+        put(&mut send_queue, 0, 4);
+        assert!(send_queue.next().is_none());
         let mut sent = vec![];
-        for letter in first {
-            letter.origin.take_back(letter.body);
-            let next = outbox.next().expect("one may go");
+        for outgoing in first {
+            outgoing.origin.take_back(outgoing.body);
+            let next = send_queue.next().expect("one may go");
             sent.push(tag(&next));
-            assert!(outbox.next().is_none());
+            assert!(send_queue.next().is_none());
         }
         assert_eq!(sent, [4, 2]);
         // At the end all go.
-        assert_eq!(outbox.take().as_ref().map(tag), Some(0));
-        assert!(outbox.take().is_none());
+        assert_eq!(send_queue.take().as_ref().map(tag), Some(0));
+        assert!(send_queue.take().is_none());
     }
 }

@@ -3,3 +3,4 @@
 mod apply;
 mod overlapped;
 mod places;
+mod priorities;

@@ -11,7 +11,7 @@ use shardloom_plan::{
 use shardloom_program::verify::{Violation, verify};
 use shardloom_program::{
     Action, BodyId, BodyKind, Carried, Class, ClassId, Content, Control, Entry, Instruction, Keep,
-    Program, Window, lower,
+    Point, Program, Rank, Window, lower,
 };
 
 fn graph(spec: &str) -> Graph {
@@ -638,4 +638,33 @@ fn credits_of_pieces_that_wait_for_no_turn_are_refused() {
     let most: BTreeSet<u32> =
         lowered.routes.iter().filter_map(|route| Some(route.priority?.most_under_way)).collect();
     assert_eq!(most, [2].into());
+}
+
+/// A sum is received once all pieces of its bucket have been sent, which are several here and follow each other.
+#[test]
+fn points_that_follow_each_other_are_printed_as_one() {
+    let graph = small();
+    let mut uniform = uniform(2, Summation { order: SendOrder::NextUse, ..all(1) });
+    uniform.sync.bucket_bytes = 40;
+    let program = lowered(&graph, &uniform.plan(&graph, "model", "local"));
+    let text = program.text(&graph, Rank(0)).expect("there is a rank 0");
+    let mut count = 0;
+    for (_, _, instruction) in program.class(ClassId(0)).instructions() {
+        let follow = |one: &Point, next: &Point| match (*one, *next) {
+            (Point::Latest(one, first), Point::Latest(other, second)) => {
+                one == other && first + 1 == second
+            }
+            _ => false,
+        };
+        for run in instruction.after.chunk_by(follow).filter(|run| run.len() > 2) {
+            let [Point::Latest(_, first), .., Point::Latest(_, last)] = run else { continue };
+            let printed = format!("{first} to {last} of the last backward");
+            assert!(text.contains(&printed), "{printed}: {text}");
+            // None within it stands by itself.
+            let within = format!(" {} of the last backward", first + 1);
+            assert!(!text.contains(&within), "{within}: {text}");
+            count += 1;
+        }
+    }
+    assert!(count > 3, "{count}");
 }
