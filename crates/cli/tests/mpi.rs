@@ -148,6 +148,7 @@ fn every_method_of_four_processes_comes_to_what_threads_come_to() {
             "--dp 2 --pp 2 --microbatches 2 --negotiate --optimizer sgd",
             "--dp 2 --servers 2",
             "--dp 2 --servers 2 --optimizer sgd",
+            "--dp 2 --servers 2 --push deltas",
             "--dp 2 --summation-servers 2",
             "--dp 2 --summation-servers 2 --summation-ranges equal --optimizer sgd",
             "--dp 2 --summation-servers 2 --summation-share balanced",

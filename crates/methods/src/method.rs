@@ -1,10 +1,11 @@
 //! A published system.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
-use shardloom_plan::{Optimizer, Recompute, Updates, Weights};
+use shardloom_plan::{Optimizer, Precision, Recompute, Updates, Weights};
 use shardloom_search::{Request, Trials, with_fastest_reductions};
 
 use crate::choice::{Measure, Task};
@@ -92,9 +93,18 @@ impl Method {
         cluster: &Cluster,
         request: &Request,
     ) -> Result<Choice, MethodError> {
+        let asked = request.precision;
+        let request = &*self.in_its_formats(request);
         let graph = &*request.graph_of(graph, cluster)?;
         let choice = self.choose_for(Task::new(self.name, graph, cluster, request))?;
         let Choice { plan, judgement, mut notes, .. } = choice;
+        if request.precision != asked {
+            notes.push(
+                "everything is in fp32, whatever was asked for: passes run with weights that are moved along a \
+                 velocity, which would be lost in fewer bits"
+                    .into(),
+            );
+        }
         let found = with_fastest_reductions(graph, cluster, plan, judgement, request)?;
         notes.extend(found.notes);
         Ok(Choice { plan: found.plan, judgement: found.judgement, notes, ..choice })
@@ -117,6 +127,16 @@ impl Method {
         let mut task = Task::new(self.name, &graph, cluster, request);
         task.measure = Some(RefCell::new(measure));
         self.choose_for(task)
+    }
+
+    /// The request in the formats that the method trains in: in fp32, if its corrections for late gradients move
+    /// weights.
+    fn in_its_formats<'a>(&self, request: &'a Request) -> Cow<'a, Request> {
+        let moves_weights = self.rules(&request.optimizer).weights.corrections().move_weights();
+        match moves_weights && request.precision != Precision::FP32 {
+            true => Cow::Owned(Request { precision: Precision::FP32, ..request.clone() }),
+            false => Cow::Borrowed(request),
+        }
     }
 
     fn choose_for(&self, mut task: Task<'_>) -> Result<Choice, MethodError> {

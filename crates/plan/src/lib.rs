@@ -21,6 +21,7 @@ mod plan;
 mod precision;
 mod schedule;
 mod server_set;
+mod servers;
 mod sparse;
 mod staleness;
 mod summation;
@@ -45,12 +46,12 @@ pub use negotiation::Negotiation;
 pub use optimizer::{Kept, Optimizer};
 pub use parameter_group::{ParameterGroup, ParameterGroups};
 pub use plan::{
-    Communication, FORMAT, Pipeline, Plan, Recompute, Servers, Stage, Sync, usual_attention,
-    with_attention,
+    Communication, FORMAT, Pipeline, Plan, Recompute, Stage, Sync, usual_attention, with_attention,
 };
 pub use precision::{Number, Precision, Rounding};
 pub use schedule::{Arrangement, PassTimes, ScheduleKind, greatest_common_divisor};
 pub use server_set::ServerSet;
+pub use servers::{Push, Servers};
 pub use staleness::Staleness;
 pub use summation::{Ranges, SendOrder, Share, Summation};
 pub use turns::{StageReplicas, pipelines_in_turn};

@@ -10,8 +10,8 @@ use shardloom_graph::{AttentionKind, DimId, Extents, Graph};
 
 use crate::{
     Averaging, Axis, AxisSet, Compression, DeviceList, LayoutRules, LossScale, Mesh, Negotiation,
-    Optimizer, ParameterGroup, ParameterGroups, PassTimes, PlanError, Precision, Ranges,
-    ScheduleKind, ServerSet, Staleness, Summation, Updates, Weights,
+    Optimizer, ParameterGroup, ParameterGroups, PassTimes, PlanError, Precision, ScheduleKind,
+    ServerSet, Servers, Summation, Updates, Weights,
 };
 
 /// Version of the TOML form that this crate reads and writes.
@@ -356,68 +356,6 @@ impl Default for Sync {
             sparse: false,
         }
     }
-}
-
-/// Parameter servers (Li et al. 2014, OSDI): every pipeline is one stage with the whole model, a worker. It
-/// pulls the weights from the servers, each of which holds ranges of the parameters, and pushes its gradients
-/// of a step. Without staleness servers add up what all workers push and update once a step; with some, they
-/// update with a worker's gradients as soon as these come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Servers {
-    /// How many there are; they live on the devices after those of the pipelines.
-    pub count: u32,
-    /// A worker begins step t once all workers' gradients of the first t - `staleness` steps have been
-    /// applied; with 0, of all before it; unbounded, whatever has been. A row of steps that are trained
-    /// together ends with all applied, so rows of a single step are synchronous whatever this says.
-    pub staleness: Staleness,
-    /// How many further servers have a replica of each range, weights and optimizer state: those that follow its
-    /// owner on the ring. The owner sends them the gradients that it has added up, with which they update too, and
-    /// no worker goes on before they have. For servers without staleness.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub replicas: u32,
-    /// Servers that are no more: their ranges belong to the first that follows and is left. Their devices stand
-    /// idle, and the others keep theirs.
-    #[serde(default, skip_serializing_if = "ServerSet::is_empty")]
-    pub lost: ServerSet,
-}
-
-fn is_zero(number: &u32) -> bool {
-    *number == 0
-}
-
-impl Servers {
-    /// So many servers, none of them lost, without replicas.
-    pub fn of(count: u32, staleness: Staleness) -> Servers {
-        Servers { count, staleness, replicas: 0, lost: ServerSet::default() }
-    }
-
-    /// The numbers of those that are left, ascending.
-    pub fn left(self) -> impl DoubleEndedIterator<Item = u32> {
-        (0..self.count).filter(move |&server| !self.lost.contains(server))
-    }
-
-    /// The most bytes of a range of parameters where nobody says it: the size of partitions in BytePS (Jiang
-    /// et al. 2020, OSDI), or of a small model what leaves 64 ranges, so that there is some for every server.
-    pub fn bucket_bytes(self, graph: &Graph) -> usize {
-        partition_bytes(graph)
-    }
-}
-
-impl Summation {
-    /// The most bytes of a bucket where nobody says it: as [`Servers::bucket_bytes`] where pieces are hashed;
-    /// where buckets are cut into equal pieces, `usual`.
-    pub fn bucket_bytes(self, graph: &Graph, usual: usize) -> usize {
-        match self.ranges {
-            Ranges::Hashed => partition_bytes(graph),
-            Ranges::Equal => usual,
-        }
-    }
-}
-
-fn partition_bytes(graph: &Graph) -> usize {
-    const PARTITION: usize = 4_096_000;
-    (4 * graph.parameter_count() as usize / 64).clamp(4, PARTITION)
 }
 
 impl Plan {

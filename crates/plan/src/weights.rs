@@ -50,6 +50,13 @@ pub struct Corrections {
     pub prediction: Option<Prediction>,
 }
 
+impl Corrections {
+    /// Whether some passes run with weights that are moved along a velocity. They are trained in fp32 only.
+    pub fn move_weights(&self) -> bool {
+        self.discrepancy.is_some() || self.prediction.is_some()
+    }
+}
+
 /// How weights are extrapolated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

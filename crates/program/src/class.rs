@@ -10,7 +10,9 @@ use shardloom_graph::{Extents, Graph, ValueId};
 use shardloom_plan::{Axis, Communication, Corrections, Mesh, Negotiation, Optimizer, Precision};
 
 use crate::sync::Held;
-use crate::{Action, Control, Group, Instruction, Layout, Queue, Route, RouteId, Tensor, TensorId};
+use crate::{
+    Action, Content, Control, Group, Instruction, Layout, Queue, Route, RouteId, Tensor, TensorId,
+};
 use shardloom_schedule::Instance;
 
 /// A participant of the program, numbered from 0.
@@ -97,6 +99,17 @@ impl ServedRange {
     }
 }
 
+/// A worker that updates by itself, among all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Apart {
+    /// How many workers there are.
+    pub workers: usize,
+    /// Which of them it is, from 0.
+    pub worker: usize,
+    /// Micro-batches of a step that it gets.
+    pub microbatches: usize,
+}
+
 /// Parameters that are gathered, reduced and updated together, contiguous in memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bucket {
@@ -127,9 +140,12 @@ pub struct Bucket {
     /// Whether ranks of this class count its gradients towards the norm of all, where several classes hold it:
     /// one does, or, where each finds that norm by itself, all.
     pub owned_here: bool,
-    /// The ranges that make it up, in order, where servers update it and own it, and ranks of this class only
-    /// get its weights from there and send their gradients to them; otherwise none.
+    /// The ranges that make it up, in order, where servers own it, and ranks of this class only get its weights from
+    /// there and send them their gradients, or what their own updates have changed; otherwise none.
     pub served: Vec<ServedRange>,
+    /// Where the class is a worker that updates it by itself and sends servers what that has changed, which worker
+    /// it is: what its optimizer keeps is another on each.
+    pub apart: Option<Apart>,
     /// The ranges of its gradients, in order, that servers sum over all workers and send back; the workers sum
     /// the rest among themselves. None where there are no such servers.
     pub summed: Vec<ServedRange>,
@@ -144,6 +160,12 @@ impl Bucket {
     /// Whether it is a table that servers hold, of which ranks of this class look up rows.
     pub fn is_looked_up(&self) -> bool {
         !self.served.is_empty() && self.held.replicated.rows().is_some()
+    }
+
+    /// Whether ranks of the class are those that update it, or would if it were not frozen.
+    pub fn is_updated_here(&self) -> bool {
+        let is_held = self.served.is_empty() || self.apart.is_some();
+        is_held && (self.is_frozen || self.held.replicated.gradients.is_some())
     }
 }
 
@@ -335,7 +357,8 @@ impl Program {
         let tensor = node.tensor(tensor);
         let Some(bucket) = tensor.bucket.map(|id| node.bucket(id)) else { return true };
         if !bucket.served.is_empty() || bucket.replica_of.is_some() {
-            return false;
+            // A worker that updates by itself has all but the weights.
+            return bucket.apart.is_some() && tensor.content != Content::Weight;
         }
         let value = |class: &Class, bucket: &Bucket| {
             bucket.params.first().map(|&param| class.param(param).value)
@@ -488,9 +511,13 @@ impl Class {
         })
     }
 
-    /// How many replicas have weights of their own of what is in `bucket`, and which of them `position` is.
+    /// How many replicas have weights of their own of what is in `bucket`, or update it by themselves, and which of
+    /// them `position` is.
     pub fn own_replica(&self, bucket: &Bucket, position: usize) -> (usize, usize) {
-        (self.mesh.span(&bucket.own), self.mesh.index_along(position, &bucket.own))
+        match bucket.apart {
+            Some(Apart { workers, worker, .. }) => (workers, worker),
+            None => (self.mesh.span(&bucket.own), self.mesh.index_along(position, &bucket.own)),
+        }
     }
 
     /// The share of `bucket` that `position` has where the bucket is dealt to those that share it.

@@ -118,6 +118,8 @@ pub enum Action {
     },
     /// `write += read`, elementwise.
     Add,
+    /// `write = read - write`, elementwise: weights before an update become what it has changed.
+    Difference,
     /// Each write becomes the read in the same place.
     Copy,
     /// Sends its read to another class. [Rows](crate::Route::moves_rows) it sends as many as there are; it reads

@@ -74,6 +74,7 @@ impl Instruction {
             | Action::Kernel { .. }
             | Action::Slice { .. }
             | Action::Add
+            | Action::Difference
             | Action::Copy
             | Action::Publish { .. }
             | Action::Report

@@ -40,8 +40,8 @@ mod traffic;
 pub use allocation::Allocation;
 pub use assignment::Assignment;
 pub use class::{
-    Body, BodyId, BodyKind, Bucket, BucketId, Class, ClassId, HeldStage, ParamId, Part, Program,
-    Rank, ServedRange, WeightParam,
+    Apart, Body, BodyId, BodyKind, Bucket, BucketId, Class, ClassId, HeldStage, ParamId, Part,
+    Program, Rank, ServedRange, WeightParam,
 };
 pub use control::{Client, Control, Cursor, Entry, Guard, Handler, Next, Run, Serve, When};
 pub use eight_bits::multiplies_in_8_bits;

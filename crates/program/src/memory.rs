@@ -232,6 +232,7 @@ impl Class {
                 | Content::Lookups
                 | Content::Compressed
                 | Content::SummedWeight
+                | Content::WeightDelta
                 | Content::Negotiation
                 | Content::Statistics
                 | Content::Norm

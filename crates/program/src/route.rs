@@ -38,6 +38,8 @@ pub enum Carried {
     Weights(BucketId),
     /// Gradients of a range of the sender's bucket, to the server.
     Gradients(BucketId),
+    /// By how much the sender's update has changed a range of its bucket, to the server that adds that to its weights.
+    Deltas(BucketId),
     /// Gradients of the sender's bucket, added up over all workers, from the server that owns it to one that has a
     /// replica of it.
     Aggregated(BucketId),
@@ -141,7 +143,7 @@ impl Route {
     pub fn is_of_server(&self) -> bool {
         match self.carried {
             Carried::Weights(_) | Carried::Gradients(_) | Carried::Sums(_) => true,
-            Carried::Aggregated(_) => true,
+            Carried::Deltas(_) | Carried::Aggregated(_) => true,
             Carried::Lookups(..) | Carried::LookedUp(..) | Carried::RowGradients(..) => true,
             Carried::Value(_) | Carried::Gradient(_) | Carried::Norm => false,
         }
@@ -204,7 +206,7 @@ impl Route {
             Carried::Value(_) | Carried::Gradient(_) => of_entry,
             Carried::Norm | Carried::Weights(_) | Carried::Gradients(_) | Carried::Sums(_) => None,
             Carried::Lookups(..) | Carried::LookedUp(..) | Carried::RowGradients(..) => None,
-            Carried::Aggregated(_) => None,
+            Carried::Deltas(_) | Carried::Aggregated(_) => None,
         }
     }
 

@@ -151,6 +151,8 @@ pub enum Content {
     Negotiation,
     /// The sum over replicas of weights of which each has its own, or what one of them has published.
     SummedWeight,
+    /// By how much a worker's update has changed weights, which a server adds to its own.
+    WeightDelta,
     /// Weights that a replica with its own publishes for others to fetch.
     PublishedWeight,
     /// Sums of a round of the optimizer's statistics.

@@ -232,7 +232,7 @@ impl<'a> CostModel<'a> {
                 self.compute_seconds(class, device, (*op, *pass, assignment), rows)?
             }
             Action::Extrapolate { .. } => moved("add", written(), 3 * written_bytes()),
-            Action::Add | Action::Average { .. } => {
+            Action::Add | Action::Difference | Action::Average { .. } => {
                 moved("add", written(), read() + 2 * written_bytes())
             }
             Action::Copy if instruction.is_move() => 0.0,

@@ -35,6 +35,7 @@ impl CostModel<'_> {
             }
             Action::Extrapolate { .. }
             | Action::Add
+            | Action::Difference
             | Action::Average { .. }
             | Action::Copy
             | Action::Publish { .. }

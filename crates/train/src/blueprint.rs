@@ -174,8 +174,7 @@ fn untrainable_in(plan: &Plan, precision: Precision) -> Option<&'static str> {
             "products are trained in no format of 8 bits here; set precision.fp8_products to false",
         );
     }
-    let corrections = plan.weights.corrections();
-    let corrects_weights = corrections.discrepancy.is_some() || corrections.prediction.is_some();
+    let moves_weights = plan.weights.corrections().move_weights();
     let fits = gradients == compute || gradients == Number::Fp32;
     match compute {
         Number::Fp32 if fits => None,
@@ -186,7 +185,7 @@ fn untrainable_in(plan: &Plan, precision: Precision) -> Option<&'static str> {
         Number::Fp16 if fits && !master => Some(
             "updates in 16 bits lose what is small beside a weight; set precision.master to true",
         ),
-        Number::Bf16 | Number::Fp16 if fits && corrects_weights => Some(
+        Number::Bf16 | Number::Fp16 if fits && moves_weights => Some(
             "discrepancy correction and weight prediction are trained in fp32 only; set \
              precision.compute and precision.gradients to \"fp32\", and master to false",
         ),

@@ -24,13 +24,13 @@ pub enum Error {
 
     /// A checkpoint has state of so many replicas with weights of their own, and the plan has another number.
     #[error(
-        "the checkpoint has weights and optimizer state of {saved} replicas of their own, and the plan has \
-         {replicas}: resume with as many, or start a new run from its exported weights, which are the mean"
+        "the checkpoint has weights or optimizer state of {saved} replicas of their own, and the plan has \
+         {replicas}: resume with as many, or start a new run from its exported weights, the mean where they differ"
     )]
     Replicas {
         /// Replicas that were saved.
         saved: usize,
-        /// Replicas with weights of their own in the plan; 1 where replicas are kept equal.
+        /// Replicas with such of their own in the plan; 1 where replicas are kept equal.
         replicas: usize,
     },
     /// A parameter of which several replicas have weights of their own cannot be frozen as it is.

@@ -20,7 +20,7 @@ use shardloom_collectives::Algorithm;
 use shardloom_data::{DataError, Field, Part, Source};
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Communication, Corrections, Number, Optimizer, Plan, Precision, Prediction, Recompute,
+    Communication, Corrections, Number, Optimizer, Plan, Precision, Prediction, Push, Recompute,
     ScheduleKind, SendOrder, Servers, Share, Staleness, Summation, Sync, Uniform, Weights,
 };
 use support::{Samples, graph, mesh, serial, trainer};
@@ -243,9 +243,11 @@ fn in_the_midst_of_a_row_of_steps_the_heap_is_asked_for_nothing() {
 
 fn with_parameter_servers() {
     let graph = gpt(2);
-    for (workers, count) in [(1, 1), (2, 1), (2, 2)] {
+    let (gradients, deltas) = (Push::Gradients, Push::Deltas);
+    let pushes = [(1, 1, gradients), (2, 1, gradients), (2, 2, gradients), (2, 2, deltas)];
+    for (workers, count, push) in pushes {
         // Without a bound of staleness workers end the row at different times.
-        let servers = Some(Servers::of(count, Staleness::Within(0)));
+        let servers = Some(Servers { push, ..Servers::of(count, Staleness::Within(0)) });
         let sync = Sync { servers, ..uniform().sync };
         let mesh = mesh(workers, 1, 1);
         let uniform = Uniform { mesh, sync, microbatches: 2, clip_norm: None, ..uniform() };

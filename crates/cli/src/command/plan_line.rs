@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use shardloom::plan::{
-    Arrangement, AttentionKind, Averaging, Axis, ParameterGroup, Partners, Plan, SendOrder, Share,
-    Updates,
+    Arrangement, AttentionKind, Averaging, Axis, ParameterGroup, Partners, Plan, Push, SendOrder,
+    Share, Updates,
 };
 use shardloom::program::quantity::counted;
 
@@ -69,8 +69,12 @@ fn split_line(plan: &Plan) -> String {
             0 => String::new(),
             replicas => format!(" with {} of each range", counted(replicas as usize, "replica")),
         };
+        let pushed = match servers.push {
+            Push::Gradients => "",
+            Push::Deltas => ", which are pushed deltas",
+        };
         return format!(
-            "{}: {} and {}{replicas}, staleness {}, {} of {}, recompute {}{attention}",
+            "{}: {} and {}{replicas}{pushed}, staleness {}, {} of {}, recompute {}{attention}",
             counted(plan.device_count(), "device"),
             counted(plan.pipeline.len(), "worker"),
             counted(servers.left().count(), "server"),

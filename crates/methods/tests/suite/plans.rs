@@ -138,3 +138,23 @@ fn plans_in_fp16_scale_the_loss_as_is_usual() {
         assert!(scaled.contains(&name), "{name} is not among {scaled:?}");
     }
 }
+
+/// What moves weights along a velocity is trained in fp32 only.
+#[test]
+fn methods_that_move_weights_are_planned_in_fp32() {
+    let (graph, cluster) = (graph(GPT), Cluster::parse("h100-80g:4").expect("a preset"));
+    for asked in [Precision::FP32, Precision::usual(Number::Bf16), Precision::usual(Number::Fp16)] {
+        let request = Request { precision: asked, ..Request::new(GPT, "h100-80g:4", 16) };
+        for (name, moves) in
+            [("pipemare", true), ("pipelined-backpropagation", true), ("pipedream-2bw", false)]
+        {
+            let method = named(name).expect("it is registered");
+            let Choice { plan, notes, .. } =
+                method.choose(&graph, &cluster, &request).expect("a plan");
+            assert_eq!(plan.weights.corrections().move_weights(), moves, "{name}");
+            assert_eq!(plan.precision, if moves { Precision::FP32 } else { asked }, "{name}");
+            let is_said = notes.iter().any(|note| note.contains("everything is in fp32"));
+            assert_eq!(is_said, moves && asked != Precision::FP32, "{name}: {notes:?}");
+        }
+    }
+}

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use crate::{
-    Mesh, Optimizer, ParameterGroup, Plan, PlanError, Precision, SendOrder, ServerSet, Servers,
-    Share, Staleness, Summation, Updates,
+    Mesh, Optimizer, ParameterGroup, Plan, PlanError, Precision, Push, SendOrder, ServerSet,
+    Servers, Share, Staleness, Summation, Updates,
 };
 
 impl Plan {
@@ -92,11 +92,13 @@ impl Plan {
                 "everything is in fp32 so far: compute and gradients = \"fp32\", master = false";
             return refuse("precision", self.precision.words(), rule);
         }
-        let adds_up = servers.staleness == Staleness::SYNCHRONOUS;
+        let adds_up =
+            servers.staleness == Staleness::SYNCHRONOUS && servers.push == Push::Gradients;
         let Servers { count, replicas, lost, .. } = servers;
         if replicas > 0 && !adds_up {
-            let rule = "and staleness an update is made with each worker's gradients by themselves, and replicas \
-                        are sent only what was added up: staleness = 0, or no replicas";
+            let rule = "that have staleness, or are pushed deltas, what each worker pushes is taken in by itself, and \
+                        replicas are sent only what was added up: staleness = 0 and push = \"gradients\", or no \
+                        replicas";
             return refuse("sync.servers.replicas", replicas.to_string(), rule);
         }
         if replicas >= count {
@@ -115,8 +117,8 @@ impl Plan {
         if let (false, Optimizer::Sgd { reference_batch: Some(batch), .. }) =
             (adds_up, self.optimizer)
         {
-            let rule = "and staleness an update is made for each worker's part of a step, and none for so \
-                        many samples";
+            let rule = "that have staleness, or are pushed deltas, an update is made for each worker's part of a step, \
+                        and none for so many samples";
             return refuse("optimizer.reference_batch", batch.to_string(), rule);
         }
         Ok(())

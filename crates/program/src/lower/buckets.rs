@@ -40,6 +40,19 @@ pub(crate) struct Parameters<'a> {
     pub ways: &'a Ways<'a>,
 }
 
+/// What a server does with a range of a bucket.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum RangeUse {
+    /// It owns and updates it.
+    Updated,
+    /// It owns it, and adds to it what updates of workers have changed.
+    AddedTo,
+    /// It owns and updates it, a piece of a table of which so many rows are read.
+    Table(Lookups),
+    /// It has a replica of this bucket of another server.
+    Replica((ClassId, BucketId)),
+}
+
 /// What parameters of one bucket have in common.
 #[derive(Clone, PartialEq)]
 struct Key {
@@ -97,8 +110,8 @@ impl<'a> Parameters<'a> {
                 table,
                 ..key(graph, axes_of(is_frozen), (stages, stage), value, &layout)?
             };
-            if !is_updated_here(table.is_some()) {
-                // Nobody adds gradients up: each class sends its own.
+            if !is_updated_here(table.is_some()) || !ways.common().updates_alike() {
+                // Nobody adds gradients up: each class sends its own, or updates with it.
                 key.classes.clear();
             }
             // Parameters come unit by unit, so that buckets of this one are the last.
@@ -160,6 +173,7 @@ impl<'a> Parameters<'a> {
                 partial: &key.partial,
                 classes: &key.classes,
                 lookups,
+                is_added_to: false,
             };
             let held = parts.hold(bucket, &name, offset, &ids, whose, keeps);
             parts.groups.push(key.group);
@@ -177,6 +191,7 @@ impl<'a> Parameters<'a> {
                 is_frozen: ways.is_frozen(key.group),
                 owned_here: updates && key.classes.first().is_none_or(|&first| first == class),
                 served: vec![],
+                apart: None,
                 summed: vec![],
                 classes: key.classes,
                 replica_of: None,
@@ -223,14 +238,13 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// Adds a range of a bucket of `from`, which it updates by itself, as a bucket of its own: as a replica, if
-    /// another owns it.
+    /// Adds a range of a bucket of `from`, for which it answers by itself, as a bucket of its own.
     pub fn hold_range(
         &mut self,
         from: &Parameters<'a>,
         index: usize,
         range: &Range<usize>,
-        (lookups, replica_of): (Option<Lookups>, Option<(ClassId, BucketId)>),
+        use_of: RangeUse,
     ) {
         let bucket = &from.buckets[index];
         let id = BucketId(self.buckets.len() as u32);
@@ -248,9 +262,16 @@ impl<'a> Parameters<'a> {
             self.by_value.insert(param.value, ids[ids.len() - 1]);
             self.params.push(param);
         }
-        let keeps = Keeps { is_delayed: false, backs_up: false, averages: false, updates: true };
+        let is_added_to = use_of == RangeUse::AddedTo;
+        let (lookups, replica_of) = match use_of {
+            RangeUse::Updated | RangeUse::AddedTo => (None, None),
+            RangeUse::Table(lookups) => (Some(lookups), None),
+            RangeUse::Replica(owner) => (None, Some(owner)),
+        };
+        let updates = !is_added_to;
+        let keeps = Keeps { is_delayed: false, backs_up: false, averages: false, updates };
         let group = from.groups[index];
-        let whose = Whose { lookups, ..Whose::alone(group) };
+        let whose = Whose { lookups, is_added_to, ..Whose::alone(group) };
         let name = match replica_of {
             Some(_) => format!("replica of {}", bucket.name),
             None => bucket.name.clone(),
@@ -264,6 +285,7 @@ impl<'a> Parameters<'a> {
             elements: range.len(),
             held,
             served: vec![],
+            apart: None,
             owned_here: replica_of.is_none(),
             replica_of,
             ..bucket.clone()

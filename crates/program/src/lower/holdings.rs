@@ -6,7 +6,9 @@ use shardloom_plan::{Axis, Kept, Partners, Prediction};
 
 use super::buckets::Parameters;
 use crate::class::{Bucket, BucketId, ClassId, ParamId, WeightParam};
-use crate::sync::{Held, Lookups, ParameterGroupId, Replicated, Synchronisation, Unheld, add};
+use crate::sync::{
+    AddedTo, Held, Lookups, ParameterGroupId, Replicated, Synchronisation, Unheld, add,
+};
 use crate::{
     Content, Copies, Extent, Format, Initial, Instruction, Keep, Matrix, Shape, Tensor, TensorId,
     View, Window,
@@ -23,12 +25,21 @@ pub(super) struct Whose<'k> {
     pub classes: &'k [ClassId],
     /// What is read of a table whose gradient is rows and values.
     pub lookups: Option<Lookups>,
+    /// Whether a server adds to them what updates of workers have changed.
+    pub is_added_to: bool,
 }
 
 impl Whose<'_> {
     /// One rank's alone.
     pub fn alone(group: ParameterGroupId) -> Whose<'static> {
-        Whose { group, replicas: &[], partial: &[], classes: &[], lookups: None }
+        Whose {
+            group,
+            replicas: &[],
+            partial: &[],
+            classes: &[],
+            lookups: None,
+            is_added_to: false,
+        }
     }
 }
 
@@ -57,7 +68,7 @@ impl<'a> Parameters<'a> {
         keeps: Keeps,
     ) -> Held {
         let plan = self.plan;
-        let Whose { group, replicas, partial, classes, lookups } = whose;
+        let Whose { group, replicas, partial, classes, lookups, is_added_to } = whose;
         let precision = self.ways.precision(group);
         let shards = self.ways.shards(group, replicas);
         let matrices = self.matrices(params);
@@ -74,7 +85,11 @@ impl<'a> Parameters<'a> {
             lookups,
             precision,
         };
-        let replicated = self.ways.of(group, replicas, lookups).tensors(&bucket, &mut self.tensors);
+        let way: &dyn Synchronisation = match is_added_to {
+            true => &AddedTo,
+            false => self.ways.of(group, replicas, lookups),
+        };
+        let replicated = way.tensors(&bucket, &mut self.tensors);
         if !keeps.updates || replicated.gradients.is_none() {
             let (state, statistics, backups) = (vec![], vec![], vec![]);
             let (summed, published) = (None, None);

@@ -45,7 +45,7 @@ use crate::{
 use bodies::StageBodies;
 pub(crate) use boundary::Boundaries;
 use boundary::{Handover, Handovers, Transfer, Way};
-pub(crate) use buckets::Parameters;
+pub(crate) use buckets::{Parameters, RangeUse};
 pub use needed_gradients::NeededGradients;
 pub(crate) use order::Order;
 use post_validation::PostValidation;

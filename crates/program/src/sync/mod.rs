@@ -22,7 +22,7 @@ use std::fmt::Debug;
 
 use shardloom_collectives::Algorithm;
 use shardloom_graph::Reduction;
-use shardloom_plan::{Axis, Mesh, Precision, Servers, Summation};
+use shardloom_plan::{Axis, Mesh, Precision, Push, Servers, Summation};
 
 pub use all_reduce::AllReduce;
 pub use compressed::Compressed;
@@ -30,6 +30,7 @@ pub use frozen::Frozen;
 pub use hybrid::Hybrid;
 pub(crate) use roles::{Role, require_same_servers, roles};
 pub use served_rows::{AnsweredRows, AskedRows};
+pub(crate) use server::AddedTo;
 pub use server::Server;
 pub use sparse::Sparse;
 pub use summing::Summing;
@@ -247,6 +248,12 @@ pub trait Synchronisation: Debug {
 
     /// Whether ranks update what they hold; where they do not, servers do.
     fn updates_here(&self) -> bool {
+        self.servers().is_none_or(|servers| servers.push == Push::Deltas)
+    }
+
+    /// Whether classes that hold the same parameters update them alike, with gradients that are summed over all; those
+    /// with servers that hold the weights have gradients of their own.
+    fn updates_alike(&self) -> bool {
         self.servers().is_none()
     }
 

@@ -106,7 +106,7 @@ impl<'a> Ways<'a> {
             Some(Holder::Server { .. }) => return &AnsweredRows,
             None => {}
         }
-        match replicas.is_empty() && self.common.updates_here() {
+        match replicas.is_empty() && self.common.updates_alike() {
             true => &self.alone,
             false if self.shards(group, replicas).is_empty() && !replicas.is_empty() => {
                 &self.whole[index]

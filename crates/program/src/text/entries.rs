@@ -7,8 +7,8 @@ use shardloom_plan::Staleness;
 
 use crate::quantity::counted;
 use crate::{
-    Action, Body, BodyId, BodyKind, Class, Client, Control, Entry as Run, Group, Guard,
-    Instruction, Program, When,
+    Action, Body, BodyId, BodyKind, Class, Client, Content, Control, Entry as Run, Group, Guard,
+    Instruction, Program, TensorId, When,
 };
 
 /// An entry of a step.
@@ -209,7 +209,10 @@ fn names_for<'p>(
         let does = |is: fn(&Action) -> bool| body.instructions.iter().any(|it| is(&it.action));
         let adds = does(|it| *it == Action::Add);
         let receives = does(|it| matches!(it, Action::Receive { .. }));
+        let is_delta = |it: &TensorId| class.tensor(*it).content == Content::WeightDelta;
+        let adds_deltas = body.instructions.iter().any(|it| it.frees.iter().any(is_delta));
         match body.kind {
+            BodyKind::Epilogue if adds_deltas => format!("add what rank {rank} has changed"),
             BodyKind::Epilogue if adds => {
                 format!("gradients of rank {rank}, update with those of all")
             }

@@ -161,6 +161,7 @@ impl Lines<'_> {
                 self.collective(instruction, *kind, group, &algorithm.to_string())
             }
             Action::Add => "sum".into(),
+            Action::Difference => "by how much the update has changed weights".into(),
             Action::Copy if instruction.backs_up(class) => "back up".into(),
             Action::Copy if instruction.restores(class) => "restore".into(),
             Action::Copy if instruction.is_move() => "hand over".into(),

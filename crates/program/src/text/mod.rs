@@ -163,7 +163,10 @@ impl Reader<'_> {
         let servers: BTreeSet<Rank> = servers.collect();
         if !servers.is_empty() {
             let servers: Vec<Rank> = servers.into_iter().collect();
-            text += &format!(", updated and saved on {}", ranks(&servers));
+            text += &match bucket.apart {
+                None => format!(", updated and saved on {}", ranks(&servers)),
+                Some(_) => format!(", updated apart, added up and saved on {}", ranks(&servers)),
+            };
         }
         let summing = bucket.summed.iter().map(|it| self.program.class(it.server).first_rank);
         let summing: BTreeSet<Rank> = summing.collect();

@@ -1,7 +1,7 @@
 //! Parameters fill their buckets, and tensors of buckets have their size.
 
 use super::violation::Violation;
-use crate::{Bucket, BucketId, Class, Content, Extent, Shape, Tensor};
+use crate::{Bucket, BucketId, Class, Content, Extent, Shape, Tensor, TensorId};
 
 /// Checks the buckets of a class and the tensors that are held of them.
 pub(super) fn check(class: &Class, found: &mut Vec<Violation>) {
@@ -13,7 +13,11 @@ pub(super) fn check(class: &Class, found: &mut Vec<Violation>) {
         if !is_filled(class, id, bucket) {
             wrong("it");
         }
-        if bucket.is_frozen == bucket.held.replicated.gradients.is_some() {
+        // A server that adds what workers' updates have changed has no gradients either.
+        let is_delta = |it: &TensorId| class.tensor(*it).content == Content::WeightDelta;
+        let is_added_to =
+            class.serves().is_some() && bucket.held.replicated.own.iter().any(is_delta);
+        if (bucket.is_frozen || is_added_to) == bucket.held.replicated.gradients.is_some() {
             wrong("what says whether it is frozen");
         }
         for tensor in class.tensors.iter().filter(|tensor| tensor.bucket == Some(id)) {

@@ -6,6 +6,7 @@
 mod averages;
 mod buckets;
 mod communication;
+mod deltas;
 mod gradients;
 mod guards;
 mod lifetimes;
@@ -102,6 +103,7 @@ fn rows(program: &Program, found: &mut Vec<Violation>) {
             gradients::check(program, row, found);
             averages::check(program, row, found);
             summing::check(program, row, found);
+            deltas::check(program, row, found);
         }
         found.extend(run_blocking(program, row).err());
     }

@@ -29,7 +29,7 @@ pub(super) fn check(program: &Program, step: &Step<'_>, found: &mut Vec<Violatio
     }
     modes(step, found);
     match &step.instruction.action {
-        Action::Copy | Action::Add | Action::Publish { .. } => {
+        Action::Copy | Action::Add | Action::Difference | Action::Publish { .. } => {
             let writes = step.instruction.writes.iter().map(|write| write.to);
             let pairs: Vec<_> = step.instruction.reads.iter().copied().zip(writes).collect();
             pairs.into_iter().for_each(|(read, write)| same(step, read, write, found));
@@ -101,7 +101,7 @@ fn fault(program: &Program, step: &Step<'_>) -> Option<String> {
         Action::Load { .. } => counts == (0, 1),
         Action::Kernel { .. } => counts.1 > 0,
         Action::Add | Action::Copy if instruction.reads_rows(class) => counts == (2, 1),
-        Action::Slice { .. } | Action::Add | Action::Cast => counts == (1, 1),
+        Action::Slice { .. } | Action::Add | Action::Difference | Action::Cast => counts == (1, 1),
         // Rows are read with their counts before and after, and lie side by side on their way to experts.
         Action::Collective { kind, .. } if instruction.moves_rows(class) => {
             counts == (3, 1 + usize::from(matches!(kind, Collective::AllToAll { to: 0, .. })))
@@ -225,12 +225,16 @@ fn kinds(program: &Program, step: &Step<'_>) -> bool {
             let gradients = instruction.operands().all(|view| content(&view) == Content::Gradient);
             let [read, write] = [instruction.reads[0], instruction.writes[0].to];
             let bucket = |view: View| class.tensor(view.tensor).bucket;
-            values() || (gradients && bucket(read) == bucket(write))
+            // To its weights it adds what a worker's update has changed.
+            let contents = (content(&read), content(&write));
+            let is_delta = contents == (Content::WeightDelta, Content::Weight);
+            values() || ((gradients || is_delta) && bucket(read) == bucket(write))
         }
+        Action::Difference => is_of_delta(step),
         Action::Copy => {
             let is_backup = instruction.writes.iter().all(|it| content(&it.to) == Content::Backup);
             let is_back = instruction.reads.iter().all(|it| content(it) == Content::Backup);
-            is_backup || is_back || values()
+            is_backup || is_back || values() || is_of_delta(step)
         }
         Action::Extrapolate { .. } => {
             content(&instruction.reads[0]) == Content::Weight
@@ -308,8 +312,8 @@ fn kinds(program: &Program, step: &Step<'_>) -> bool {
         }
         Action::Send { .. } | Action::Receive { .. } => {
             let is_of_bucket = |it: &View| {
-                let sent = matches!(content(it), Content::Weight | Content::Gradient);
-                sent && it.window == Window::Whole
+                let sent = [Content::Weight, Content::WeightDelta, Content::Gradient];
+                sent.contains(&content(it)) && it.window == Window::Whole
             };
             let is_norm = |it: &View| content(it) == Content::Norm;
             instruction.operands().all(|it| is_value(&it) || is_norm(&it) || is_of_bucket(&it))
@@ -333,6 +337,16 @@ fn kinds(program: &Program, step: &Step<'_>) -> bool {
         Action::Test | Action::Due { .. } => content(&instruction.writes[0].to) == Content::Flag,
         Action::Free => true,
     }
+}
+
+/// Whether an instruction makes of a bucket's weights by how much an update changes them.
+fn is_of_delta(step: &Step<'_>) -> bool {
+    let ([read], [write]) = (&step.instruction.reads[..], &step.instruction.writes[..]) else {
+        return false;
+    };
+    let [read, write] = [read.tensor, write.to.tensor].map(|it| step.class.tensor(it));
+    (read.content, write.content) == (Content::Weight, Content::WeightDelta)
+        && read.bucket == write.bucket
 }
 
 /// Whether a view is of rows of a table's gradient, or the values for them.
@@ -429,7 +443,9 @@ fn modes(step: &Step<'_>, found: &mut Vec<Violation>) {
             Action::Kernel { .. } => {
                 write.mode != Mode::AddUnlessFirst && tensor.keep == Keep::Transient
             }
-            Action::Add | Action::Optimizer | Action::Average { .. } => write.mode == Mode::Add,
+            Action::Add | Action::Difference | Action::Optimizer | Action::Average { .. } => {
+                write.mode == Mode::Add
+            }
             Action::Receive { .. } if is_gradient || tensor.content == Content::Weight => {
                 write.mode == Mode::Set
             }

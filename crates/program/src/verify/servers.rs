@@ -42,7 +42,16 @@ pub(super) fn ranges(program: &Program, id: ClassId, found: &mut Vec<Violation>)
         let mut fits = true;
         for route in &program.routes {
             let (kind, server) = match route.carried {
-                Carried::Gradients(it) if (route.from, it) == (id, bucket_id) => (0, route.to),
+                Carried::Gradients(it)
+                    if bucket.apart.is_none() && (route.from, it) == (id, bucket_id) =>
+                {
+                    (0, route.to)
+                }
+                Carried::Deltas(it)
+                    if bucket.apart.is_some() && (route.from, it) == (id, bucket_id) =>
+                {
+                    (0, route.to)
+                }
                 Carried::Weights(it) if !sums && (route.to, it) == (id, bucket_id) => {
                     (1, route.from)
                 }
@@ -150,6 +159,7 @@ fn is_of_route(
     let of = program.route(route);
     let (bucket, worker, content) = match of.carried {
         Carried::Gradients(bucket) => (bucket, of.from, Content::Gradient),
+        Carried::Deltas(bucket) => (bucket, of.from, Content::WeightDelta),
         Carried::Sums(bucket) => (bucket, of.to, Content::Gradient),
         Carried::Weights(bucket) => (bucket, of.to, Content::Weight),
         Carried::Aggregated(bucket) => (bucket, of.from, Content::Gradient),
@@ -383,7 +393,12 @@ impl<'p> Search<'p> {
         if body.iter().any(|it| matches!(it.action, Action::Receive { .. })) {
             state.taken[class][client] += 1;
         }
-        if body.iter().any(|it| it.action == Action::Optimizer) {
+        let updates = |it: &Instruction| match it.action {
+            Action::Optimizer => true,
+            Action::Add => class_of.tensor(it.writes[0].to.tensor).content == Content::Weight,
+            _ => false,
+        };
+        if body.iter().any(updates) {
             // An update of replicas is with what their owner sends, and of what it owns with what workers do.
             let serves = class_of.serves().map_or(&[][..], |serve| &serve.clients);
             let is_owner = |client: usize| {

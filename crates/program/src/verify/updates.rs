@@ -38,6 +38,13 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
                         *now.entry(write.to.tensor).or_default() += 1;
                     }
                 }
+                // A server adds what a worker's update has changed.
+                Action::Add => {
+                    let to = step.instruction.writes[0].to.tensor;
+                    if class.tensor(to).content == Content::Weight {
+                        *now.entry(to).or_default() += 1;
+                    }
+                }
                 // Averages are weights that operators read once they are cast, too.
                 Action::Cast if averages => {}
                 Action::Cast => {

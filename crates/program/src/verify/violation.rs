@@ -492,6 +492,26 @@ pub enum Violation {
         /// What is wrong.
         fault: String,
     },
+    /// What is sent, added or freed is not by how much one update has changed weights, or was before.
+    #[error(
+        "{at}: {tensor} is not by how much one update has changed weights, or is not sent whole, or added, once"
+    )]
+    Delta {
+        /// Where.
+        at: Site,
+        /// The tensor.
+        tensor: String,
+    },
+    /// What a worker's update has changed of a bucket does not go to servers once a step.
+    #[error("{place}: a step sends what has changed of {bucket} {times} times")]
+    Deltas {
+        /// The class of the worker.
+        place: String,
+        /// The bucket.
+        bucket: String,
+        /// How often.
+        times: i64,
+    },
     /// A worker gets weights that lack gradients from too many steps before.
     #[error("{place}: weights lack gradients from {steps} steps before, and may from {bound}")]
     Staleness {

@@ -13,6 +13,7 @@ mod pipelines;
 mod post_validation;
 mod recomputation;
 mod ring;
+mod server_deltas;
 mod server_replicas;
 mod servers;
 mod skips;

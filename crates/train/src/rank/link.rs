@@ -21,6 +21,7 @@ use super::combine::{Combination, Move};
 use super::compression::Compression;
 use super::compute::Kernel;
 use super::corrections::Extrapolation;
+use super::delta::Difference;
 use super::exchange::Collective;
 use super::inputs::Load;
 use super::lookups::{FindRows, LoadRows, TakeRows};
@@ -124,6 +125,7 @@ pub(crate) enum Local {
     Compress(Compression),
     SumRows(SumRows),
     Average(Average),
+    Difference(Difference),
     Due(Due),
     Test(Test),
 }
@@ -245,6 +247,7 @@ impl Linker<'_> {
             &Action::Average { rate, replicas } => {
                 Local::Average(Average::link(self, (rate, replicas), instruction))
             }
+            Action::Difference => Local::Difference(Difference::link(self, instruction)),
             &Action::Due { every } => Local::Due(Due::link(self, every, instruction)),
             Action::Test => Local::Test(Test::link(self, instruction)),
             Action::Send { .. }

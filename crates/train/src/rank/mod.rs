@@ -11,6 +11,7 @@ mod combine;
 mod compression;
 mod compute;
 mod corrections;
+mod delta;
 mod exchange;
 mod inputs;
 mod link;
@@ -400,6 +401,7 @@ impl Rank {
             Local::Compress(of) => self.compress(of, at),
             Local::SumRows(of) => self.sum_rows(of, at),
             Local::Average(of) => self.average(of, at),
+            Local::Difference(of) => self.subtract(of, at),
             Local::Due(due) => self.ask_whether_due(due, at),
             Local::Test(test) => self.test(test, at),
         }

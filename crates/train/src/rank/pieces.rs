@@ -171,9 +171,10 @@ impl Rank {
     }
 
     /// Checks that replicas with values of their own of a parameter are as many as were saved, or that one was saved
-    /// for all. Whether so.
-    fn has_own(&self, param: ParamId, checkpoint: &dyn Saved) -> Result<bool> {
-        let name = self.site(param).name;
+    /// for all. Whether so, of what such a tensor holds.
+    fn has_own(&self, param: ParamId, content: Content, checkpoint: &dyn Saved) -> Result<bool> {
+        let parameter = self.site(param).name;
+        let name = saved_name(content, &parameter);
         let bucket = self.class().bucket(self.class().param(param).bucket);
         let has =
             |replica: &usize| checkpoint.global_shape(&replica_name(*replica, &name)).is_some();
@@ -182,7 +183,7 @@ impl Rank {
         match saved {
             0 => Ok(false),
             _ if saved == replicas => Ok(replicas > 1),
-            _ if bucket.is_frozen => Err(Error::FrozenReplicas { parameter: name, saved }),
+            _ if bucket.is_frozen => Err(Error::FrozenReplicas { parameter, saved }),
             _ => Err(Error::Replicas { saved, replicas }),
         }
     }
@@ -349,7 +350,8 @@ impl Rank {
             let spec = class.param(param);
             let site = Site { is_whole, ..self.site(param) };
             let name = saved_name(tensor.content, &site.name);
-            let own = saved.map_or(Ok(false), |saved| self.has_own(param, saved))?;
+            let own =
+                saved.map_or(Ok(false), |saved| self.has_own(param, tensor.content, saved))?;
             let name = if own { self.saved_under(bucket)(&name) } else { name };
             let Some(values) = read(&name, &site, spec.local(&range))? else {
                 continue;
@@ -372,7 +374,7 @@ impl Rank {
     pub fn updates(&self) -> Vec<(String, u64)> {
         let class = self.class();
         let is_updated_here =
-            |param: ParamId| class.bucket(class.param(param).bucket).served.is_empty();
+            |param: ParamId| class.bucket(class.param(param).bucket).is_updated_here();
         let owned = self.parameters.owned.iter().flatten();
         let owned = owned.filter(|it| it.piece.elements() > 0 && is_updated_here(it.param));
         let updates = |it: &Owned| {
@@ -422,6 +424,7 @@ fn saved_name(content: Content, parameter: &str) -> String {
         | Content::Staging
         | Content::ExtrapolatedWeight
         | Content::SummedWeight
+        | Content::WeightDelta
         | Content::PublishedWeight
         | Content::Statistics
         | Content::OfRank(_)

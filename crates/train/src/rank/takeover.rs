@@ -37,7 +37,7 @@ impl Rank {
         let before = counted.filter_map(|it| {
             let bucket = class.param(it.param).bucket;
             let before = it.updates - u64::from(self.updated[bucket.0 as usize]);
-            let is_updated_here = class.bucket(bucket).served.is_empty();
+            let is_updated_here = class.bucket(bucket).is_updated_here();
             is_updated_here.then(|| (self.site(it.param).name, before))
         });
         RowEnd {

@@ -7,7 +7,7 @@ use shardloom_kernels::device::Update as Kernel;
 use shardloom_kernels::optimizer::Step;
 use shardloom_kernels::random::Key;
 use shardloom_kernels::{Buffer, Device, Format, View as Elements, ViewMut};
-use shardloom_program::{Content, Instruction, TensorId};
+use shardloom_program::{BucketId, Content, Instruction, TensorId};
 use smallvec::SmallVec;
 
 use super::arena::Room;
@@ -53,8 +53,8 @@ pub(crate) struct Update {
     /// The sums of the last round of statistics.
     sums: Option<Slot>,
     corrected: Corrected,
-    /// How many replicas have weights of their own.
-    replicas: usize,
+    /// What its part of the mean gradients is multiplied by.
+    scale: f64,
 }
 
 /// A round of the optimizer's statistics of what the rank owns of a bucket.
@@ -69,8 +69,8 @@ pub(crate) struct Statistics {
     sums: Option<Slot>,
     /// How many updates late gradients are.
     delay: f64,
-    /// How many replicas have weights of their own.
-    replicas: usize,
+    /// What its part of the mean gradients is multiplied by.
+    scale: f64,
     to: Room,
 }
 
@@ -101,6 +101,16 @@ fn sums(linker: &Linker<'_>, instruction: &Instruction) -> Option<Slot> {
     Some(linker.slot(*sums))
 }
 
+/// What the rank's part of the mean gradients of a bucket over a step is multiplied by: where replicas update weights
+/// of their own, or by themselves, it becomes the mean of their own gradients.
+fn scale(linker: &Linker<'_>, bucket: BucketId) -> f64 {
+    let bucket = linker.class.bucket(bucket);
+    match bucket.apart {
+        Some(apart) => linker.shared.program.microbatches as f64 / apart.microbatches as f64,
+        None => linker.class.own_replica(bucket, linker.position).0 as f64,
+    }
+}
+
 impl Update {
     /// Links an update.
     pub(super) fn link(linker: &Linker<'_>, instruction: &Instruction) -> Update {
@@ -115,7 +125,7 @@ impl Update {
             weights: Held::link(linker, weights),
             sums: sums(linker, instruction),
             corrected: Corrected::link(linker, bucket, instruction),
-            replicas: class.own_replica(class.bucket(bucket), linker.position).0,
+            scale: scale(linker, bucket),
         }
     }
 }
@@ -134,7 +144,7 @@ impl Statistics {
             weights: Held::link(linker, instruction.reads[1].tensor),
             sums: sums(linker, instruction),
             delay: linker.shared.program.update_delay(class, bucket),
-            replicas: class.own_replica(class.bucket(bucket), linker.position).0,
+            scale: scale(linker, bucket),
             to: linker.room(to),
         }
     }
@@ -150,19 +160,18 @@ impl Cast {
 }
 
 impl Rank {
-    /// The update of weights that have had so many, but for that number, of gradients so late, where so many
-    /// replicas have weights of their own.
-    fn step(&self, delay: f64, replicas: usize) -> impl Fn(u64) -> Step + use<> {
+    /// The update of weights that have had so many, but for that number, of gradients so late, of which the part that
+    /// is here is multiplied by `scale`.
+    fn step(&self, delay: f64, scale: f64) -> impl Fn(u64) -> Step + use<> {
         let norm = self.squared_norm().map(f64::sqrt);
         let clipped = match (self.shared.program.clip_norm, norm) {
             (Some(most), Some(norm)) if norm > most => most / norm,
             _ => 1.0,
         };
         let learning_rate = self.learning_rate(delay);
-        // Gradients are the mean's over the step, of which each update has as large a part, and each replica that
-        // updates weights of its own, and they are of the scaled loss.
-        let gradient_scale =
-            (clipped * f64::from(self.updates) * replicas as f64 / self.loss_scale) as f32;
+        // Gradients are the mean's over the step, of which each update has as large a part, and they are of the
+        // scaled loss.
+        let gradient_scale = (clipped * f64::from(self.updates) * scale / self.loss_scale) as f32;
         move |updates| Step { number: updates + 1, learning_rate, gradient_scale }
     }
 
@@ -174,10 +183,10 @@ impl Rank {
 
     /// This rank's share of a bucket's statistics, its parameters' one after the other.
     pub(super) fn find_statistics(&mut self, of: &Statistics, at: At) {
-        let Statistics { round, bucket, gradients, rows, weights, delay, replicas, .. } = *of;
+        let Statistics { round, bucket, gradients, rows, weights, delay, scale, .. } = *of;
         let left_out = self.leaves_out();
         let optimizer = self.parameters.optimizer;
-        let step = self.step(delay, replicas);
+        let step = self.step(delay, scale);
         let mut owned = std::mem::take(&mut self.parameters.owned[bucket]);
         let mut all = self.arena.take(&of.to, at);
         self.device().fill(all.view_mut(), 0.0);
@@ -252,11 +261,11 @@ impl Rank {
 
     /// Updates the part of a bucket's weights that this rank owns: the master weights, if there are such.
     pub(super) fn update(&mut self, of: &Update, at: At) {
-        let Update { bucket, gradients, rows, weights, ref corrected, replicas, .. } = *of;
+        let Update { bucket, gradients, rows, weights, ref corrected, scale, .. } = *of;
         self.store.keep_version(weights.slot);
         if !self.leaves_out() {
             let optimizer = self.compensated(self.parameters.optimizer, corrected.delay);
-            let step = self.step(corrected.delay, replicas);
+            let step = self.step(corrected.delay, scale);
             let mut owned = std::mem::take(&mut self.parameters.owned[bucket]);
             let held = self.store.take(weights.slot, at);
             let mut values = held.expect("weights are there all the time");

@@ -39,6 +39,7 @@ mod replan;
 mod routing;
 mod sampled_softmax;
 mod sampling;
+mod server_deltas;
 mod server_loss;
 mod server_replay;
 mod servers;

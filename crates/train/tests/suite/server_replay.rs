@@ -9,7 +9,7 @@ use crate::support::formulas;
 use crate::support::replica::{Replica, Tensors};
 use crate::support::{Samples, mesh, serial, settings, small_gpt, trainer_with};
 use shardloom_graph::Graph;
-use shardloom_plan::{Optimizer, Plan, Servers, Staleness, Sync, Uniform};
+use shardloom_plan::{Optimizer, Plan, Push, Servers, Staleness, Sync, Uniform};
 use shardloom_program::{ClassId, Program};
 use shardloom_train::Trainer;
 use shardloom_train::learning_rate::{Curve, LearningRate};
@@ -40,7 +40,7 @@ fn worker(graph: &Graph) -> Replica {
     Replica::new(trainer(graph, &alone), WORKERS)
 }
 
-/// What all servers hold, and the optimizer's formula.
+/// What all servers hold, or a worker that updates by itself, and the optimizer's formula.
 struct Held {
     optimizer: Optimizer,
     rates: LearningRate,
@@ -87,7 +87,8 @@ fn replay(
     plan: &Plan,
     answers: &[Vec<u32>],
 ) -> (Vec<f64>, Tensors) {
-    let adds_up = plan.sync.servers.is_some_and(|it| it.staleness == Staleness::SYNCHRONOUS);
+    let servers = plan.sync.servers.expect("they are served");
+    let adds_up = servers.push == Push::Gradients && servers.staleness == Staleness::SYNCHRONOUS;
     let mut replicas: Vec<Replica> = (0..WORKERS).map(|_| worker(graph)).collect();
     let weights = replicas[0].weights.clone();
     let zero: Tensors =
@@ -95,14 +96,19 @@ fn replay(
     let decays = graph.parameters().map(|(_, value)| {
         (value.name.clone(), value.parameter().is_some_and(|parameter| parameter.decays))
     });
-    let mut held = Held {
+    let decays: BTreeMap<String, bool> = decays.collect();
+    let holder = || Held {
         optimizer: plan.optimizer,
         rates: LearningRate::new(CURVE).expect("a positive rate"),
-        weights,
+        weights: weights.clone(),
         sums: zero.clone(),
-        moments: [zero.clone(), zero],
-        decays: decays.collect(),
+        moments: [zero.clone(), zero.clone()],
+        decays: decays.clone(),
     };
+    let mut held = holder();
+    // What workers are once they have updated by themselves.
+    let mut apart: Vec<Held> = (0..WORKERS).map(|_| holder()).collect();
+    let pushes_deltas = servers.push == Push::Deltas;
     let servers: Vec<_> = (0..answers.len()).map(|it| ranges(graph, program, it)).collect();
     // By server and worker.
     let mut taken = vec![[0; WORKERS]; answers.len()];
@@ -133,7 +139,22 @@ fn replay(
                     taken[server][client] += 1;
                     let is_last = !adds_up || client + 1 == WORKERS;
                     updates[server] += i32::from(is_last);
-                    for (name, range) in &servers[server] {
+                    for (name, range) in servers[server].iter().filter(|_| pushes_deltas) {
+                        let own = &mut apart[client];
+                        let before = replicas[client].weights[name][range.clone()].to_vec();
+                        let changed = own.weights.get_mut(name).expect("a parameter");
+                        changed[range.clone()].copy_from_slice(&before);
+                        // The mean of its own, and not its part of the mean over all.
+                        let mean = gradients[name].iter().map(|it| it * WORKERS as f32);
+                        let mean: Vec<f32> = mean.collect();
+                        own.update(name, range.clone(), &mean, step, step as i32 + 1);
+                        let after = &own.weights[name][range.clone()];
+                        let sum = held.weights.get_mut(name).expect("a parameter");
+                        for (at, (after, before)) in range.clone().zip(after.iter().zip(&before)) {
+                            sum[at] += after - before;
+                        }
+                    }
+                    for (name, range) in servers[server].iter().filter(|_| !pushes_deltas) {
                         let sum = held.sums.get_mut(name).expect("a parameter");
                         for at in range.clone() {
                             let begins = !adds_up || client == 0;
@@ -208,12 +229,18 @@ const ALL: [Staleness; 4] =
 #[test]
 fn runs_as_stale_as_is_allowed_are_their_serial_replay_bit_for_bit() {
     for optimizer in [Optimizer::sgd(0.0), Optimizer::default()] {
-        let found = ALL.map(|staleness| {
-            let answers = as_stale_as_allowed(staleness);
-            check(Servers::of(1, staleness), optimizer, Some(vec![answers]))
+        let [gradients, deltas] = [Push::Gradients, Push::Deltas].map(|push| {
+            let found = ALL.map(|staleness| {
+                let answers = as_stale_as_allowed(staleness);
+                let servers = Servers { push, ..Servers::of(1, staleness) };
+                check(servers, optimizer, Some(vec![answers]))
+            });
+            let all_differ = found.windows(2).all(|pair| pair[0] != pair[1]);
+            assert!(all_differ, "staleness shows");
+            found
         });
-        let all_differ = found.windows(2).all(|pair| pair[0] != pair[1]);
-        assert!(all_differ, "staleness shows");
+        let differ = gradients.iter().zip(&deltas).all(|(one, other)| one != other);
+        assert!(differ, "who updates shows");
     }
 }
 
@@ -222,7 +249,9 @@ fn runs_as_they_come_on_threads_are_their_serial_replay_bit_for_bit() {
     for optimizer in [Optimizer::sgd(0.0), Optimizer::default()] {
         for staleness in ALL {
             for count in [1, 3] {
-                check(Servers::of(count, staleness), optimizer, None);
+                for push in [Push::Gradients, Push::Deltas] {
+                    check(Servers { push, ..Servers::of(count, staleness) }, optimizer, None);
+                }
             }
         }
     }

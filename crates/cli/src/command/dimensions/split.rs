@@ -4,8 +4,8 @@ use std::num::NonZeroU32;
 
 use clap::Args;
 use shardloom::plan::{
-    AttentionKind, Averaging, AveragingTime, Compression, Mesh, Negotiation, Partners, Ranges,
-    Recompute, SendOrder, Servers, Share, Staleness, Summation,
+    AttentionKind, Averaging, AveragingTime, Compression, Mesh, Negotiation, Partners, Push,
+    Ranges, Recompute, SendOrder, Servers, Share, Staleness, Summation,
 };
 
 use super::first_given;
@@ -59,6 +59,11 @@ pub(super) struct Split {
     /// after every --drain-every steps [default: 0]
     #[arg(long, value_name = "STEPS", requires = "servers")]
     pub(super) staleness: Option<Staleness>,
+
+    /// What workers send the servers: gradients, with which servers update; or deltas, which is by how much the
+    /// worker's own update has changed the weights, and what servers add to them [default: gradients]
+    #[arg(long, value_name = "WHAT", requires = "servers")]
+    pub(super) push: Option<Push>,
 
     /// How many other servers have a replica of each range of the parameters, with which the loss of a server is
     /// survived; with --staleness 0 [default: 0]
@@ -176,6 +181,7 @@ impl Split {
             shard_within,
             servers,
             staleness,
+            push,
             server_replicas,
             compression,
             sparse,
@@ -208,6 +214,7 @@ impl Split {
             ("--shard-within", shard_within.is_some()),
             ("--servers", servers.is_some()),
             ("--staleness", staleness.is_some()),
+            ("--push", push.is_some()),
             ("--server-replicas", server_replicas.is_some()),
             ("--compression", compression.is_some()),
             ("--sparse", *sparse),
@@ -254,8 +261,9 @@ impl Split {
     pub(super) fn servers(&self) -> Option<Servers> {
         self.servers.map(|count| {
             let staleness = self.staleness.unwrap_or(Staleness::SYNCHRONOUS);
-            let replicas = self.server_replicas.unwrap_or(0);
-            Servers { replicas, ..Servers::of(count, staleness) }
+            let (push, replicas) =
+                (self.push.unwrap_or_default(), self.server_replicas.unwrap_or(0));
+            Servers { push, replicas, ..Servers::of(count, staleness) }
         })
     }
 

@@ -12,7 +12,7 @@ use shardloom_plan::Mesh;
 
 use super::taken;
 use crate::class::{Body, BodyId, BodyKind, BucketId, Class, ClassId, Part, ServedRange};
-use crate::lower::{Boundaries, Order, Parameters, epilogue};
+use crate::lower::{Boundaries, Order, Parameters, RangeUse, epilogue};
 use crate::sync::{Holder, LookedUp, Lookups, Replicated};
 use crate::{
     Action, Carried, Control, Entry, Format, Group, Instruction, Route, RouteId, Tensor, View,
@@ -294,7 +294,7 @@ fn of_server<'a>(worker: &Parameters<'a>, server: ClassId, workers: usize) -> Pa
         for ServedRange { range, .. } in bucket.served.iter().filter(|it| it.server == server) {
             let rows = rows.min(range.len() / columns);
             let lookups = Lookups { rows, columns, holder: Holder::Server { workers } };
-            parts.hold_range(worker, index, range, (Some(lookups), None));
+            parts.hold_range(worker, index, range, RangeUse::Table(lookups));
         }
     }
     parts.add_norm();

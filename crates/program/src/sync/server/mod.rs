@@ -12,15 +12,21 @@
 //!   it does once for each worker's part of a step: decaying weights, keeping momentum or moments, counting
 //!   updates for bias correction.
 //!
+//! Or workers update by themselves, each with the mean of its own gradients and an optimizer's state of its own, and
+//! push deltas: by how much that has changed the weights. A server adds each worker's to its weights as it comes; without
+//! staleness in the order of workers, which then all go on from the same weights.
+//!
 //! Servers hold ranges of the parameters: buckets are cut into pieces, and [`Ring`](crate::Ring) says whose each
 //! is.
 
+mod deltas;
 mod ranges;
 mod roles;
 
 use shardloom_collectives::Algorithm;
-use shardloom_plan::Servers;
+use shardloom_plan::{Push, Servers};
 
+pub(crate) use deltas::AddedTo;
 pub(super) use roles::{Service, class};
 
 use super::{AllReduce, Replicated, Synchronisation, Unheld};
@@ -42,7 +48,11 @@ impl Server {
 
 impl Synchronisation for Server {
     fn tensors(&self, bucket: &Unheld<'_>, tensors: &mut Vec<Tensor>) -> Replicated {
-        self.within().tensors(bucket, tensors)
+        let mut held = self.within().tensors(bucket, tensors);
+        if self.servers.push == Push::Deltas {
+            held.own.push(deltas::add_delta(bucket, tensors));
+        }
+        held
     }
 
     fn servers(&self) -> Option<Servers> {

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use shardloom_collectives::chunk;
-use shardloom_plan::{Mesh, Servers};
+use shardloom_plan::{Mesh, Push, Servers};
 
 use crate::Format;
 use crate::class::{Bucket, BucketId, ClassId, ServedRange};
-use crate::lower::Parameters;
+use crate::lower::{Parameters, RangeUse};
 use crate::ring::Ring;
 
 /// Deals ranges of all buckets to servers, the first of which that is left is the class `first`. Who owns what
@@ -65,12 +65,20 @@ fn runs_of_params(parameters: &Parameters<'_>, bucket: &Bucket, most: usize) -> 
     runs
 }
 
-/// The parameters of a server, which updates ranges of these buckets, alone and by itself, and has replicas of others.
-pub(super) fn of_server<'a>(worker: &Parameters<'a>, server: ClassId) -> Parameters<'a> {
+/// The parameters of a server, which owns ranges of these buckets, alone and by itself, and has replicas of others.
+pub(super) fn of_server<'a>(
+    worker: &Parameters<'a>,
+    server: ClassId,
+    pushed: Push,
+) -> Parameters<'a> {
+    let owned = match pushed {
+        Push::Gradients => RangeUse::Updated,
+        Push::Deltas => RangeUse::AddedTo,
+    };
     let mut parts = Parameters::none(worker.plan, worker.ways, Mesh::SINGLE);
     for (index, bucket) in worker.buckets.iter().enumerate() {
         for ServedRange { range, .. } in bucket.served.iter().filter(|it| it.server == server) {
-            parts.hold_range(worker, index, range, (None, None));
+            parts.hold_range(worker, index, range, owned);
         }
     }
     // Replicas come behind what it owns, and so do those of others: its number there is that of the range.
@@ -80,7 +88,7 @@ pub(super) fn of_server<'a>(worker: &Parameters<'a>, server: ClassId) -> Paramet
             let number = owned.entry(served.server).or_default();
             if served.replicas.contains(&server) {
                 let owner = (served.server, BucketId(*number));
-                parts.hold_range(worker, index, &served.range, (None, Some(owner)));
+                parts.hold_range(worker, index, &served.range, RangeUse::Replica(owner));
             }
             *number += 1;
         }

@@ -1,15 +1,16 @@
 //! Servers and their workers (see [`crate::sync::Server`]): a worker ends a step by sending its gradients to the
-//! servers and begins the next by getting the weights from them; a server updates with what comes from a worker,
-//! or without staleness from all of them, and sends it the weights when the bound allows. What it has added up it
+//! servers, or what its own update has changed, and begins the next by getting the weights from them; a server updates
+//! with what comes from a worker, or without staleness from all of them, and sends it the weights when the bound allows. What it has added up it
 //! sends to the servers that have replicas, which update with it as it does; as they send no weights before they
 //! have, workers go on once all replicas are as their owners are.
 
 use shardloom_cluster::DeviceId;
-use shardloom_plan::{Mesh, Plan, Servers, Staleness};
+use shardloom_plan::{Mesh, Plan, Push, Servers, Staleness};
 
+use super::deltas;
 use super::ranges::{deal, of_server, pieces};
 use crate::class::{
-    Body, BodyId, BodyKind, Bucket, BucketId, Class, ClassId, Part, Rank, ServedRange,
+    Apart, Body, BodyId, BodyKind, Bucket, BucketId, Class, ClassId, Part, Rank, ServedRange,
 };
 use crate::lower::{Boundaries, Order, Parameters, epilogue};
 use crate::sync::{Role, add};
@@ -24,7 +25,8 @@ struct RangeRoutes {
     /// The worker's bucket.
     bucket: BucketId,
     server: ClassId,
-    gradients: RouteId,
+    /// Of what the worker pushes.
+    pushed: RouteId,
     weights: RouteId,
 }
 
@@ -72,13 +74,18 @@ impl<'a> Service<'a> {
             return Err(ProgramError::TooManyServers { key, servers, ranges, instead });
         }
         let first = workers.len() as u32;
-        for parameters in workers.iter_mut() {
+        let shares = workers[0].plan.shares();
+        for (worker, parameters) in workers.iter_mut().enumerate() {
             deal(parameters, ClassId(first), asked);
+            let apart = Apart { workers: first as usize, worker, microbatches: shares[worker] };
+            let apart = (asked.push == Push::Deltas).then_some(apart);
+            parameters.buckets.iter_mut().for_each(|bucket| bucket.apart = apart);
         }
         let servers = (first..).zip(asked.left()).map(|(class, _)| ClassId(class));
         let mut parameters: Vec<Parameters<'a>> =
-            servers.map(|server| of_server(&workers[0], server)).collect();
-        let adds_up = asked.staleness == Staleness::SYNCHRONOUS && workers.len() > 1;
+            servers.map(|server| of_server(&workers[0], server, asked.push)).collect();
+        let is_synchronous = asked.staleness == Staleness::SYNCHRONOUS;
+        let adds_up = is_synchronous && asked.push == Push::Gradients && workers.len() > 1;
         let arrived = adds_up.then(|| parameters.iter_mut().map(add_arrived).collect());
         let mut routes = vec![];
         for (worker, parameters) in (0u32..).map(ClassId).zip(&*workers) {
@@ -90,13 +97,18 @@ impl<'a> Service<'a> {
                         boundaries.add_route(Route::of_range(carried, ends, format, range.len()))
                     };
                     let held = &bucket.held.replicated;
-                    let (gradients, weights) =
-                        (held.expect_gradients().reduced, View::whole(held.weights));
+                    let weights = View::whole(held.weights);
+                    let (carried, pushed) = match asked.push {
+                        Push::Gradients => {
+                            (Carried::Gradients(id), held.expect_gradients().reduced)
+                        }
+                        Push::Deltas => (Carried::Deltas(id), View::whole(deltas::delta(bucket))),
+                    };
                     let (here, there) = ((worker, range.start), (*server, 0));
                     of_worker.push(RangeRoutes {
                         bucket: id,
                         server: *server,
-                        gradients: add(Carried::Gradients(id), [here, there], gradients),
+                        pushed: add(carried, [here, there], pushed),
                         weights: add(Carried::Weights(id), [there, here], weights),
                     });
                 }
@@ -108,7 +120,7 @@ impl<'a> Service<'a> {
     }
 
     /// What a server does for a worker: takes in its gradients, updates with them, or after the last worker
-    /// with those of all, and sends it the weights.
+    /// with those of all, and sends it the weights; or it adds what its update has changed.
     fn client(
         &self,
         (server, class): (usize, ClassId),
@@ -129,16 +141,20 @@ impl<'a> Service<'a> {
         let routes = self.routes[worker].iter().filter(|routes| routes.server == own);
         for (index, (bucket, routes)) in parameters.buckets.iter().zip(routes).enumerate() {
             let held = &bucket.held.replicated;
+            let send = Action::Send { route: routes.weights };
+            pull.push(Instruction::new(send, [View::whole(held.weights)], []));
+            if self.servers.push == Push::Deltas {
+                push.extend(deltas::receive_and_add(bucket, routes.pushed));
+                continue;
+            }
             let reduced = held.expect_gradients().reduced;
             let to = adds.map_or(reduced, |arrived| View::whole(arrived[index]));
-            let receive = Action::Receive { route: routes.gradients };
+            let receive = Action::Receive { route: routes.pushed };
             push.push(Instruction::new(receive, [], [to]));
             if adds.is_some() {
                 let sum = Instruction::new(Action::Add, [to], [reduced]);
                 sums.push(sum.with_mode(Mode::Add));
             }
-            let send = Action::Send { route: routes.weights };
-            pull.push(Instruction::new(send, [View::whole(held.weights)], []));
         }
         push.extend(sums);
         let mut kind = BodyKind::Synchronisation;
@@ -148,7 +164,8 @@ impl<'a> Service<'a> {
                 let sum = parameters.replicated(replica.bucket).expect_gradients().reduced;
                 push.push(Instruction::new(send, [sum], []));
             }
-            for (id, _) in owned(parameters) {
+            let updated = owned(parameters).filter(|_| self.servers.push == Push::Gradients);
+            for (id, _) in updated {
                 push.extend(epilogue::update(parameters, id));
             }
             kind = BodyKind::Epilogue;
@@ -158,7 +175,9 @@ impl<'a> Service<'a> {
             let run = Entry::new(BodyId(bodies.len() as u32 - 1), None);
             Handler { when, run, publishes }
         };
-        let sent = if arrived.is_some() { When::InTurn } else { When::Sent };
+        // What is added in another order comes to other bits.
+        let in_order = self.servers.staleness == Staleness::SYNCHRONOUS && workers > 1;
+        let sent = if in_order { When::InTurn } else { When::Sent };
         let push = handler(kind, push, sent, true);
         let within = When::Within(self.servers.staleness);
         let pull = handler(BodyKind::Synchronisation, pull, within, false);
@@ -195,21 +214,32 @@ impl<'a> Service<'a> {
 }
 
 impl Role for Service<'_> {
-    /// A worker sends its gradients.
+    /// A worker sends its gradients, or updates and sends what that has changed.
     fn end_of_step(
         &self,
         worker: ClassId,
         parameters: &Parameters<'_>,
     ) -> Option<Vec<Instruction>> {
+        let routes = &self.routes[worker.0 as usize];
+        if self.servers.push == Push::Deltas {
+            let of_bucket = |id: BucketId| -> Vec<RouteId> {
+                routes.iter().filter(|it| it.bucket == id).map(|it| it.pushed).collect()
+            };
+            let buckets = epilogue::buckets(parameters);
+            let ends = buckets.map(|(id, _)| (id, of_bucket(id)));
+            let ends =
+                ends.flat_map(|(id, routes)| deltas::update_and_send(parameters, id, &routes));
+            return Some(ends.collect());
+        }
         let send = |routes: &RangeRoutes| {
-            let action = Action::Send { route: routes.gradients };
+            let action = Action::Send { route: routes.pushed };
             Instruction::new(
                 action,
                 [parameters.replicated(routes.bucket).expect_gradients().reduced],
                 [],
             )
         };
-        Some(self.routes[worker.0 as usize].iter().map(send).collect())
+        Some(routes.iter().map(send).collect())
     }
 
     /// What a worker's schedule runs, after the weights that the step before has led to.
@@ -220,8 +250,10 @@ impl Role for Service<'_> {
         parameters: &Parameters<'_>,
         _: Option<TensorId>,
     ) -> Option<Vec<Control>> {
-        for body in order.bodies.iter_mut().filter(|body| body.kind == BodyKind::Epilogue) {
-            body.kind = BodyKind::Synchronisation;
+        if self.servers.push == Push::Gradients {
+            for body in order.bodies.iter_mut().filter(|body| body.kind == BodyKind::Epilogue) {
+                body.kind = BodyKind::Synchronisation;
+            }
         }
         let receive = |routes: &RangeRoutes| {
             let action = Action::Receive { route: routes.weights };
@@ -289,9 +321,9 @@ fn replica_routes(
         let own = &mut passed[(owner.0 - first) as usize];
         let bucket = BucketId(*own);
         *own += 1;
-        let format =
-            of(*owner).tensor(of(*owner).replicated(bucket).expect_gradients().reduced).format;
         for &holder in replicas {
+            let sum = of(*owner).replicated(bucket).expect_gradients().reduced;
+            let format = of(*owner).tensor(sum).format;
             let ends = [(*owner, 0), (holder, 0)];
             let route = Route::of_range(Carried::Aggregated(bucket), ends, format, range.len());
             let route = boundaries.add_route(route);

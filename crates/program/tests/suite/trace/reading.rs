@@ -194,7 +194,8 @@ impl Reader<'_> {
             | Action::LoadRows { .. }
             | Action::FindRows
             | Action::TakeRows
-            | Action::SumRows => return None,
+            | Action::SumRows
+            | Action::Difference => return None,
         })
     }
 

@@ -88,11 +88,12 @@ fn check<'a>(
 /// Combinations of every `of`-th model from `part` on: tests run side by side. What a combination wrote the next reads
 /// whose state has the same names.
 fn check_part(part: usize, of: usize) {
-    let mut written: BTreeMap<(&str, String, usize), Written<'_>> = BTreeMap::new();
+    let mut written: BTreeMap<(&str, String, usize, bool), Written<'_>> = BTreeMap::new();
     let mut seen = Seen::default();
     for combination in combinations().iter().filter(|it| it.model() % of == part) {
         let optimizer = format!("{:?}", combination.plan.optimizer);
-        let state = (combination.graph.name(), optimizer, combination.own_replicas());
+        let (model, replicas) = (combination.graph.name(), combination.own_replicas());
+        let state = (model, optimizer, replicas, combination.pushes_deltas());
         let former = written.remove(&state).filter(|it| combination.can_read_own_of(it.by));
         written.insert(state, check(combination, former, &mut seen));
     }

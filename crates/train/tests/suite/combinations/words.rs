@@ -8,8 +8,8 @@ use shardloom_graph::Graph;
 use shardloom_plan::{
     Arrangement, Averaging, Axis, AxisSet, Communication, Compression, Corrections, DeviceList,
     LossScale, Mesh, Negotiation, Number, Optimizer, ParameterGroup, Pipeline, Plan, Precision,
-    Prediction, Ranges, Recompute, ScheduleKind, SendOrder, Servers, Share, Staleness, Summation,
-    Sync, Uniform, Updates, Weights,
+    Prediction, Push, Ranges, Recompute, ScheduleKind, SendOrder, Servers, Share, Staleness,
+    Summation, Sync, Uniform, Updates, Weights,
 };
 use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{Blueprint, OnNonFinite, Settings, Trainer};
@@ -103,6 +103,8 @@ fn ways() -> Vec<Way> {
     ways.push(Way { replicas: turns, ..way(ScheduleKind::PipeDream, weights) });
     ways.push(Way { servers: Some(Servers::of(2, Staleness::Within(1))), ..flush });
     ways.push(Way { servers: Some(Servers::of(2, Staleness::SYNCHRONOUS)), ..flush });
+    let deltas = Servers { push: Push::Deltas, ..Servers::of(2, Staleness::SYNCHRONOUS) };
+    ways.push(Way { servers: Some(deltas), ..flush });
     ways.push(Way { shares: &[3, 1], ..flush });
     for (schedule, averaging) in [
         (ScheduleKind::OneForwardOneBackward, Averaging::local_sgd(2)),
@@ -337,8 +339,9 @@ impl Words {
                     || corrections.prediction == Some(Prediction::Velocity);
                 let rounds = way.updates == Updates::Round;
                 let held = way.servers.is_some();
-                let one_by_one =
-                    way.servers.is_some_and(|it| it.staleness != Staleness::SYNCHRONOUS);
+                let one_by_one = way.servers.is_some_and(|it| {
+                    it.staleness != Staleness::SYNCHRONOUS || it.push == Push::Deltas
+                });
                 let served = held || way.summation.is_some();
                 let apart = way.averaging.is_some();
                 let negotiated = way.negotiation.is_some();
@@ -648,6 +651,11 @@ impl Combination<'_> {
     pub fn own_replicas(&self) -> usize {
         let axes = self.plan.averaged_axes(self.graph);
         self.plan.stages().map(|(_, stage)| stage.mesh.span(&axes)).max().unwrap_or(1)
+    }
+
+    /// Whether workers update by themselves, and save an optimizer's state each.
+    pub fn pushes_deltas(&self) -> bool {
+        self.plan.sync.servers.is_some_and(|it| it.push == Push::Deltas)
     }
 
     pub fn data(&self) -> Data {
