@@ -143,6 +143,24 @@ fn another_step_than_the_plan_s_is_refused() {
     );
 }
 
+/// Of stages that share devices a log counts the devices.
+#[test]
+fn a_pipeline_is_as_long_as_it_has_devices() {
+    let place = Place::new();
+    let model = "gpt:layers=4,hidden=256,heads=4,seq=256,vocab=1024";
+    let sizes = "--cluster h100-80g:2x4 --global-batch 32 --dp 4 --tp 1 --pp 2 --zero 0";
+    let order = "--schedule interleaved --micro-batch 1 --recompute none";
+    place.run(&format!("plan {model} {sizes} {order} -o plan.toml")).succeeds();
+    for (pipeline, differs) in [(2, false), (4, true)] {
+        let argument = format!("  pipeline_model_parallel_size .................... {pipeline}\n");
+        place.write("run.log", argument + &megatron(&[1.0; 3], 32));
+        let outcome = compare(&place, "--json").succeeds();
+        let notes = outcome.object()["notes"].to_string();
+        let said = "the number of devices of a pipeline is 4 in the log and 2 in the plan";
+        outcome.check(notes.contains(said) == differs, "another length of the pipeline");
+    }
+}
+
 #[test]
 fn what_is_missing_or_wrong_is_said() {
     let place = place();

@@ -115,6 +115,7 @@ pub fn ranks_that_get_ready_in_any_order_carry_out_the_same_lists(engine: &Teste
                 .map(|number| round(&mut members, rank, number, &mut draws).unwrap())
                 .collect();
             let (lists, cycles) = (members.take_lists(), members.cycles());
+            assert!(members.take_lists().is_empty(), "lists are handed out once");
             let sent = endpoint.counters().collective_bytes;
             let sums: Vec<Vec<f32>> =
                 sums.iter().flatten().map(|it| as_reals(it.view()).to_vec()).collect();

@@ -161,7 +161,7 @@ impl Lines<'_> {
                 self.collective(instruction, *kind, group, &algorithm.to_string())
             }
             Action::Add => "sum".into(),
-            Action::Difference => "by how much the update has changed weights".into(),
+            Action::Difference => "weights less what they were before the update".into(),
             Action::Copy if instruction.backs_up(class) => "back up".into(),
             Action::Copy if instruction.restores(class) => "restore".into(),
             Action::Copy if instruction.is_move() => "hand over".into(),
@@ -285,7 +285,7 @@ impl Lines<'_> {
         let Reader { class, position, .. } = *self.0;
         let mode = match write.mode {
             // That it changes what is there is what an update is.
-            _ if instruction.action == Action::Optimizer => "",
+            _ if matches!(instruction.action, Action::Optimizer | Action::Difference) => "",
             Mode::Set => "",
             Mode::Add => "add to ",
             Mode::AddUnlessFirst => "start or add to ",

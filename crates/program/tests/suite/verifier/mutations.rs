@@ -265,6 +265,8 @@ rejected! {
         restored_elsewhere(validated()) => Violation::Backup { .. },
     a_backup_that_one_arm_keeps_is_rejected: guarded(validated(), 0, |guard| guard.then.clear())
         => Violation::Arms { .. },
+    a_backup_that_the_other_arm_keeps_is_rejected:
+        rolled_back(validated(), 0, |kind| kind == BodyKind::Release) => Violation::Arms { .. },
     a_flag_read_before_it_is_written_is_rejected: guard_first(validated()) => Violation::Flag { .. },
     a_guard_by_something_else_is_rejected: {
         let program = validated();
