@@ -165,9 +165,11 @@ fn collectives_of_stages_on_several_nodes_take_the_host_what_the_stack_says() {
 #[test]
 fn slicing_shares_takes_the_host_time_for_every_parameter_and_replica() {
     let graph = gpt(2, false);
-    let updates = |zero: u8| {
+    // Of pairs of replicas that share, each with all of the parameters, there are two.
+    let updates = |zero: u8, sharing: u32| {
         let mut plan = uniform(1, 4, 1, 1);
         plan.sync.zero = zero;
+        plan.mesh = plan.mesh.sharing_within(sharing).expect("it divides the replicas");
         let program = lowered(&graph, &plan);
         let cluster = under(4, |stack| {
             stack.host.kernel_seconds = 1e-6;
@@ -178,9 +180,12 @@ fn slicing_shares_takes_the_host_time_for_every_parameter_and_replica() {
         let updates = instructions(&program).filter(|it| it.action == Action::Optimizer);
         updates.map(|it| costs.launch_seconds(class, it) - 1e-6).sum::<f64>()
     };
-    assert_eq!(updates(0), 0.0);
-    let shares = (4 * graph.parameters().count()) as f64;
-    assert!((updates(1) - 1e-3 * shares).abs() < 1e-9, "{}", updates(1));
+    assert_eq!(updates(0, 4), 0.0);
+    for sharing in [2, 4] {
+        let shares = f64::from(sharing) * graph.parameters().count() as f64;
+        let found = updates(1, sharing);
+        assert!((found - 1e-3 * shares).abs() < 1e-9, "{found} where {sharing} share");
+    }
 }
 
 #[test]
