@@ -5,6 +5,7 @@ mod blocking;
 mod control;
 mod eight_bits;
 mod lowering;
+mod measured_rows;
 mod memory_without_flush;
 mod negotiation;
 mod outstanding;
