@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 
 use shardloom_cluster::DeviceId;
+use shardloom_collectives::chunk;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{Mesh, Plan, ServerSet, Servers, Staleness, Sync, Uniform};
 use shardloom_program::verify::{Violation, explore, verify};
 use shardloom_program::{
-    Action, Carried, Class, ClassId, Control, Instruction, Keep, Program, Serve, When, lower,
+    Action, Carried, Class, ClassId, Control, Instruction, Keep, Program, Ring, Serve, When, lower,
 };
 
 fn graph() -> Graph {
@@ -203,4 +204,33 @@ fn the_ranges_of_a_lost_server_are_their_first_replicas_and_all_others_stay() {
             assert_eq!(places, left.map(|it| (it, DeviceId(workers + it))).collect());
         }
     }
+}
+
+/// Pieces that follow each other on one server may have their replicas on different ones.
+#[test]
+fn each_piece_is_on_the_servers_that_the_ring_says() {
+    let spec = ModelSpec::parse("mlp:inputs=16,hidden=16,layers=2,classes=16");
+    let graph = spec.and_then(|spec| spec.graph()).expect("a model");
+    let servers = with_replicas(4, 1);
+    let mut plan = plan(2, servers);
+    plan.pipeline.iter_mut().for_each(|it| it.stage[0].blocks = (0, graph.blocks().len()));
+    let program = lower(&graph, &plan, plan.least_devices()).expect("a program");
+    assert_eq!(verify(&program), Ok(()));
+    let buckets = program.classes[0].buckets.iter().map(|bucket| bucket.elements);
+    let pieces = |elements: usize| {
+        // 16 bytes each.
+        let count = elements.div_ceil(4);
+        (0..count).map(move |piece| chunk(elements, count, piece).len())
+    };
+    let sizes: Vec<usize> = buckets.flat_map(pieces).collect();
+    let ring = Ring::of(0..4);
+    let owners = ring.owners(&sizes);
+    let of_piece = |(number, &owner): (usize, &u32)| {
+        let replica = ring.successors(number, owner)[0];
+        vec![vec![owner, replica]; sizes[number]]
+    };
+    let expected: Vec<Vec<u32>> = owners.iter().enumerate().flat_map(of_piece).collect();
+    let differ = expected.windows(2).filter(|pair| pair[0][0] == pair[1][0] && pair[0] != pair[1]);
+    assert!(differ.count() > 3, "neighbours on one server have replicas on different ones");
+    assert_eq!(holders(&program), expected);
 }
