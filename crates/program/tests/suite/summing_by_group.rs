@@ -337,3 +337,19 @@ fn groups_whose_servers_cannot_be_are_refused_by_name() {
         assert!(error.contains(key), "{key}: {error}");
     }
 }
+
+#[test]
+fn a_groups_own_size_of_buckets_is_the_most_of_its_pieces() {
+    let graph = gpt();
+    let ffn = ParameterGroup { bucket_bytes: Some(60), ..ParameterGroup::named("*ffn*") };
+    let program = lowered(&graph, &plan(&graph, 2, 2, vec![ffn]));
+    let class = &program.classes[0];
+    let own = buckets(&graph, class, "ffn");
+    assert!(!own.is_empty() && own.len() < class.buckets.len());
+    for bucket in &class.buckets {
+        // 60 and 120 bytes of fp32.
+        let most = if own.contains(&bucket) { 15 } else { 30 };
+        assert_eq!(bucket.summed.len(), bucket.elements.div_ceil(most), "{}", bucket.name);
+        assert!(bucket.summed.iter().all(|piece| piece.range.len() <= most), "{}", bucket.name);
+    }
+}

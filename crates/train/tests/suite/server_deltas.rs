@@ -1,5 +1,5 @@
-//! Workers of parameter servers that update by themselves and push what that has changed: what each keeps, checkpoints,
-//! bytes and memory. What runs come to is held against a replay in [`crate::server_replay`].
+//! Workers of parameter servers that update by themselves and push what that has changed: what each keeps, bytes and
+//! memory. What runs come to is held against a replay in [`crate::server_replay`], and resumed in [`crate::servers`].
 
 use std::collections::BTreeMap;
 
@@ -90,25 +90,6 @@ fn a_worker_updates_with_the_mean_of_its_own_gradients_and_keeps_a_state_of_its_
             for (name, expected) in &alone[0] {
                 assert_close(&of_worker[name], expected, 1e-6);
             }
-        }
-    }
-}
-
-#[test]
-fn a_resumed_run_is_bitwise_the_uninterrupted_one() {
-    let graph = gpt();
-    for staleness in [0, 1] {
-        for optimizer in [Optimizer::sgd(0.9), Optimizer::default()] {
-            let plan = plan(&graph, 2, (2, staleness), optimizer);
-            let mut whole = started(&graph, &plan, RunClock::Wall);
-            train(&mut whole, 3);
-            let (_folder, checkpoint) = saved(&mut whole);
-            let losses = train(&mut whole, 3);
-            let mut resumed = started(&graph, &plan, RunClock::Wall);
-            resumed.resume(checkpoint).expect("resumed");
-            resumed.repeat_answers(whole.answers().to_vec()).expect("threads");
-            assert_eq!(train(&mut resumed, 3), losses);
-            assert_eq!(weights(&mut resumed), weights(&mut whole));
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::support::{graph, mesh, serial};
 use shardloom_checkpoint::{Meta, Store};
 use shardloom_collectives::Algorithm;
 use shardloom_graph::Graph;
-use shardloom_plan::{Mesh, Optimizer, Plan, Servers, Staleness, Sync, Uniform};
+use shardloom_plan::{Mesh, Optimizer, Plan, Push, Servers, Staleness, Sync, Uniform};
 use shardloom_program::ClassId;
 use shardloom_train::RunClock;
 
@@ -257,16 +257,26 @@ fn twice_the_parameters_go_between_each_worker_and_the_servers_in_a_step() {
 
 #[test]
 fn a_resumed_run_with_the_same_answers_is_bitwise_the_uninterrupted_one() {
-    let graph = gpt();
-    let plan = served(&graph, 2, Servers::of(2, Staleness::Within(1)), Optimizer::default());
-    let mut whole = started(&graph, &plan, RunClock::Wall);
+    for (push, staleness) in
+        [(Push::Gradients, 1), (Push::Deltas, 0), (Push::Deltas, 1), (Push::Deltas, 2)]
+    {
+        for optimizer in [Optimizer::sgd(0.9), Optimizer::default()] {
+            let servers = Servers { push, ..Servers::of(2, Staleness::Within(staleness)) };
+            assert_resumes(&gpt(), servers, optimizer);
+        }
+    }
+}
+
+fn assert_resumes(graph: &Graph, servers: Servers, optimizer: Optimizer) {
+    let plan = served(graph, 2, servers, optimizer);
+    let mut whole = started(graph, &plan, RunClock::Wall);
     train(&mut whole, 3);
     let folder = tempfile::tempdir().expect("a folder");
     whole.save(folder.path(), Meta::default(), None).expect("saved");
     let losses = train(&mut whole, 3);
     let latest = Store::open(folder.path()).and_then(|store| store.load_latest());
     let checkpoint = latest.expect("the checkpoint").0;
-    let mut resumed = started(&graph, &plan, RunClock::Wall);
+    let mut resumed = started(graph, &plan, RunClock::Wall);
     resumed.resume(checkpoint).expect("resumed");
     resumed.repeat_answers(whole.answers().to_vec()).expect("threads");
     assert_eq!(train(&mut resumed, 3), losses);
