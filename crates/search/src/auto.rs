@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use shardloom_cluster::{Cluster, DeviceId, DeviceKind, NodeGroup};
+use shardloom_collectives::Algorithm;
 use shardloom_graph::Graph;
 use shardloom_plan::{Plan, ScheduleKind};
 use shardloom_program::quantity;
@@ -275,7 +276,8 @@ pub fn single_device_seconds(
 ) -> Result<Option<f64>, SearchError> {
     let graph = &*request.graph_of(graph, cluster)?;
     let mut least: Option<f64> = None;
-    let free = request.free();
+    // It reduces nothing, whatever others reduce by.
+    let free = Request { algorithm: Algorithm::Ring, ..request.free() };
     let format = matmul_precision(request.precision.compute);
     let computes = |group: &&NodeGroup| group.profile.device.peak_flops(format).is_ok();
     for group in cluster.groups().iter().filter(computes) {

@@ -56,6 +56,22 @@ fn schedules_are_simulated_and_sorted_by_the_time_of_a_step() {
     outcome.check(peak("afab") > peak("1f1b") && peak("1f1b") > 0, "GPipe keeps no more");
 }
 
+/// On two nodes that reduces in groups of a node, which the single device that it is compared with has not.
+#[test]
+fn a_method_has_the_fastest_algorithm_or_the_one_that_was_asked_for() {
+    let seconds = |algorithm: &str| {
+        let model = "gpt:layers=4,hidden=256,heads=4,seq=256,vocab=1024";
+        let outcome = Place::new().run(&format!(
+            "compare --stack shardloom {model} --cluster h100-80g:2x4 --global-batch 32 --methods data-parallel \
+             {algorithm} --json"
+        ));
+        let rows = rows(&outcome.succeeds());
+        rows[0].1["step_seconds"].as_f64().expect("a time")
+    };
+    let (fastest, ring) = (seconds(""), seconds("--algorithm ring"));
+    assert!(fastest < 0.95 * ring, "{fastest} where {ring} was asked for");
+}
+
 #[test]
 fn a_row_is_what_simulate_says_of_the_same_plan() {
     let place = Place::new();

@@ -242,6 +242,17 @@ mod tests {
         let (status, lost) = once(&line, Duration::ZERO).expect("it starts");
         assert!(!status.success(), "it was killed");
         assert_eq!(lost, Some(Lost::Process { rank: Some(3), host: "b".to_owned() }));
+        // Of several that are lost the first is the cause.
+        let one = |rank: u32, host: &str| {
+            format!(
+                "echo 'mpirun noticed that process rank {rank} with PID 0 on node {host} exited on signal 9 \
+                 (Killed).' >&2; "
+            )
+        };
+        let script = one(1, "b") + &one(0, "a") + "exit 1";
+        let line = ["sh".to_owned(), "-c".to_owned(), script];
+        let (_, lost) = once(&line, PATIENCE).expect("it starts");
+        assert_eq!(lost, Some(Lost::Process { rank: Some(1), host: "b".to_owned() }));
         // One that says nothing of a loss has all the time it wants.
         let line = ["sh", "-c", "echo other >&2; exit 3"].map(str::to_owned);
         let (status, lost) = once(&line, Duration::ZERO).expect("it starts");

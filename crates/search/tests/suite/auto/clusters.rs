@@ -1,6 +1,7 @@
 //! Which devices of a cluster the answer uses, and what is said of the others.
 
 use shardloom_cluster::Cluster;
+use shardloom_collectives::Algorithm;
 use shardloom_search::{Outcome, Request, single_device_seconds};
 
 use super::{LARGER, PLENTY, check};
@@ -89,4 +90,16 @@ fn a_single_device_is_the_fastest_that_there_is_however_little_memory_it_has() {
     let small = single_device_seconds(&graph, &h100(1, 1, 1000), &request).expect("an estimate");
     let large = single_device_seconds(&graph, &h100(1, 1, PLENTY), &request).expect("an estimate");
     assert!(small.is_some() && small == large);
+}
+
+/// As of a plan whose replicas reduce in groups of four.
+#[test]
+fn a_single_device_takes_no_part_in_how_others_reduce() {
+    let (graph, cluster) = (model(GPT), h100(1, 1, PLENTY));
+    let plain = Request::new(GPT, "c", 8);
+    let seconds = |request: &Request| {
+        single_device_seconds(&graph, &cluster, request).expect("no groups are asked for")
+    };
+    let grouped = Request { algorithm: Algorithm::Hierarchical { inner: 4 }, ..plain.clone() };
+    assert_eq!(seconds(&grouped), seconds(&plain));
 }
