@@ -198,9 +198,7 @@ impl<'a> Parameters<'a> {
                 held,
             });
         }
-        let corrections = plan.weights.corrections();
-        let moves = corrections.prediction.is_some() || corrections.discrepancy.is_some();
-        if keeps.is_delayed && moves {
+        if keeps.is_delayed && plan.weights.corrections().move_weights() {
             parts.add_moved(graph);
         }
         parts.add_norm();
