@@ -101,7 +101,7 @@ impl Method {
         if request.precision != asked {
             notes.push(
                 "everything is in fp32, whatever was asked for: passes run with weights that are moved along a \
-                 velocity, which would be lost in fewer bits"
+                 velocity, which is trained in no other format"
                     .into(),
             );
         }

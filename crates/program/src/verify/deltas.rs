@@ -10,7 +10,7 @@ use crate::{Action, BucketId, Class, ClassId, Content, Program, Run, TensorId, V
 
 /// What a tensor for such a change holds.
 enum Delta {
-    /// The weights as they were when updates had changed them so often.
+    /// The weights as they were when something had changed them so often.
     Before(u32),
     /// By how much one update has changed them; these elements are sent.
     Change(Vec<Range<usize>>),
@@ -22,8 +22,8 @@ enum Delta {
 pub(super) fn check(program: &Program, row: Row, found: &mut Vec<Violation>) {
     for (id, class) in program.classes() {
         if class.tensors.iter().any(|tensor| tensor.content == Content::WeightDelta) {
-            let (held, updates) = (BTreeMap::new(), BTreeMap::new());
-            Deltas { program, class, held, updates, sent: BTreeMap::new() }.run(id, row, found);
+            let (held, changes) = (BTreeMap::new(), BTreeMap::new());
+            Deltas { program, class, held, changes, sent: BTreeMap::new() }.run(id, row, found);
         }
     }
 }
@@ -33,7 +33,8 @@ struct Deltas<'p> {
     program: &'p Program,
     class: &'p Class,
     held: BTreeMap<TensorId, Delta>,
-    updates: BTreeMap<BucketId, u32>,
+    /// How often updates have changed a bucket's weights, or servers have sent others.
+    changes: BTreeMap<BucketId, u32>,
     /// By bucket, how many changes of it were sent whole.
     sent: BTreeMap<BucketId, i64>,
 }
@@ -76,20 +77,14 @@ impl Deltas<'_> {
             tensor.is_some_and(|it| self.class.tensor(it).content == Content::WeightDelta)
         };
         match (&instruction.action, read, write) {
-            (Action::Optimizer, _, Some(weights)) => {
-                if let Some(bucket) = self.class.tensor(weights).bucket {
-                    *self.updates.entry(bucket).or_default() += 1;
-                }
-                !instruction.operands().any(|it| self.is_delta(it))
-            }
             (Action::Copy, Some(weights), Some(to)) if is_delta(write) => {
-                let updates = self.updates_of(weights);
-                self.held.insert(to, Delta::Before(updates)).is_none()
+                let changes = self.changes_of(weights);
+                self.held.insert(to, Delta::Before(changes)).is_none()
             }
             (Action::Difference, Some(weights), Some(to)) if is_delta(write) => {
-                let updates = self.updates_of(weights);
+                let changes = self.changes_of(weights);
                 let before = self.held.insert(to, Delta::Change(vec![]));
-                matches!(before, Some(Delta::Before(before)) if before + 1 == updates)
+                matches!(before, Some(Delta::Before(before)) if before + 1 == changes)
             }
             (&Action::Send { route }, Some(from), _) if is_delta(read) => {
                 let Some(Delta::Change(sent)) = self.held.get_mut(&from) else { return false };
@@ -105,6 +100,12 @@ impl Deltas<'_> {
             }
             (Action::Add, Some(from), _) if is_delta(read) => {
                 matches!(self.held.remove(&from), Some(Delta::Arrived))
+            }
+            (Action::Optimizer | Action::Receive { .. }, _, Some(weights)) => {
+                if let Some(bucket) = self.class.tensor(weights).bucket {
+                    *self.changes.entry(bucket).or_default() += 1;
+                }
+                !instruction.operands().any(|it| self.is_delta(it))
             }
             _ => !instruction.operands().any(|it| self.is_delta(it)),
         }
@@ -129,9 +130,9 @@ impl Deltas<'_> {
         are_done
     }
 
-    /// How often updates have changed weights.
-    fn updates_of(&self, weights: TensorId) -> u32 {
+    /// How often something has changed weights.
+    fn changes_of(&self, weights: TensorId) -> u32 {
         let bucket = self.class.tensor(weights).bucket;
-        bucket.and_then(|bucket| self.updates.get(&bucket).copied()).unwrap_or(0)
+        bucket.and_then(|bucket| self.changes.get(&bucket).copied()).unwrap_or(0)
     }
 }

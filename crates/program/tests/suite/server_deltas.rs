@@ -3,7 +3,9 @@
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{Mesh, Plan, Push, Servers, Staleness, Sync, Uniform};
 use shardloom_program::verify::{Violation, explore, verify};
-use shardloom_program::{Action, Class, ClassId, Content, Instruction, Keep, Program, lower};
+use shardloom_program::{
+    Action, Class, ClassId, Content, Control, Instruction, Keep, Program, lower,
+};
 
 fn graph() -> Graph {
     let spec = ModelSpec::parse("mlp:inputs=2,hidden=2,layers=2,classes=2");
@@ -122,6 +124,21 @@ fn what_is_no_change_by_one_update_is_rejected() {
         instructions.insert(at + 1, difference);
     });
     assert!(verify(&early).is_err());
+    // Others' weights come between the copy and the difference.
+    let (pull, weights) = (
+        good.classes[class].control.first(),
+        good.classes[class].buckets[0].held.replicated.weights,
+    );
+    let Some(Control::Run(pull)) = pull else { panic!("{pull:?}") };
+    let pull = pull.body.0 as usize;
+    let receives = |it: &Instruction| it.writes.iter().any(|write| write.to.tensor == weights);
+    let instructions = &good.classes[class].bodies[pull].instructions;
+    let from = instructions.iter().position(receives).expect("it gets them");
+    let receive = instructions[from].clone();
+    let mut mixed = good.clone();
+    mixed.classes[class].bodies[pull].instructions.remove(from);
+    let mixed = changed(&mixed, class, body, |instructions| instructions.insert(at, receive));
+    assert!(is_delta(&verify(&mixed).expect_err("what came is no change by an update")));
 }
 
 /// Where instructions stand: class, body and place.
