@@ -45,6 +45,7 @@ mod matmul;
 mod node;
 mod product;
 mod profile;
+pub mod rate_class;
 mod residuals;
 mod spec;
 mod stack;

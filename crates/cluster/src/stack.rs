@@ -8,7 +8,9 @@ use shardloom_collectives::{Algorithm, Kind};
 use shardloom_document::toml_fault;
 
 use crate::profile::nearest;
-use crate::{ClusterError, DeviceKind, FusedAttention, Residuals, StepKind, checked, residuals};
+use crate::{
+    ClusterError, DeviceKind, FusedAttention, Residuals, StepKind, checked, rate_class, residuals,
+};
 
 /// A software stack: the framework, its kernels and the defaults of its plans.
 ///
@@ -31,7 +33,11 @@ pub struct Stack {
     pub host: Host,
     /// What a pass of an operator is cut into, by rate class without suffixes (`layer-norm.forward`). What is
     /// not listed is one kernel that reads and writes each operand once.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "rate_class::by_class",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
     pub operators: BTreeMap<String, Kernels>,
     /// Time of a matrix product, in terms of what the device's analytic rates say (neither of rates that were
     /// measured by operator nor of fused attention); above 1 where operands come in

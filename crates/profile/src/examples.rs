@@ -308,11 +308,14 @@ pub(crate) fn contraction(graph: &Graph, op: OpId, sizes: [usize; 3]) -> Extents
     extents
 }
 
-/// Extents in which attention is over so many positions and has heads of such a width, and enough
-/// of them that probabilities are larger than a core's own cache, as they are in training.
-pub(crate) fn attention(graph: &Graph, [positions, head_dim]: [usize; 2]) -> Extents {
-    const PROBABILITIES: usize = 1 << 20;
-    let batch = (PROBABILITIES / (positions * positions * HEADS)).max(1);
+/// Extents in which attention is over so many positions and has heads of such a width, in as many samples as make so
+/// many probabilities, and in one at least.
+pub(crate) fn attention(
+    graph: &Graph,
+    [positions, head_dim]: [usize; 2],
+    probabilities: usize,
+) -> Extents {
+    let batch = (probabilities / (positions * positions * HEADS)).max(1);
     let mut extents = Extents::global(graph, batch);
     for (name, size) in [("seq", positions), ("keys", positions), ("head_dim", head_dim)] {
         let dim = graph.dim_named(name).expect("a network with attention has positions and heads");
@@ -327,10 +330,10 @@ mod tests {
 
     /// Four heads of 64 positions have 2^14 probabilities a sample.
     #[test]
-    fn attention_has_as_many_samples_as_make_a_million_probabilities() {
+    fn attention_has_as_many_samples_as_make_the_probabilities() {
         let graph = gpt(0.0).graph("gpt").expect("a model");
         for (positions, samples) in [(64, 64), (128, 16), (512, 1), (1024, 1)] {
-            let extents = attention(&graph, [positions, 32]);
+            let extents = attention(&graph, [positions, 32], 1 << 20);
             assert_eq!(extents.get(graph.batch()), samples, "{positions} positions");
         }
     }

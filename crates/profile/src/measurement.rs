@@ -35,6 +35,9 @@ pub(crate) struct Plan {
     pub contractions: Vec<[usize; 3]>,
     /// Positions and head widths of attention.
     pub attentions: Vec<[usize; 2]>,
+    /// Probabilities of an attention over all samples, at least those of one: more than a core's own cache holds, as
+    /// in training.
+    pub probabilities: usize,
     /// Samples, positions and cells of recurrences.
     pub recurrences: Vec<[usize; 3]>,
     /// Elements of parameters and of tensors that are added and copied.
@@ -83,6 +86,7 @@ impl Plan {
                 [256, 128],
                 [512, 64],
             ],
+            probabilities: 1 << 20,
             recurrences: vec![
                 [4, 16, 64],
                 [8, 32, 128],
@@ -125,6 +129,7 @@ impl Plan {
                 [1024, 512, 2048],
             ],
             attentions: vec![[96, 48], [128, 128], [192, 64], [256, 32]],
+            probabilities: 1 << 20,
             recurrences: vec![[8, 24, 96], [24, 12, 192]],
             elements: vec![1 << 17, 3 << 18],
             exchanges: vec![1 << 14, 3 << 17, 3 << 19],
@@ -221,7 +226,7 @@ fn tasks<'a>(machine: &Machine, plan: &Plan, examples: &'a [Graph]) -> Vec<Task<
             | OpKind::AttentionContext { .. }
             | OpKind::FusedAttention { .. } => {
                 let sizes = plan.attentions.iter();
-                sizes.map(|&sizes| examples::attention(graph, sizes)).collect()
+                sizes.map(|&sizes| examples::attention(graph, sizes, plan.probabilities)).collect()
             }
             OpKind::SampledCrossEntropy { .. } => {
                 // Of each number of drawn classes that examples have, with rows and inputs of products in turn.

@@ -31,6 +31,7 @@ pub(crate) fn hasty() -> Plan {
         rows: vec![2, 16],
         contractions: vec![[4, 8, 16], [16, 8, 4], [8, 8, 8]],
         attentions: vec![[4, 8], [8, 4]],
+        probabilities: 1 << 8,
         recurrences: vec![[2, 3, 4], [3, 2, 8], [4, 4, 4]],
         elements: vec![256, 512],
         exchanges: vec![2, 64],

@@ -31,6 +31,8 @@ pub struct Planned {
     pub speedup: Option<f64>,
     /// The most memory that each rank holds at once, by rank.
     pub peak_bytes_per_rank: Vec<u64>,
+    /// How long a step took in the trial of the plan; none where no trials are made, or they are simulated.
+    pub measured_step_seconds: Option<f64>,
 }
 
 /// What a plan for these machines is usually wanted with: the format [usual](usual_precision) for all of them, or
@@ -146,8 +148,8 @@ fn planned(
 }
 
 /// The plan that a published system finds by trials that are really made: `measure` trains with a plan for some
-/// steps and says how long one takes, such as [`measured_step_seconds`] does. The predicted step time of the answer
-/// is what was measured.
+/// steps and says how long one takes, such as [`measured_step_seconds`] does. The answer says that time of the plan,
+/// which is the least of those measured, beside what is predicted of it.
 ///
 /// # Errors
 /// As [`plan_by_method`]; if the method makes no trials, or `measure` fails.
@@ -160,8 +162,11 @@ pub fn plan_by_measured_trials<E: Into<Box<dyn StdError + Send + Sync>>>(
 ) -> Result<Planned> {
     let begun = Instant::now();
     let mut measure = |plan: &Plan| measure(plan).map_err(Into::into);
-    let choice = method.choose_by_measuring(model.graph(), cluster, request, &mut measure)?;
-    planned(model, cluster, request, method, choice, begun)
+    let mut choice = method.choose_by_measuring(model.graph(), cluster, request, &mut measure)?;
+    let measured = choice.judgement.step_seconds;
+    choice.judgement = shardloom_search::judge(model.graph(), cluster, &choice.plan)?;
+    let planned = planned(model, cluster, request, method, choice, begun)?;
+    Ok(Planned { measured_step_seconds: Some(measured), ..planned })
 }
 
 /// How long a step of training here takes, on average over so many after the first.
@@ -206,6 +211,7 @@ impl Planned {
             tokens_per_second: tokens / step_seconds,
             model_flops_utilisation: peak_flops.map(|peak| flops / (step_seconds * peak)),
             peak_bytes_per_rank: peak_bytes_per_rank(&outcome),
+            measured_step_seconds: None,
             outcome,
         })
     }

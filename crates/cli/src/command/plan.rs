@@ -2,6 +2,7 @@
 
 mod clusters;
 mod constraints;
+mod trials;
 
 use std::path::PathBuf;
 
@@ -11,7 +12,7 @@ use shardloom::cluster::Cluster;
 use shardloom::exchange::Project;
 use shardloom::plan::{Number, Plan as Found, Precision};
 use shardloom::program::quantity::{digits, percent, seconds};
-use shardloom::search::{Outcome, Trials};
+use shardloom::search::Outcome;
 use shardloom::{
     Defaults, Model, Planned, find_plan, find_plan_for, methods, parse_optimizer, plan_by_method,
     usual_request,
@@ -34,6 +35,7 @@ use crate::output_file::OutputFile;
 use crate::table::table;
 use crate::terminal::Terminal;
 use constraints::Constraints;
+use trials::Trials;
 
 /// Find the fastest plan for a model on a cluster that fits in memory
 ///
@@ -48,6 +50,8 @@ use constraints::Constraints;
   shardloom plan llama-3-8b --cluster h100-80g:2x8 --cluster a100-80g:4x8 --global-batch 256
   shardloom plan gpt:layers=4,hidden=128,heads=4,vocab=256 --seq 128 --cluster local \\
       --global-batch 16 -o plan.toml
+  shardloom plan gpt:layers=4,hidden=128,heads=4,vocab=256 --seq 128 --cluster local \\
+      --global-batch 16 --method autosync --trials 40 --trials-data text.txt
 
 MODEL is a Hugging Face config.json, a model TOML, a preset, or a family with parameters. CLUSTER is \
 a preset with a size (h100-80g:64x8 is 64 nodes of 8), several joined by +, a TOML file, or local for \
@@ -106,23 +110,6 @@ pub struct Plan {
     #[arg(long, requires = "method")]
     post_validation: bool,
 
-    /// Strategies that a method tries, if it is one that tries some, such as autosync [default: the method's]
-    #[arg(long, value_name = "N", requires = "method", value_parser = whole::<usize>)]
-    trials: Option<usize>,
-
-    /// What the method's random choices follow from
-    #[arg(long, value_name = "N", requires = "method", default_value_t = 0)]
-    trials_seed: u64,
-
-    /// A JSON file of earlier trials, of this model and cluster or of others, to which those that are made are
-    /// added; it need not be there yet
-    #[arg(long, value_name = "FILE", requires = "method")]
-    trials_file: Option<PathBuf>,
-
-    /// Let strategies that are tried round the gradients that are exchanged to 16 bits
-    #[arg(long, requires = "method")]
-    trials_compressed: bool,
-
     /// What weights in use, activations and their gradients are computed in: fp32, bf16 or fp16; in 16 bits with
     /// gradients and weights of the optimizer in fp32 [default: the 16-bit format that all devices have, of
     /// processors fp32]
@@ -147,6 +134,9 @@ pub struct Plan {
 
     #[command(flatten)]
     profile: ProfileFile,
+
+    #[command(flatten)]
+    trials: Trials,
 
     #[command(flatten)]
     constraints: Constraints,
@@ -204,6 +194,9 @@ struct Search {
     bounded_away: usize,
     simulated: usize,
     seconds: f64,
+    /// How long a step took in the trial of the plan, where trials were really made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    measured_step_seconds: Option<f64>,
 }
 
 /// A plan for some machines, and what it costs.
@@ -260,6 +253,7 @@ impl Plan {
     fn find(&self, model: &Model, text: &str, terminal: Terminal) -> Result<Answered, Failure> {
         let method = self.method.as_deref().map(methods::named).transpose();
         let method = method.map_err(shardloom::Error::from)?;
+        let trials = self.trials.made((model, self.model.as_str()), text, terminal)?;
         let local = self.profile.local()?;
         let cluster = self.stack.load_cluster(text, &local, terminal)?;
         let mut request = usual_request(model, &cluster, text, self.global_batch);
@@ -267,12 +261,7 @@ impl Plan {
         request.frozen = frozen(&self.freeze, model)?;
         request.mask_documents = self.mask_documents;
         request.post_validation = self.post_validation;
-        request.trials = Trials {
-            count: self.trials,
-            seed: self.trials_seed,
-            compressed: self.trials_compressed,
-            file: self.trials_file.clone(),
-        };
+        request.trials = self.trials.of_request();
         if let (Some(Number::Fp32), true) = (self.precision, self.fp8) {
             let message = "--fp8: operands are cast to 8 bits from a 16-bit format; leave out --precision fp32";
             return Err(Failure::usage("--fp8", message));
@@ -286,17 +275,23 @@ impl Plan {
             request.formats_by_machines = false;
         }
         self.constraints.restrict(&mut request);
-        let spinner = terminal.spinner("searching");
-        let planned = match (method, self.runner) {
-            (Some(method), _) => plan_by_method(model, &cluster, &request, method),
-            (None, Some(project)) => find_plan_for(model, &cluster, &request, project),
-            (None, None) => find_plan(model, &cluster, &request),
+        let planned = match (trials, method) {
+            (Some(trials), Some(method)) => trials.plan(&cluster, &request, method, terminal)?,
+            _ => {
+                let spinner = terminal.spinner("searching");
+                let planned = match (method, self.runner) {
+                    (Some(method), _) => plan_by_method(model, &cluster, &request, method),
+                    (None, Some(project)) => find_plan_for(model, &cluster, &request, project),
+                    (None, None) => find_plan(model, &cluster, &request),
+                };
+                spinner.finish_and_clear();
+                let mut planned = planned.map_err(of_request)?;
+                let mut given = self.constraints.given();
+                given.extend(method.map(|method| format!("--method {}", method.name)));
+                planned.outcome.notes.extend(price(&planned.outcome, &given));
+                planned
+            }
         };
-        spinner.finish_and_clear();
-        let mut planned = planned.map_err(of_request)?;
-        let mut given = self.constraints.given();
-        given.extend(method.map(|method| format!("--method {}", method.name)));
-        planned.outcome.notes.extend(price(&planned.outcome, &given));
         let (plan, judgement) = (&planned.outcome.plan, &planned.outcome.judgement);
         let targets = model.graph().targets_per_sample();
         let cost = Cost::of(plan, &cluster, judgement.step_seconds, targets);
@@ -343,6 +338,7 @@ impl Plan {
                 bounded_away: outcome.search.bounded_away,
                 simulated: outcome.search.simulated,
                 seconds: outcome.search.seconds,
+                measured_step_seconds: planned.measured_step_seconds,
             },
             devices_left_out: outcome.devices_left_out,
             notes: &outcome.notes,
@@ -388,6 +384,13 @@ impl Plan {
         }
         if let Some(line) = speedup(planned, cluster) {
             terminal.line(line)?;
+        }
+        if let Some(measured) = planned.measured_step_seconds {
+            let (measured, predicted) = (seconds(measured), seconds(step_seconds));
+            terminal.line(format_args!(
+                "Measured: a step took {measured} in the trial of this plan (predicted: {predicted}); it is the \
+                 fastest of those that were tried, and all times above are predicted"
+            ))?;
         }
         if let Some(interval) = Interval::of(&outcome.plan, cluster, step_seconds) {
             let (step, within) = (seconds(step_seconds), interval.described());

@@ -72,6 +72,45 @@ fn trials_go_into_a_file_and_a_plan_by_them_simulates_as_predicted() {
 }
 
 #[test]
+fn trials_are_trained_with_where_they_have_data() {
+    let place = Place::new();
+    let model = "plan gpt:layers=1,hidden=16,heads=2,vocab=256 --seq 8 --global-batch 4";
+    let trials = "--method autosync --trials 5 --trials-steps 2 --trials-data text.txt";
+    // What is wrong is said before this machine is measured.
+    let elsewhere = place.run(&format!("{model} --cluster h100-80g:2 {trials} --json"));
+    elsewhere.refuses("usage", "not on h100-80g:2");
+    let missing = trials.replace("text.txt", "missing.txt");
+    place.run(&format!("{model} --cluster local {missing} --json")).refuses("file", "missing.txt");
+    let without = "--method autosync --trials-steps 2";
+    place
+        .run(&format!("{model} --cluster local {without} --json"))
+        .refuses("usage", "--trials-data");
+
+    place.pretend_measured();
+    let local = format!("{model} --cluster local:2 {trials}");
+    place
+        .run(&format!("{} --json", local.replace("autosync --trials 5", "gpipe")))
+        .refuses("method", "trials = measured");
+    let outcome =
+        place.run(&format!("{local} --trials-file trials.json -o p.toml --json")).succeeds();
+    let answer = outcome.object();
+    let measured = answer["search"]["measured_step_seconds"].as_f64();
+    outcome.check(measured.is_some_and(|it| it > 0.0), "nothing was measured");
+    let tried: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(place.path("trials.json")).expect("written"))
+            .expect("JSON");
+    let seconds = |it: &serde_json::Value| it["seconds"].as_f64().expect("a time");
+    let done = tried["trials"][0]["done"].as_array().expect("a list").iter().map(seconds);
+    let fastest = done.fold(f64::INFINITY, f64::min);
+    outcome.check(measured <= Some(fastest), "not the fastest");
+    let simulated = place.run("simulate p.toml --json").succeeds().object();
+    let predicted = &answer["predicted"]["step_seconds"];
+    outcome.check(&simulated["step_seconds"] == predicted, "simulated otherwise");
+    let said = place.run(&local).succeeds().stdout;
+    assert!(said.contains("Measured: a step took"), "{said}");
+}
+
+#[test]
 fn without_flush_a_plan_simulates_as_predicted_too() {
     let place = Place::new();
     let arguments = "plan gpt:layers=6,hidden=128,heads=4,vocab=512 --seq 64 --cluster h100-80g:4 \

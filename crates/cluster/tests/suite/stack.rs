@@ -61,6 +61,16 @@ fn what_no_stack_can_have_is_refused_by_its_key() {
     assert!(wrong("attention = \"flash\"").contains("separate"));
     assert!(wrong("[operators]\n\"gelu.forward\" = { launched = -1.0 }").contains("launched"));
     assert!(wrong("kernels = 3").contains("kernels"));
+    for (key, meant) in [
+        ("layer-nrom.forward", "`layer-norm.forward`"),
+        ("gelu.backward", "`gelu.forward`"),
+        ("contract+bias.weight", "`contract.weight`"),
+        ("update.adam", "`update.adamw`"),
+    ] {
+        let error =
+            wrong(&format!("[operators]\n\"gelu.input\" = {{}}\n\"{key}\" = {{ traffic = 2.0 }}"));
+        assert!(error.contains(":5: ") && error.contains(key) && error.contains(meant), "{error}");
+    }
     for key in ["step_seconds", "share_seconds"] {
         assert!(wrong(&format!("host.{key} = -1.0")).contains(key), "{key}");
     }

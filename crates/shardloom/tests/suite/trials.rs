@@ -11,7 +11,7 @@ use shardloom::train::learning_rate::{Curve, LearningRate};
 use shardloom::train::{OnNonFinite, RunClock, Settings};
 use shardloom::{
     Data, Model, Plan, Sampling, TextTokenizer, measured_step_seconds, methods,
-    plan_by_measured_trials, usual_request,
+    plan_by_measured_trials, simulate, usual_request,
 };
 
 const MODEL: &str = "gpt:layers=1,hidden=16,heads=2,seq=8,vocab=256";
@@ -52,7 +52,9 @@ fn every_trial_is_trained_with_and_the_answer_is_the_fastest_of_them() {
     // The plans of three methods that treat all variables alike, one with the table on servers, and twelve strategies.
     assert_eq!(tried.len(), 16);
     let fastest = tried.iter().map(|it| it.1).fold(f64::INFINITY, f64::min);
-    assert_eq!(found.outcome.judgement.step_seconds, fastest);
+    assert_eq!(found.measured_step_seconds, Some(fastest));
+    let predicted = simulate(&model, &found.outcome.plan, &cluster, true).expect("simulated");
+    assert_eq!(found.outcome.judgement.step_seconds, predicted.summary.step_seconds);
     assert!(
         tried.iter().any(|(plan, seconds)| { *plan == found.outcome.plan && *seconds == fastest })
     );
