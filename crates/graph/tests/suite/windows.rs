@@ -28,6 +28,24 @@ fn windows_go_through_the_layers_again_and_again() {
 }
 
 #[test]
+fn layers_with_a_window_have_a_base_of_their_own_whose_frequencies_are_not_scaled() {
+    let rotations = |words: &str| -> Vec<(f32, bool)> {
+        let graph = model(&format!("layers=3,seq=8,windows=3-0-2,rope_theta=50,{words}"));
+        let of = |kind: OpKind| match kind {
+            OpKind::Rotary { theta, scaling, .. } => Some((theta, scaling.is_some())),
+            _ => None,
+        };
+        graph.ops().filter_map(|(_, op)| of(op.kind)).collect()
+    };
+    // Of the queries and the keys of each layer.
+    let (window, full) = ([(10.0, false); 2], [(50.0, true); 2]);
+    let found = rotations("window_rope_theta=10,rope_scaling=[8]");
+    assert_eq!(found, [window, full, window].concat());
+    // All have the same frequencies where there is one base.
+    assert_eq!(rotations("rope_scaling=[8]"), [(50.0, true); 6]);
+}
+
+#[test]
 fn equal_windows_are_written_equally() {
     let windows = |words: &str| {
         let spec = ModelSpec::parse(&format!("{LLAMA},seq=8,{words}")).expect("a model");

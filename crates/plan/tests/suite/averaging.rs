@@ -103,6 +103,8 @@ fn averages_end_with_the_step_that_is_said() {
         let error = self::averaging(|it| (it.every, it.until) = (every, Some(until)));
         let says = format!("sync.averaging.until = {until}: at least one step averages: {rule}");
         assert!(error.starts_with(&says), "{error}");
+        adaptive.sync.averaging = Some(Averaging { every, until: Some(every), ..averaging });
+        assert_eq!(adaptive.validate(&graph(), 8), Ok(()), "one average, with step {every}");
     }
     let error = refusal(|it| {
         it.sync.averaging = Some(averaging);

@@ -246,6 +246,30 @@ fn late_gradients_are_as_late_as_the_papers_say() {
 }
 
 #[test]
+fn a_parameter_of_several_stages_is_updated_as_the_latest_of_their_gradients() {
+    let spec = format!("gpt:layers=14,hidden={HIDDEN},heads=2,seq={SEQ},vocab=32,tied=true");
+    let graph = ModelSpec::parse(&spec).and_then(|spec| spec.graph()).expect("a valid model");
+    let uniform = Uniform { microbatches: 1, ..uniform(ScheduleKind::PipeMare, 4) };
+    let plan = uniform.plan(&graph, "model", "local");
+    let program = lower(&graph, &plan, plan.device_count()).expect("a program");
+    let delays = |class: &Class| -> Vec<f64> {
+        let buckets = class.buckets().filter(|(_, bucket)| !bucket.classes.is_empty());
+        buckets.map(|(id, _)| program.update_delay(class, id)).collect()
+    };
+    // The first stage and the last hold the table: its gradients are 6 updates late on the one, and none on the other.
+    assert_eq!(
+        program.classes.iter().map(delays).collect::<Vec<_>>(),
+        [vec![6.0], vec![], vec![], vec![6.0]]
+    );
+    for class in &program.classes {
+        let own = class.buckets().filter(|(_, bucket)| bucket.classes.is_empty());
+        for (id, _) in own {
+            assert_eq!(program.update_delay(class, id), class.delay);
+        }
+    }
+}
+
+#[test]
 fn a_device_with_stages_of_several_pipelines_has_the_mean_of_their_delays() {
     let uniform = Uniform { microbatches: 2, ..uniform(ScheduleKind::Chimera, 2) };
     let mut plan = uniform.plan_in_chunks(&graph(), "model", "local", 2).expect("two pipelines");

@@ -11,7 +11,7 @@ use shardloom_cluster::{
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{ModelSpec, OpKind};
-use shardloom_plan::{AttentionKind, Optimizer, Plan, Uniform};
+use shardloom_plan::{AttentionKind, Optimizer, Plan, Recompute, Uniform};
 use shardloom_program::timeline::Picos;
 use shardloom_program::{Action, Exchange, Instruction, Program, lower};
 use shardloom_sim::estimate::{Candidate, Estimator, Settings};
@@ -210,22 +210,26 @@ fn what_an_operator_uses_besides_counts_while_it_runs() {
 #[test]
 fn what_a_forward_pass_saves_is_there_until_its_backward_pass() {
     let graph = gpt(2, false);
-    let program = lowered(&graph, &uniform(1, 1, 1, 2));
-    let track = |saved: f64| {
-        let cluster = under(1, |stack| {
-            let kernels = Kernels { saved, ..Kernels::default() };
-            stack.operators.insert("gelu.forward".into(), kernels);
-        });
-        let simulation = simulate(&graph, &cluster, &program, Options::default()).expect("it runs");
-        simulation.timeline.tracks[0].clone()
-    };
-    // Both blocks' at once: of 32 positions, 256 elements each.
-    let (plain, most, more) = (track(0.0), track(1000.0), track(1000.0 + 1.0));
-    assert_eq!(more.peak_bytes - most.peak_bytes, 2 * 32 * 256);
-    assert!(most.peak_bytes - plain.peak_bytes <= 1000 * 2 * 32 * 256);
-    // Between micro-batches nothing of it is left.
-    let last = |track: &shardloom_program::timeline::Track| track.memory.last().expect("it ends").1;
-    assert_eq!(last(&most), last(&plain));
+    // Both blocks' at once, or where forward passes are run again before backward passes those of one block.
+    for (recompute, blocks) in [(Recompute::None, 2), (Recompute::Full, 1)] {
+        let program = lowered(&graph, &Uniform { recompute, ..uniform(1, 1, 1, 2) });
+        let track = |saved: f64| {
+            let cluster = under(1, |stack| {
+                let kernels = Kernels { saved, ..Kernels::default() };
+                stack.operators.insert("gelu.forward".into(), kernels);
+            });
+            let simulation = simulate(&graph, &cluster, &program, Options::default());
+            simulation.expect("it runs").timeline.tracks[0].clone()
+        };
+        // Of 32 positions, 256 elements each.
+        let (plain, most, more) = (track(0.0), track(1000.0), track(1000.0 + 1.0));
+        assert_eq!(more.peak_bytes - most.peak_bytes, blocks * 32 * 256, "{recompute:?}");
+        assert!(most.peak_bytes - plain.peak_bytes <= 1000 * blocks * 32 * 256);
+        // Between micro-batches nothing of it is left.
+        let last =
+            |track: &shardloom_program::timeline::Track| track.memory.last().expect("it ends").1;
+        assert_eq!(last(&most), last(&plain));
+    }
 }
 
 #[test]
