@@ -189,8 +189,11 @@ fn rows_say_what_the_predicted_time_goes_to() {
 #[test]
 fn a_fitted_stack_is_written_and_read_again() {
     let place = place(&SMALL.lines().take(3).map(|it| it.to_owned() + "\n").collect::<String>());
+    let residuals =
+        "[[residuals]]\nof = \"all\"\ndevices = [\"a100-80g\"]\nrows = 40\nlow = 0.9\nhigh = 1.2\n";
     let own = |memory_time: f64| {
-        format!("name = \"mine\"\nsource = \"made up\"\nmemory_time = {memory_time:?}\n")
+        let head = "name = \"mine\"\nsource = \"made up\"\n";
+        format!("{head}memory_time = {memory_time:?}\n{residuals}")
     };
     place.write("mine.toml", own(2.0));
     let answer =
@@ -216,6 +219,9 @@ fn a_fitted_stack_is_written_and_read_again() {
     let answer = place.run("validate small.csv --stack fitted.toml --json").succeeds().object();
     let error = answer["files"][0]["all"]["step"]["mean_absolute"].as_f64().expect("an error");
     assert_eq!(Some(error), found["error_after"].as_f64(), "the file is another stack");
+    // What was said of residuals was of the stack before.
+    let fitted = std::fs::read_to_string(place.path("fitted.toml")).expect("written");
+    assert!(!fitted.contains("residuals"), "{fitted}");
     // Not over the file, and for people.
     let outcome = place.run(fit);
     outcome.check(outcome.status == Some(2), "exit status is not 2");

@@ -193,3 +193,18 @@ pub(super) fn rounded(times: PassTimes, precision: f64) -> PassTimes {
         kept: times_of((times.kept / precision).ceil()).min(1.0),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_of_the_nearest_multiple_and_memory_of_one_that_is_enough() {
+        let times =
+            |input, weight, message, kept| PassTimes { forward: 1.0, input, weight, message, kept };
+        assert_eq!(rounded(times(1.03, 0.97, 0.12, 0.52), 0.1), times(1.0, 1.0, 0.1, 0.6));
+        assert_eq!(rounded(times(1.06, 0.94, 0.16, 0.6), 0.1), times(1.1, 0.9, 0.2, 0.6));
+        // A pass takes some time, a message may take none, and no more is kept than there is.
+        assert_eq!(rounded(times(0.01, 0.02, 0.03, 0.99), 0.25), times(0.25, 0.25, 0.0, 1.0));
+    }
+}
