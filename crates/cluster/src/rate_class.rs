@@ -1,12 +1,14 @@
 //! What takes time on a device, by name, where a software stack says what that is cut into.
 
+use std::collections::BTreeMap;
+
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
-use std::collections::BTreeMap;
 
 use crate::profile::nearest;
 
-/// Operators of models.
+/// Operators of models, as graphs name them, which this crate does not know: a test beside the simulator's names
+/// of rates holds the two to each other.
 pub const OPERATORS: [&str; 29] = [
     "add",
     "attention-context",

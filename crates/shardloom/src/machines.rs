@@ -64,6 +64,11 @@ fn with_usual_stack(cluster: Cluster) -> Result<Cluster> {
     Ok(cluster.under(stack))
 }
 
+/// Whether the text of a cluster names this machine and no other.
+pub fn names_only_this_machine(text: &str) -> bool {
+    names_local(text) && !text.contains('+')
+}
+
 /// Whether the text itself names this machine.
 fn names_local(text: &str) -> bool {
     text.split('+').any(|part| part.trim().split([':', ',']).next() == Some("local"))
@@ -75,6 +80,7 @@ mod tests {
 
     #[test]
     fn local_is_recognised_as_a_machine_and_not_as_part_of_a_name() {
+        assert!(names_only_this_machine("local:2") && !names_only_this_machine("local+h100-80g:8"));
         for text in ["local", "local:2", "h100-80g:8+local:1", " local ", "local,uplink=1Gbps"] {
             assert!(names_local(text), "{text}");
         }

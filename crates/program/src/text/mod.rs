@@ -34,7 +34,7 @@ run side by side where the machine can, each in order but for those that have no
                    the ranks lie that take part, `stages` of ranks of several stages, or `all`;
                    what others do is waited for where it is received or takes part
   dp negotiated    without order: ranks agree while running which collective along dp is next
-  send by priority without order: of what is ready that goes first which is used first
+  send by priority without order: of what is ready, what is used first goes first
   after 5          waits until instruction 5 of this entry has ended, in another queue
   after all dp     until everything that was issued to the queue dp before has ended
   after 5 of E     until instruction 5 below the entry named E has ended for the same micro-batch;

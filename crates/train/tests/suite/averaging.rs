@@ -215,7 +215,7 @@ fn replicas_come_to_what_serial_runs_that_are_averaged_come_to() {
     let graph = small_gpt();
     let now_and_then = Averaging { every: 2, rate: 0.25, ..Averaging::SYNCHRONOUS };
     let [each, third] = LOCAL;
-    for optimizer in [Optimizer::sgd(0.5), ADAMW] {
+    for optimizer in [Optimizer::sgd(0.0), Optimizer::sgd(0.5), ADAMW] {
         for averaging in [each, third, Averaging::SYNCHRONOUS, now_and_then] {
             for replicas in [1, 2, 3, 4, 8] {
                 let of = format!("{replicas} of {averaging:?} with {optimizer:?}");

@@ -15,8 +15,8 @@ use shardloom::search::Request;
 use shardloom::train::learning_rate::{Curve, LearningRate};
 use shardloom::train::{OnNonFinite, RunClock, Settings};
 use shardloom::{
-    Data, Model, Planned, Sampling, TextTokenizer, measured_step_seconds, plan_by_measured_trials,
-    tokenizer_of,
+    Data, Model, Planned, Sampling, TextTokenizer, measured_step_seconds, names_only_this_machine,
+    plan_by_measured_trials, tokenizer_of,
 };
 
 use crate::command::in_options::of_request;
@@ -88,8 +88,7 @@ impl Trials {
         if self.trials_data.is_empty() {
             return Ok(None);
         }
-        let is_here = cluster.split([':', ',']).next() == Some("local") && !cluster.contains('+');
-        if !is_here {
+        if !names_only_this_machine(cluster) {
             let message = format!(
                 "--trials-data: trials are made on this machine, and not on {cluster}; give --cluster local, or \
                  leave it out to have trials simulated"
