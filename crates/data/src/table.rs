@@ -144,6 +144,29 @@ impl Table {
         self.classes.iter().max().map_or(0, |&most| most as usize + 1)
     }
 
+    /// Makes sure that a model which tells `known` classes apart knows all of them.
+    ///
+    /// # Errors
+    /// If there are more, with the first row of `path`, which the table was read from, that has the largest.
+    pub fn require_classes(&self, path: &Path, model: &str, known: usize) -> Result<()> {
+        let needed = self.classes();
+        if needed <= known {
+            return Ok(());
+        }
+        let largest = needed as u32 - 1;
+        let reason = || {
+            format!(
+                "class {largest}, but {model} tells {known} classes apart, counted from 0; give the model {needed} \
+                 or more (classes={needed} of an mlp), or other data"
+            )
+        };
+        each_row(path, |record| match record.iter().next_back().and_then(class) {
+            Some(it) if it == largest => Err(reason()),
+            _ => Ok(()),
+        })?;
+        Err(table_error(path, None, reason()))
+    }
+
     /// Rows of one epoch.
     pub fn training_len(&self) -> u64 {
         self.order.training_len()
@@ -255,6 +278,11 @@ mod tests {
         let headed = read("a,b,class\n1, 2, 0\n3, 4, 1\n").expect("a table");
         assert_eq!(plain, headed);
         assert_eq!((plain.columns(), plain.classes()), (2, 2));
+        let few = read("a,b,class\n\n1,2,0\n3,4,6\n5,6,6\n").expect("a table");
+        assert!(few.require_classes(&path, "mlp:classes=7", 7).is_ok());
+        let message = few.require_classes(&path, "mlp:classes=6", 6).expect_err("7 classes");
+        let said = ".csv:4: class 6, but mlp:classes=6 tells 6 classes apart, counted from 0; give the model 7";
+        assert!(message.to_string().contains(said), "{message}");
         for (text, part) in [
             ("1,2,0\n3,x,1\n", ".csv:2: \"x\" is no finite number"),
             ("1,2,0\n3,1\n", ".csv:2: 2 columns, but rows before it have 3"),

@@ -194,7 +194,9 @@ impl Data {
                 needed,
             });
         }
-        require_classes(model, table.classes(), || format!("classes of {}", path.display()))?;
+        if let Some(known) = model.classes() {
+            table.require_classes(path, model.spec().name(), known)?;
+        }
         let sizes = (table.training_len(), table.held_bytes());
         Ok(Data::of_rows(table.digest(), sizes, Box::new(table)))
     }

@@ -52,8 +52,8 @@ pub use fit::{FitError, Fitted, FittedConstant, HeldOutGroup, HeldOutGroups, con
 pub use hardware::{Hardware, cluster, preset_of};
 pub use interval::{Coverage, GroupResiduals, HeldOut, residuals};
 pub use log::{
-    Argument, Batch, LogError, LogFormat, LoggedPeak, LoggedStep, Pace, Rate, StepSize,
-    TrainingLog, read_log,
+    Argument, Batch, LogError, LogFormat, LoggedArgument, LoggedPeak, LoggedStep, Pace, Rate,
+    StepSize, TrainingLog, read_log,
 };
 pub use operator::{OperatorFigures, OperatorKind, OperatorRow, OperatorShape};
 pub use prediction::Prediction;

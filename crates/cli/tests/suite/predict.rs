@@ -251,7 +251,7 @@ inputs = ["head", "targets"]
     place.write("all.csv", text(&flowers(), true));
     place.write("far.csv", "1,2,0\n1,2,3\n");
     let train = "train own.toml --steps 2 --global-batch 2 --checkpoint run --json --data";
-    place.run(&format!("{train} far.csv")).refuses("data", "own tells 3 tokens or classes apart");
+    place.run(&format!("{train} far.csv")).refuses("data", "far.csv:2: class 3, but own tells 3");
     place.run(&format!("{train} all.csv")).succeeds();
     place.run("predict run --data all.csv --json").succeeds();
 }

@@ -121,9 +121,13 @@ fn memory_and_tokens_of_devices_are_compared_where_the_log_has_them() {
 #[test]
 fn another_step_than_the_plan_s_is_refused() {
     let place = place();
-    place.write("run.log", megatron(&[1.0; 3], 64));
+    place.write("run.log", format!("training ...\n{}", megatron(&[1.0; 3], 64)));
     compare(&place, "--json")
-        .refuses("file", "its steps have 64 samples, and the plan's 32 samples");
+        .refuses("file", "run.log:2: its steps have 64 samples, and the plan's 32 samples");
+    place.write("run.csv", "# of a table\n\nstep,seconds,global_batch\n\n# here too\n1,2.5,64\n");
+    place
+        .run("validate --log run.csv --plan plan.toml --json")
+        .refuses("file", "run.csv:6: its steps have 64 samples, and the plan's 32 samples");
     // While the batch ramps up, the steps that have the plan's count.
     place.write("run.log", megatron(&[1.0; 3], 16) + &megatron(&[2.0; 3], 32));
     let answer = compare(&place, "--json").succeeds().object();
@@ -132,13 +136,13 @@ fn another_step_than_the_plan_s_is_refused() {
     let argument = "  seq_length ...................................... 512\n";
     place.write("run.log", argument.to_owned() + &megatron(&[1.0; 3], 32));
     compare(&place, "--json")
-        .refuses("file", "the sequence length is 512 in the log and 256 in the plan");
+        .refuses("file", "run.log:1: the sequence length is 512 in the log and 256 in the plan");
     let argument = "  tensor_model_parallel_size ...................... 2\n";
     place.write("run.log", argument.to_owned() + &megatron(&[1.0; 3], 32));
     let answer = compare(&place, "--json").succeeds().object();
     let note = answer["notes"][0].as_str().expect("a note").to_owned();
     assert!(
-        note.contains("the tensor-parallel degree is 2 in the log and 1 in the plan"),
+        note.contains("line 1: the tensor-parallel degree is 2 in the log and 1 in the plan"),
         "{note}"
     );
 }

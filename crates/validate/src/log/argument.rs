@@ -22,6 +22,17 @@ pub enum Argument {
     PipelineParallel,
 }
 
+/// What a log says that a run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoggedArgument {
+    /// What it is about.
+    pub argument: Argument,
+    /// Its value.
+    pub value: u64,
+    /// The line of the log, from 1.
+    pub line: usize,
+}
+
 /// The names that arguments have, with what they mean.
 const NAMES: [(&str, Argument); 8] = [
     ("global_batch_size", Argument::GlobalBatch),
@@ -48,9 +59,9 @@ impl fmt::Display for Argument {
 }
 
 /// The arguments in a log; of several values the first counts.
-pub(super) fn of_text(text: &str) -> Vec<(Argument, u64)> {
-    let mut found: Vec<(Argument, u64)> = vec![];
-    for line in text.lines() {
+pub(super) fn of_text(text: &str) -> Vec<LoggedArgument> {
+    let mut found: Vec<LoggedArgument> = vec![];
+    for (number, line) in (1..).zip(text.lines()) {
         for (name, argument) in NAMES {
             let Some((before, rest)) = line.split_once(name) else { continue };
             // A part of a longer name is another one.
@@ -59,9 +70,9 @@ pub(super) fn of_text(text: &str) -> Vec<(Argument, u64)> {
             }
             let value = rest.trim_start_matches([' ', '.']);
             let is_listed = rest.len() > value.len() && rest.starts_with(' ');
-            let known = found.iter().any(|(it, _)| *it == argument);
+            let known = found.iter().any(|it| it.argument == argument);
             if let Some(value) = number::after(value, "").filter(|_| is_listed && !known) {
-                found.push((argument, value as u64));
+                found.push(LoggedArgument { argument, value: value as u64, line: number });
             }
         }
     }
@@ -84,11 +95,12 @@ mod tests {
 the micro_batch_size of a run
 ";
         let right = [
-            (Argument::GlobalBatch, 512),
-            (Argument::MicroBatch, 4),
-            (Argument::SequenceLength, 4096),
-            (Argument::Devices, 64),
+            (Argument::GlobalBatch, 512, 1),
+            (Argument::MicroBatch, 4, 3),
+            (Argument::SequenceLength, 4096, 4),
+            (Argument::Devices, 64, 5),
         ];
+        let right = right.map(|(argument, value, line)| LoggedArgument { argument, value, line });
         assert_eq!(of_text(text), right);
     }
 }

@@ -8,7 +8,7 @@ const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
 
 pub(super) fn lines(text: &str) -> Lines {
     let mut found = Lines::default();
-    for line in text.lines() {
+    for (number, line) in (1..).zip(text.lines()) {
         if let Some(gib) = after(line, "MaxMemAllocated=") {
             found.remember(gib * GIB, false);
         }
@@ -23,7 +23,7 @@ pub(super) fn lines(text: &str) -> Lines {
         });
         let Some(rate) = of_timer.map(Rate::Samples).or_else(of_pipeline) else { continue };
         let Some(step) = step(line) else { continue };
-        found.steps.push(LoggedStep { step, rate, batch: None });
+        found.steps.push(LoggedStep { step, rate, batch: None, line: number });
     }
     found
 }

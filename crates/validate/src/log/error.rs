@@ -41,7 +41,7 @@ pub enum LogError {
         /// The file.
         path: PathBuf,
         /// The line.
-        line: u64,
+        line: usize,
         /// What is wrong.
         what: String,
     },

@@ -8,7 +8,7 @@ const MIB: f64 = 1024.0 * 1024.0;
 
 pub(super) fn lines(text: &str) -> Lines {
     let mut found = Lines::default();
-    for line in text.lines() {
+    for (number, line) in (1..).zip(text.lines()) {
         for mib in all_after(line, "max allocated:") {
             found.remember(mib * MIB, false);
         }
@@ -16,7 +16,7 @@ pub(super) fn lines(text: &str) -> Lines {
         let Some(step) = after(line, "iteration ") else { continue };
         let batch = after(line, "global batch size:").map(|it| Batch::Samples(it as u64));
         let rate = Rate::StepSeconds(milliseconds / 1e3);
-        found.steps.push(LoggedStep { step: step as u64, rate, batch });
+        found.steps.push(LoggedStep { step: step as u64, rate, batch, line: number });
     }
     found
 }

@@ -14,7 +14,7 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-pub use argument::Argument;
+pub use argument::{Argument, LoggedArgument};
 pub use error::LogError;
 pub use pace::Pace;
 
@@ -28,7 +28,7 @@ pub struct TrainingLog {
     /// The steps, or runs of steps, that it tells of, in order.
     pub steps: Vec<LoggedStep>,
     /// What it says that the run was, each once.
-    pub arguments: Vec<(Argument, u64)>,
+    pub arguments: Vec<LoggedArgument>,
     /// The most memory that a device of it held.
     pub peak: Option<LoggedPeak>,
 }
@@ -95,6 +95,8 @@ pub struct LoggedStep {
     pub rate: Rate,
     /// How large it was, where the log says it step by step.
     pub batch: Option<Batch>,
+    /// The line of the log that tells of it, from 1.
+    pub line: usize,
 }
 
 /// How fast steps are.

@@ -8,7 +8,7 @@ const MIB: f64 = 1024.0 * 1024.0;
 
 pub(super) fn lines(text: &str) -> Lines {
     let mut found = Lines::default();
-    for line in text.lines() {
+    for (number, line) in (1..).zip(text.lines()) {
         if let Some(mib) = after(line, "Peak allocated") {
             found.remember(mib * MIB, false);
         }
@@ -22,7 +22,7 @@ pub(super) fn lines(text: &str) -> Lines {
             None => Rate::Tokens(rate),
         };
         let batch = after(line, "global_batch_size:").map(Batch::Tokens);
-        found.steps.push(LoggedStep { step: step as u64, rate, batch });
+        found.steps.push(LoggedStep { step: step as u64, rate, batch, line: number });
     }
     found
 }

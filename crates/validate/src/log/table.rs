@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use csv::{ReaderBuilder, StringRecord, Trim};
+use csv::{Position, ReaderBuilder, StringRecord, Trim};
 
 use super::{Batch, Lines, LogError, LoggedStep, Rate};
 
@@ -49,7 +49,7 @@ const MEMORY: [(&str, f64); 3] =
 
 pub(super) fn lines(path: &Path, text: &str) -> Result<Lines, LogError> {
     let row_error = |error: csv::Error| {
-        let line = error.position().map_or(1, csv::Position::line);
+        let line = error.position().map_or(1, |it| line_of(text, it));
         let what = match error.kind() {
             csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
                 format!("there are {len} cells, and {expected_len} columns")
@@ -86,7 +86,7 @@ pub(super) fn lines(path: &Path, text: &str) -> Result<Lines, LogError> {
     let mut found = Lines::default();
     for (index, record) in reader.records().enumerate() {
         let record = record.map_err(row_error)?;
-        let line = record.position().map_or(1, csv::Position::line);
+        let line = record.position().map_or(1, |it| line_of(text, it));
         let cell = |column: usize| number(&record, column);
         let Some(value) = cell(timed).filter(|value| value.is_finite() && *value > 0.0) else {
             let (name, cell) = (&names[timed], record.get(timed).unwrap_or(""));
@@ -102,6 +102,7 @@ pub(super) fn lines(path: &Path, text: &str) -> Result<Lines, LogError> {
             step: numbered.and_then(cell).map_or(index as u64 + 1, |it| it as u64),
             rate: rate(value),
             batch: batched.and_then(cell).map(|it| Batch::Samples(it as u64)),
+            line,
         });
     }
     match grows(&found.steps) {
@@ -114,6 +115,13 @@ pub(super) fn lines(path: &Path, text: &str) -> Result<Lines, LogError> {
             Err(LogError::Row { path: path.into(), line: 1, what })
         }
     }
+}
+
+/// The line of a row, which the reader has begin with the empty lines and comments before it.
+fn line_of(text: &str, position: &Position) -> usize {
+    let rest = text.get(position.byte() as usize..).unwrap_or_default();
+    let skipped = rest.lines().take_while(|line| line.is_empty() || line.starts_with('#'));
+    position.line() as usize + skipped.count()
 }
 
 fn number(record: &StringRecord, column: usize) -> Option<f64> {

@@ -8,7 +8,7 @@ const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
 
 pub(super) fn lines(text: &str) -> Lines {
     let mut found = Lines::default();
-    for line in text.lines() {
+    for (number, line) in (1..).zip(text.lines()) {
         let Some((before, fields)) = line.split_once("step:") else { continue };
         let Some(rate) = after(fields, "tps:") else { continue };
         // Validation is no training.
@@ -20,7 +20,7 @@ pub(super) fn lines(text: &str) -> Lines {
             found.remember(gib * GIB, true);
         }
         let rate = Rate::TokensOfDevice(rate);
-        found.steps.push(LoggedStep { step: step as u64, rate, batch: None });
+        found.steps.push(LoggedStep { step: step as u64, rate, batch: None, line: number });
     }
     found
 }

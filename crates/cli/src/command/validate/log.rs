@@ -11,7 +11,7 @@ use shardloom::program::quantity::{bytes, counted, percent, seconds, signed_perc
 use shardloom::search::{Circumstance, Needed, StepPart};
 use shardloom::{Model, circumstances, read_plan_and_model, simulate, step_parts};
 use shardloom_validate::{
-    Argument, Batch, LogFormat, LoggedStep, Pace, StepSize, TrainingLog, read_log,
+    Argument, Batch, LogFormat, LoggedArgument, LoggedStep, Pace, StepSize, TrainingLog, read_log,
 };
 
 use super::super::interval::Interval;
@@ -183,12 +183,11 @@ impl LogOptions {
         let of_plan = |batch: Batch| batch.is_of(size);
         let (same, other): (Vec<&LoggedStep>, Vec<&LoggedStep>) =
             log.steps.iter().partition(|it| it.batch.is_none_or(of_plan));
-        let refuse =
-            |message: String| Failure::file(path, format!("{}: {message}", path.display()));
-        if let (true, Some(batch)) = (same.is_empty(), log.steps.iter().find_map(|it| it.batch)) {
+        let told = log.steps.iter().find_map(|it| Some((it.batch?, it.line)));
+        if let (true, Some((batch, line))) = (same.is_empty(), told) {
             let message =
                 format!("its steps have {batch}, and the plan's {} samples", plan.global_batch);
-            return Err(refuse(message));
+            return Err(of_line(path, line, &message));
         }
         if let Some(batch) = other.first().and_then(|it| it.batch) {
             let steps = counted(other.len(), "step");
@@ -267,7 +266,7 @@ fn contradictions(log: &TrainingLog, plan: &Plan, size: StepSize) -> Result<Vec<
     let uniform = meshes.first().filter(|_| meshes.len() == 1 && plan.pipeline.len() == 1);
     let on_devices: BTreeSet<&[u32]> =
         plan.stages().map(|(_, stage)| &stage.devices.0[..]).collect();
-    for &(argument, logged) in &log.arguments {
+    for &LoggedArgument { argument, value: logged, line } in &log.arguments {
         let planned = match argument {
             Argument::GlobalBatch => Some(size.samples),
             Argument::SequenceLength => Some(size.tokens_per_sample),
@@ -288,12 +287,16 @@ fn contradictions(log: &TrainingLog, plan: &Plan, size: StepSize) -> Result<Vec<
         let by_step =
             argument == Argument::GlobalBatch && log.steps.iter().any(|it| it.batch.is_some());
         if is_other_step && !by_step {
-            let path = &log.path;
-            return Err(Failure::file(path, format!("{}: {text}", path.display())));
+            return Err(of_line(&log.path, line, &text));
         }
-        notes.push(text);
+        notes.push(format!("line {line}: {text}"));
     }
     Ok(notes)
+}
+
+/// What a line of the log says that cannot be.
+fn of_line(log: &Path, line: usize, message: &str) -> Failure {
+    Failure::file(log, format!("{}:{line}: {message}", log.display()))
 }
 
 impl Comparison {
