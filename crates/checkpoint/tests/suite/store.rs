@@ -76,6 +76,27 @@ fn only_its_own_leftovers_are_cleared() {
     assert_eq!(names(root.path()), [".git", ".writing-notes", "log", "step-00000002", "step-1"]);
 }
 
+/// Whichever of the checkpoints it is in.
+#[test]
+fn nothing_is_deleted_where_a_checkpoint_holds_something_else() {
+    for with_notes in ["step-00000010", "step-00000020", "step-00000030"] {
+        let root = tempfile::tempdir().expect("temporary folder");
+        for step in [10, 20, 30] {
+            save(root.path(), step, 1.0, None);
+        }
+        let before = names(root.path());
+        let notes = root.path().join(with_notes).join("notes.txt");
+        fs::write(&notes, "of somebody").expect("written");
+        let store = Store::open(root.path()).expect("a folder");
+        let error = store.delete_all().expect_err("there is more").to_string();
+        assert!(error.contains("notes.txt"), "{error}");
+        assert_eq!(names(root.path()), before, "with notes in {with_notes}");
+        fs::remove_file(&notes).expect("it is there");
+        store.delete_all().expect("there is no more");
+        assert_eq!(names(root.path()), [""; 0]);
+    }
+}
+
 #[test]
 fn a_damaged_checkpoint_is_refused_by_name_and_the_one_before_it_used() {
     let root = tempfile::tempdir().expect("temporary folder");

@@ -128,6 +128,20 @@ fn what_does_not_fit_in_memory_is_never_the_fastest() {
 }
 
 #[test]
+fn a_plan_of_which_one_stage_does_not_fit_does_not_fit() {
+    let place = Place::new();
+    let plan = "gpt:layers=12,hidden=3584,heads=32,seq=2048,vocab=51200 --cluster v100-16g:4 --pp 4 --global-batch 64 \
+                --microbatches 64 --recompute none --json";
+    let outcome = place.run(&format!("simulate {plan} --schedule 1f1b")).succeeds();
+    let memory = outcome.object()["memory"].as_array().cloned().unwrap_or_default();
+    let fitting = memory.iter().filter(|it| it["fit"] == "fits").count();
+    outcome.check(fitting == 3 && memory.len() == 4, "another number of stages fits");
+    let outcome = place.run(&format!("compare {plan} --schedules 1f1b")).succeeds();
+    let rows = rows(&outcome);
+    outcome.check(rows.len() == 1 && rows[0].1["fit"] == "exceeds", "it fits");
+}
+
+#[test]
 fn really_trained_schedules_end_with_the_same_loss() {
     let place = Place::new();
     let schedules = "--schedules gpipe,1f1b,interleaved,chimera,hanayo,zb-h1,pipedream:1,1f1b:2";

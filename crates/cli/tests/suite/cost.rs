@@ -75,3 +75,14 @@ fn explanations_say_what_devices_rest_on() {
     let outcome = place.run("explain p.toml --json").succeeds();
     outcome.check(outcome.object()["devices"][0]["calibrated_on"].is_null(), "calibrated");
 }
+
+#[test]
+fn devices_of_servers_cost_as_those_of_workers_do() {
+    let place = Place::new();
+    let plan = "gpt-2 --cluster h100-80g:4 --dp 2 --global-batch 16 --json";
+    for (servers, devices) in [("", 2.0), ("--servers 1", 3.0), ("--servers 2", 4.0)] {
+        let outcome = place.run(&format!("simulate {plan} {servers}")).succeeds();
+        let per_hour = number(&outcome.object()["cost"]["per_hour"]);
+        outcome.check((per_hour / (devices * 12.29) - 1.0).abs() < 1e-9, "other devices");
+    }
+}

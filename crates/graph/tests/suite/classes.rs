@@ -50,3 +50,21 @@ fn whether_there_are_classes_of_samples_goes_by_the_axes_of_the_targets() {
     let graph = own().expect("a network");
     assert_eq!(graph.sample_classes().map(|it| it.count), Some(5));
 }
+
+/// A table is the head's where the head is tied to it, and of an untied model only what comes last is the head's.
+#[test]
+fn the_trunk_has_the_table_of_a_vocabulary_unless_the_head_is_tied_to_it() {
+    for (tied, head) in [(false, "head.weight"), (true, "embedding.token")] {
+        let graph = graph(&format!("gpt:layers=1,hidden=8,heads=2,seq=4,vocab=16,tied={tied}"));
+        let names = |of: Vec<_>| -> Vec<&str> {
+            of.into_iter().map(|id| graph.value(id).name.as_str()).collect()
+        };
+        let trunk = names(graph.trunk_parameters());
+        let all = names(graph.parameters().map(|(id, _)| id).collect());
+        let others: Vec<&str> = all.into_iter().filter(|name| !trunk.contains(name)).collect();
+        assert_eq!(others, [head], "tied: {tied}");
+        let embeddings: Vec<bool> =
+            graph.class_parameters().map(|id| graph.is_embedding(id)).collect();
+        assert_eq!(embeddings, if tied { vec![false] } else { vec![true, false] });
+    }
+}

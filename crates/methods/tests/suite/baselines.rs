@@ -63,12 +63,13 @@ fn baselines_are_data_parallelism_zero_3_and_the_megatron_rules() {
     }
 }
 
-#[test]
-fn megatron_rules_take_the_first_shape_of_their_order_that_fits() {
-    let graph = model(GPT);
-    let request = Request { memory_share: 1.0, ..Request::new(GPT, "c", 64) };
+/// Stages, width of tensor parallelism and micro-batches that the rules find for two nodes of four devices with so many
+/// megabytes each, which are those of the first shape of their order that fits.
+fn first_shapes(name: &str, megabytes: &[u64]) -> BTreeSet<(usize, u32, usize)> {
+    let graph = model(name);
+    let request = Request { memory_share: 1.0, ..Request::new(name, "c", 64) };
     let mut shapes = BTreeSet::new();
-    for megabytes in [80_000, 60, 40, 25, 20, 16, 14, 12, 10, 8] {
+    for &megabytes in megabytes {
         let cluster = h100(2, 4, megabytes * 1_000_000);
         let found = baselines(&graph, &cluster, &request).expect("baselines");
         let baseline = found.into_iter().last().expect("the rules are the last");
@@ -106,9 +107,25 @@ fn megatron_rules_take_the_first_shape_of_their_order_that_fits() {
         shapes.insert((first.stages().count(), stage.mesh.tp(), first.microbatches));
         assert_eq!(baseline.plan, Some(first), "{megabytes} megabytes");
     }
+    shapes
+}
+
+#[test]
+fn megatron_rules_take_the_first_shape_of_their_order_that_fits() {
+    let shapes = first_shapes(GPT, &[80_000, 60, 40, 25, 20, 16, 14, 12, 10, 8]);
     let widths: BTreeSet<(usize, u32)> = shapes.iter().map(|&(pp, tp, _)| (pp, tp)).collect();
     assert_eq!(widths.len(), 4, "{shapes:?}");
     assert!(shapes.len() > widths.len(), "one size of micro-batch for each: {shapes:?}");
+}
+
+/// Samples of eight positions take little beside weights, so that with two stages four micro-batches would fit, too.
+#[test]
+fn megatron_rules_leave_four_micro_batches_to_each_stage() {
+    let shapes = first_shapes(
+        "gpt:layers=8,hidden=256,heads=4,seq=8,vocab=64",
+        &[19, 18, 17, 16, 15, 14, 13, 12],
+    );
+    assert!(shapes.contains(&(2, 4, 8)), "{shapes:?}");
 }
 
 #[test]
