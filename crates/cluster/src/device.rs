@@ -163,16 +163,28 @@ impl DeviceKind {
     ///
     /// [`ClusterError::NoPrecision`] if the device does not compute in it.
     pub fn peak_flops(&self, precision: Precision) -> Result<f64, ClusterError> {
-        self.peak_flops.get(precision).ok_or_else(|| ClusterError::NoPrecision {
+        let known = |&other: &Precision| self.peak_flops.get(other).is_some();
+        self.peak_flops
+            .get(precision)
+            .ok_or_else(|| self.no_rate(precision, Precision::ALL.into_iter().filter(known)))
+    }
+
+    /// That it has no rate in `precision` and those in others.
+    fn no_rate(
+        &self,
+        precision: Precision,
+        others: impl Iterator<Item = Precision>,
+    ) -> ClusterError {
+        let is_measured = matches!(self.matmul, MatmulRates::Measured(_));
+        ClusterError::NoPrecision {
             device: self.name.clone(),
             precision,
-            available: Precision::ALL
-                .into_iter()
-                .filter(|&other| self.peak_flops.get(other).is_some())
-                .map(|other| other.to_string())
-                .collect::<Vec<_>>()
-                .join(", "),
-        })
+            available: others.map(|it| it.to_string()).collect::<Vec<_>>().join(", "),
+            remedy: match precision {
+                Precision::Fp16 if is_measured => "; shardloom profile --fp16 measures it",
+                _ => "",
+            },
+        }
     }
 
     /// Time of `batch` products `[m, k] x [k, n]`, launch included, of matrices whose rows begin where units can load
@@ -222,14 +234,7 @@ impl DeviceKind {
                 let tables = || std::iter::once(measured).chain(others.clone());
                 match tables().find(|it| it.precision == precision) {
                     Some(table) => Ok(batch as f64 * table.seconds(m, n, k)),
-                    None => Err(ClusterError::NoPrecision {
-                        device: self.name.clone(),
-                        precision,
-                        available: tables()
-                            .map(|it| it.precision.to_string())
-                            .collect::<Vec<_>>()
-                            .join(", "),
-                    }),
+                    None => Err(self.no_rate(precision, tables().map(|it| it.precision))),
                 }
             }
         }

@@ -128,7 +128,7 @@ pub enum ClusterError {
     #[error("measured points: {0}")]
     Points(String),
     /// The device has no rate for this precision.
-    #[error("{device} has no {precision} rate; it has {available}")]
+    #[error("{device} has no {precision} rate; it has {available}{remedy}")]
     NoPrecision {
         /// The device kind.
         device: String,
@@ -136,6 +136,8 @@ pub enum ClusterError {
         precision: Precision,
         /// What there is.
         available: String,
+        /// What would give it, to stand after that; empty where nothing would.
+        remedy: &'static str,
     },
     /// A device id outside the cluster.
     #[error("device {} is not in this cluster of {devices} devices", .id.0)]

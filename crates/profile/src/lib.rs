@@ -54,8 +54,18 @@ pub struct Options {
     pub ranks: Option<NonZeroUsize>,
     /// Memory of the machine. What the system says if absent, which it does on Linux.
     pub memory_bytes: Option<u64>,
+    /// How much of it.
+    pub scope: Scope,
+}
+
+/// How much is measured of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Scope {
     /// How long to take.
     pub effort: Effort,
+    /// Whether operators are measured in fp16, too, beside fp32 and bf16: few train in it on processors, and it takes
+    /// half as long again.
+    pub fp16: bool,
 }
 
 /// How long to measure.
@@ -112,7 +122,7 @@ pub fn measure(
 ) -> Result<Profile> {
     let machine = machine::Machine::of(options)?;
     let before = ProcessorTime::now();
-    let plan = measurement::Plan::of(options.effort);
+    let plan = measurement::Plan::of(options.scope);
     let mut profile = measurement::measure(engine, &machine, &plan, progress)?;
     let taken = before
         .zip(ProcessorTime::now())
@@ -135,12 +145,12 @@ pub fn measure(
 pub fn measure_among(
     engine: &dyn Engine<Timed>,
     sites: &Sites,
-    effort: Effort,
+    scope: Scope,
     progress: &mut dyn FnMut(&str, f64),
 ) -> Result<Profile> {
     let rank = engine.process().number;
     let machine = machine::Machine::among(sites.clone(), rank, this_machine()?, None)?;
-    measurement::measure(engine, &machine, &measurement::Plan::of(effort), progress)
+    measurement::measure(engine, &machine, &measurement::Plan::of(scope), progress)
 }
 
 /// Measures operators at sizes that [`measure`] leaves out, and compares with what `profile` says:
@@ -155,5 +165,5 @@ pub fn check(
     progress: &mut dyn FnMut(&str, f64),
 ) -> Result<Vec<Estimate>> {
     let machine = machine::Machine::of(options)?;
-    measurement::check(profile, engine, &machine, &measurement::Plan::of(options.effort), progress)
+    measurement::check(profile, engine, &machine, &measurement::Plan::of(options.scope), progress)
 }

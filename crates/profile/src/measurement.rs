@@ -23,12 +23,14 @@ use crate::operand::cold_bytes;
 use crate::sites::Pairs;
 use crate::streaming::Streaming;
 use crate::task::{COPY, LAUNCH, MESSAGE, MESSAGE_OUT, MESSAGES_OUT, Size, Task};
-use crate::{Effort, Estimate};
+use crate::{Effort, Estimate, Scope};
 
 /// The sizes to measure at.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Plan {
     pub repeats: Repeats,
+    /// Formats of operands: fp32, and others.
+    pub formats: Vec<Precision>,
     /// Rows of operators that are no products: multiples of the positions of a sequence, or fewer.
     pub rows: Vec<usize>,
     /// Rows, inputs and outputs of contractions.
@@ -51,9 +53,11 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub fn of(effort: Effort) -> Plan {
+    pub fn of(scope: Scope) -> Plan {
         let cold_bytes = cold_bytes();
+        let fp16 = scope.fp16.then_some(Precision::Fp16);
         let quick = Plan {
+            formats: [Precision::Fp32, Precision::Bf16].into_iter().chain(fp16).collect(),
             repeats: Repeats { batches: 5, batch_seconds: 1e-3, most: 1000, cold_bytes },
             rows: vec![16, 128, 512, 1024, 2048, 4096],
             contractions: vec![
@@ -103,7 +107,7 @@ impl Plan {
             messages: vec![1 << 10, 1 << 20],
             messages_out: vec![1, 1 << 10, 1 << 14, 1 << 17, 1 << 20],
         };
-        match effort {
+        match scope.effort {
             Effort::Quick => quick,
             Effort::Thorough => Plan {
                 repeats: Repeats { batches: 21, batch_seconds: 5e-3, most: 5000, cold_bytes },
@@ -114,9 +118,10 @@ impl Plan {
     }
 
     /// Sizes between those that are measured.
-    fn between(repeats: Repeats) -> Plan {
+    fn between(&self) -> Plan {
         Plan {
-            repeats,
+            repeats: self.repeats,
+            formats: self.formats.clone(),
             rows: vec![256, 768, 1536],
             contractions: vec![
                 [512, 256, 256],
@@ -162,7 +167,7 @@ pub(crate) fn check(
     progress: &mut dyn FnMut(&str, f64),
 ) -> Result<Vec<Estimate>> {
     let examples = examples::examples();
-    let plan = Plan::between(plan.repeats);
+    let plan = plan.between();
     let tasks = tasks(machine, &plan, &examples);
     let seconds = time(engine, machine, &plan, &tasks, progress)?;
     let estimates = tasks.iter().zip(seconds).filter_map(|(task, seconds)| {
@@ -236,7 +241,7 @@ fn tasks<'a>(machine: &Machine, plan: &Plan, examples: &'a [Graph]) -> Vec<Task<
                 let sizes = plan.contractions.iter();
                 let each = |(&sizes, (graph, op)): (&[usize; 3], (&'a Graph, OpId))| {
                     let extents = examples::drawn(graph, op, sizes);
-                    of_each_format(&name, graph, op, pass, extents)
+                    of_each_format(plan, &name, graph, op, pass, extents)
                 };
                 let drawing: Vec<_> = drawing.collect();
                 tasks.extend(sizes.zip(drawing.into_iter().cycle()).flat_map(each));
@@ -248,7 +253,7 @@ fn tasks<'a>(machine: &Machine, plan: &Plan, examples: &'a [Graph]) -> Vec<Task<
             }
             _ => plan.rows.iter().map(|&rows| examples::rows(graph, rows)).collect(),
         };
-        let each = |extents| of_each_format(&name, graph, op, pass, extents);
+        let each = |extents| of_each_format(plan, &name, graph, op, pass, extents);
         tasks.extend(extents.into_iter().flat_map(each));
     }
     for (name, streaming) in streamings() {
@@ -279,18 +284,18 @@ fn tasks<'a>(machine: &Machine, plan: &Plan, examples: &'a [Graph]) -> Vec<Task<
     tasks
 }
 
-/// Formats of operands that are measured.
-const FORMATS: [Precision; 2] = [Precision::Fp32, Precision::Bf16];
-
-/// A pass of an operator with operands in each.
+/// A pass of an operator with operands in each of the formats.
 fn of_each_format<'a>(
+    plan: &Plan,
     name: &str,
     graph: &'a Graph,
     op: OpId,
     pass: Pass,
     extents: Extents,
-) -> [Task<'a>; 2] {
-    FORMATS.map(|format| Task::operator((name, format), graph, op, pass, extents.clone()))
+) -> Vec<Task<'a>> {
+    let each =
+        |&format: &Precision| Task::operator((name, format), graph, op, pass, extents.clone());
+    plan.formats.iter().map(each).collect()
 }
 
 /// Sizes of groups that train together: powers of two, and all ranks.
@@ -384,7 +389,7 @@ fn profile<'a>(
         }
     }
     let fastest = |format| measured.get(&format).map(Measured::fastest);
-    let [fp32, bf16] = [Precision::Fp32, Precision::Bf16].map(fastest);
+    let [fp32, bf16, fp16] = [Precision::Fp32, Precision::Bf16, Precision::Fp16].map(fastest);
     let full = measured.remove(&Precision::Fp32).expect("full precision is always timed");
     let matmul = full.matmul(Precision::Fp32)?;
     let Measured { curves, products } = full;
@@ -445,7 +450,7 @@ fn profile<'a>(
             fused_attention: None,
             price_per_hour: None,
             price_to_buy: None,
-            peak_flops: PeakFlops { fp32, bf16, ..PeakFlops::default() },
+            peak_flops: PeakFlops { fp32, bf16, fp16, ..PeakFlops::default() },
             matmul: MatmulRates::Measured(matmul),
             rates,
             products: fits.collect(),

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
+use half::{bf16, f16};
 use shardloom_kernels::device::{HostSliceMut, Input, OperandSize, Output};
 use shardloom_kernels::{Buffer, Device, Format, Memory, View, ViewMut};
 
@@ -174,12 +175,12 @@ impl Operand {
         indices: usize,
     ) -> Operand {
         let layout = Layout::of(format, &shape, warmth);
+        let real = |i: usize| (i * 37 % 61) as f32 / 64.0 - 0.4;
         let mut buffer = memory.alloc(format, layout.held);
         memory.device().lend(buffer.view_mut(), &mut |elements| match elements {
-            HostSliceMut::F32(all) => repeat(all, |i| (i * 37 % 61) as f32 / 64.0 - 0.4),
-            HostSliceMut::Bf16(all) => {
-                repeat(all, |i| bf16_bits((i * 37 % 61) as f32 / 64.0 - 0.4))
-            }
+            HostSliceMut::F32(all) => repeat(all, real),
+            HostSliceMut::Bf16(all) => repeat(all, |i| bf16::from_f32(real(i)).to_bits()),
+            HostSliceMut::F16(all) => repeat(all, |i| f16::from_f32(real(i)).to_bits()),
             HostSliceMut::U8(all) => repeat(all, |i| u8::from(i * 37 % 61 > 6)),
             HostSliceMut::U32(all) => repeat(all, |i| (i * 7919 % indices.max(1)) as u32),
             other => unreachable!("nothing measured is {other:?}"),
@@ -197,7 +198,12 @@ impl Operand {
             let elements = self.buffer.view_mut().slice(place);
             device.lend(elements, &mut |elements| match elements {
                 HostSliceMut::F32(all) => fill(all, |it| value(it) as f32),
-                HostSliceMut::Bf16(all) => fill(all, |it| bf16_bits(value(it) as f32)),
+                HostSliceMut::Bf16(all) => {
+                    fill(all, |it| bf16::from_f32(value(it) as f32).to_bits());
+                }
+                HostSliceMut::F16(all) => {
+                    fill(all, |it| f16::from_f32(value(it) as f32).to_bits());
+                }
                 HostSliceMut::U8(all) => fill(all, |it| value(it) as u8),
                 HostSliceMut::U32(all) => fill(all, &value),
                 other => unreachable!("nothing measured is {other:?}"),
@@ -244,11 +250,6 @@ impl Operand {
         let place = self.place(call);
         self.buffer.view_mut().slice(place)
     }
-}
-
-/// The bits of a number in bfloat16, with what it has not cut off.
-fn bf16_bits(value: f32) -> u16 {
-    (value.to_bits() >> 16) as u16
 }
 
 fn fill<T>(all: &mut [T], value: impl Fn(usize) -> T) {

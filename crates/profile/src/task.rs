@@ -152,6 +152,7 @@ fn operands(format: Precision) -> Format {
     match format {
         Precision::Fp32 => Format::F32,
         Precision::Bf16 => Format::Bf16,
+        Precision::Fp16 => Format::F16,
         other => unreachable!("nothing is measured in {other}"),
     }
 }

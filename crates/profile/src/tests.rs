@@ -12,7 +12,7 @@ use shardloom_sim::rate_name;
 use crate::bench::Repeats;
 use crate::machine::Machine;
 use crate::measurement::{self, Plan};
-use crate::{Effort, Sites, examples};
+use crate::{Scope, Sites, examples};
 
 pub(crate) fn machine() -> Machine {
     let measured_on = MeasuredOn {
@@ -28,6 +28,7 @@ pub(crate) fn machine() -> Machine {
 pub(crate) fn hasty() -> Plan {
     Plan {
         repeats: Repeats { batches: 1, batch_seconds: 1e-6, most: 1, cold_bytes: 1 << 20 },
+        formats: vec![Precision::Fp32, Precision::Bf16],
         rows: vec![2, 16],
         contractions: vec![[4, 8, 16], [16, 8, 4], [8, 8, 8]],
         attentions: vec![[4, 8], [8, 4]],
@@ -163,12 +164,28 @@ fn each_rank_is_a_device_with_its_share_of_the_memory() {
     assert!(device.matmul_seconds(Precision::Fp32, 1, 8, 8, 8).expect("fp32 is measured") > 0.0);
     assert!(device.matmul_seconds(Precision::Bf16, 1, 8, 8, 8).expect("so is bf16") > 0.0);
     let error = device.matmul_seconds(Precision::Fp16, 1, 8, 8, 8).expect_err("fp16 is not");
-    assert_eq!(error.to_string(), "local has no fp16 rate; it has fp32, bf16");
+    let message = "local has no fp16 rate; it has fp32, bf16; shardloom profile --fp16 measures it";
+    assert_eq!(error.to_string(), message);
+}
+
+#[test]
+fn what_is_measured_in_bf16_is_measured_in_fp16_where_that_is_wanted() {
+    let scope = Scope { fp16: true, ..Scope::default() };
+    let formats = Plan::of(scope).formats;
+    let one = Machine { sites: Sites::one(1), ranks: 1, ..machine() };
+    let plan = Plan { formats, ..hasty() };
+    let profile = measurement::measure(&InProcess, &one, &plan, &mut |_, _| ()).expect("measured");
+    let device = &profile.device;
+    let [bf16, fp16] = [Precision::Bf16, Precision::Fp16].map(|it| &device.in_format[&it]);
+    assert!(bf16.rates.keys().eq(fp16.rates.keys()), "other operators");
+    assert!(bf16.products.keys().eq(fp16.products.keys()), "other products");
+    assert!(bf16.rates != fp16.rates && bf16.products != fp16.products, "the same times");
+    assert!(device.matmul_seconds(Precision::Fp16, 1, 8, 8, 8).expect("a rate") > 0.0);
 }
 
 #[test]
 fn the_check_compares_sizes_between_with_the_profile() {
-    let plan = Plan { repeats: hasty().repeats, ..Plan::of(Effort::Quick) };
+    let plan = Plan { repeats: hasty().repeats, ..Plan::of(Scope::default()) };
     let one = Machine { sites: Sites::one(1), ranks: 1, ..machine() };
     let mut profile =
         measurement::measure(&InProcess, &one, &hasty(), &mut |_, _| ()).expect("a profile");
@@ -216,7 +233,7 @@ fn progress_only_rises_and_names_what_is_measured() {
 fn more_ranks_than_a_process_can_hold_are_refused() {
     let machine = Machine { sites: Sites::one(u32::MAX), ranks: u32::MAX, ..machine() };
     let measured =
-        measurement::measure(&InProcess, &machine, &Plan::of(Effort::Quick), &mut |_, _| {});
+        measurement::measure(&InProcess, &machine, &Plan::of(Scope::default()), &mut |_, _| {});
     let error = measured.expect_err("refused").to_string();
     assert!(error.starts_with("4294967295 ranks are too many"), "{error}");
 }

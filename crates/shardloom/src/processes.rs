@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use shardloom_cluster::{Cluster, MeasuredOn, NodeGroup, Profile};
 use shardloom_fabric::{Engine, MessagePassing, Transport};
 use shardloom_plan::Plan;
-use shardloom_profile::{Effort, Sites, Timed, measure_among, this_machine};
+use shardloom_profile::{Effort, Scope, Sites, Timed, measure_among, this_machine};
 use shardloom_train::{Contribution, Processes};
 
 use crate::local_profile::{has_all_formats, write_whole};
@@ -73,7 +73,7 @@ pub struct Launched {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Order {
     /// Measure their machines.
-    Measure { thorough: bool },
+    Measure { thorough: bool, fp16: bool },
     /// Train.
     Run(Box<Run>),
     /// Nothing more.
@@ -125,9 +125,10 @@ impl Launched {
     ///
     /// # Errors
     /// If processes of one machine do not follow each other, or measuring fails.
-    pub fn measure(&self, effort: Effort, progress: &mut dyn FnMut(&str, f64)) -> Result<Cluster> {
-        self.processes.tell(&Order::Measure { thorough: effort == Effort::Thorough })?;
-        let profiles = self.measure_together(effort, progress)?;
+    pub fn measure(&self, scope: Scope, progress: &mut dyn FnMut(&str, f64)) -> Result<Cluster> {
+        let Scope { effort, fp16 } = scope;
+        self.processes.tell(&Order::Measure { thorough: effort == Effort::Thorough, fp16 })?;
+        let profiles = self.measure_together(scope, progress)?;
         self.machines(&profiles)
     }
 
@@ -163,10 +164,10 @@ impl Launched {
     pub fn measure_and_keep(
         &self,
         local: &LocalProfile,
-        effort: Effort,
+        scope: Scope,
         progress: &mut dyn FnMut(&str, f64),
     ) -> Result<Cluster> {
-        let cluster = self.measure(effort, progress)?;
+        let cluster = self.measure(scope, progress)?;
         write_whole(&self.file(local), &cluster.to_toml()?)?;
         Ok(cluster)
     }
@@ -186,9 +187,9 @@ impl Launched {
     pub(crate) fn next_run(&self) -> Result<Option<Run>> {
         loop {
             match self.processes.hear(0)? {
-                Order::Measure { thorough } => {
+                Order::Measure { thorough, fp16 } => {
                     let effort = if thorough { Effort::Thorough } else { Effort::Quick };
-                    self.measure_together(effort, &mut |_, _| {})?;
+                    self.measure_together(Scope { effort, fp16 }, &mut |_, _| {})?;
                 }
                 Order::Run(run) => return Ok(Some(*run)),
                 Order::End => return Ok(None),
@@ -232,14 +233,14 @@ impl Launched {
     /// The profile of the machine of each process.
     fn measure_together(
         &self,
-        effort: Effort,
+        scope: Scope,
         progress: &mut dyn FnMut(&str, f64),
     ) -> Result<Vec<Profile>> {
         let engine: &dyn Engine<Timed> = &*self.engine;
         let sites = self.sites()?;
         // Some come from reading their data.
         self.processes.bring_together(())?;
-        let own = measure_among(engine, &sites, effort, progress)?;
+        let own = measure_among(engine, &sites, scope, progress)?;
         Ok(self.processes.bring_together(own)?)
     }
 

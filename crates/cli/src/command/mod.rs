@@ -66,7 +66,7 @@ use shardloom::collectives::{Algorithm, CollectiveError};
 use shardloom::data::{Progress, Reading, Stage};
 use shardloom::exchange::Project;
 use shardloom::plan::{AttentionKind, Number, Recompute};
-use shardloom::profile::Effort;
+use shardloom::profile::Scope;
 use shardloom::{Data, Launched, LocalProfile, Model, ModelType, Sampling, TextTokenizer};
 
 use crate::failure::Failure;
@@ -220,7 +220,7 @@ fn machines_of(
     }
     let bar = terminal.share();
     let mut hear = measuring(&bar, "all machines");
-    let measured = launched.measure_and_keep(local, Effort::Quick, &mut hear);
+    let measured = launched.measure_and_keep(local, Scope::default(), &mut hear);
     bar.finish_and_clear();
     let cluster = measured?;
     terminal.note(format_args!("machines measured; kept in {}", file.display()));

@@ -9,7 +9,7 @@ use serde::Serialize;
 use shardloom::Launched;
 use shardloom::cluster::{Cluster, NodeGroup, Precision, Profile as Machine};
 use shardloom::fabric::InProcess;
-use shardloom::profile::{Effort, Options, check, measure};
+use shardloom::profile::{Effort, Options, Scope, check, measure};
 use shardloom::program::quantity::{bytes, digits, seconds, signed_percent};
 
 use super::{ProfileFile, in_processes};
@@ -42,6 +42,10 @@ pub struct Profile {
     /// Measure for some minutes instead of about one
     #[arg(long)]
     thorough: bool,
+
+    /// Measure operators in fp16, too, beside fp32 and bf16, for plans with --precision fp16: half as long again
+    #[arg(long)]
+    fp16: bool,
 
     /// Afterwards compare the profile with operators of sizes that were not measured
     #[arg(long)]
@@ -102,8 +106,9 @@ impl Profile {
         )
     }
 
-    fn effort(&self) -> Effort {
-        if self.thorough { Effort::Thorough } else { Effort::Quick }
+    fn scope(&self) -> Scope {
+        let effort = if self.thorough { Effort::Thorough } else { Effort::Quick };
+        Scope { effort, fp16: self.fp16 }
     }
 
     /// Has all processes measure.
@@ -120,12 +125,12 @@ impl Profile {
         let start = Instant::now();
         let (cluster, path) = match &output {
             Some(file) => {
-                let cluster = launched.measure(self.effort(), &mut hear)?;
+                let cluster = launched.measure(self.scope(), &mut hear)?;
                 file.write(cluster.to_toml().map_err(shardloom::Error::from)?)?;
                 (cluster, file.path().to_path_buf())
             }
             None => {
-                let cluster = launched.measure_and_keep(&local, self.effort(), &mut hear)?;
+                let cluster = launched.measure_and_keep(&local, self.scope(), &mut hear)?;
                 (cluster, launched.file(&local))
             }
         };
@@ -159,7 +164,7 @@ impl Profile {
     fn measure_here(&self, terminal: Terminal) -> Result<(), Failure> {
         let output = OutputFile::optional(self.output.as_ref(), self.force)?;
         self.require_cores()?;
-        let options = Options { ranks: self.ranks, memory_bytes: None, effort: self.effort() };
+        let options = Options { ranks: self.ranks, memory_bytes: None, scope: self.scope() };
         let bar = terminal.share();
         let mut hear = super::measuring(&bar, "this machine");
         let start = Instant::now();
