@@ -10,9 +10,10 @@ use clap::Args;
 use serde::Serialize;
 use shardloom::cluster::Cluster;
 use shardloom::exchange::Project;
+use shardloom::methods::Method;
 use shardloom::plan::{Number, Plan as Found, Precision};
 use shardloom::program::quantity::{digits, percent, seconds};
-use shardloom::search::Outcome;
+use shardloom::search::{Outcome, Request};
 use shardloom::{
     Defaults, Model, Planned, find_plan, find_plan_for, methods, parse_optimizer, plan_by_method,
     usual_request,
@@ -277,25 +278,35 @@ impl Plan {
         self.constraints.restrict(&mut request);
         let planned = match (trials, method) {
             (Some(trials), Some(method)) => trials.plan(&cluster, &request, method, terminal)?,
-            _ => {
-                let spinner = terminal.spinner("searching");
-                let planned = match (method, self.runner) {
-                    (Some(method), _) => plan_by_method(model, &cluster, &request, method),
-                    (None, Some(project)) => find_plan_for(model, &cluster, &request, project),
-                    (None, None) => find_plan(model, &cluster, &request),
-                };
-                spinner.finish_and_clear();
-                let mut planned = planned.map_err(of_request)?;
-                let mut given = self.constraints.given();
-                given.extend(method.map(|method| format!("--method {}", method.name)));
-                planned.outcome.notes.extend(price(&planned.outcome, &given));
-                planned
-            }
+            (_, method) => self.search(model, &cluster, &request, method, terminal)?,
         };
         let (plan, judgement) = (&planned.outcome.plan, &planned.outcome.judgement);
         let targets = model.graph().targets_per_sample();
         let cost = Cost::of(plan, &cluster, judgement.step_seconds, targets);
         Ok(Answered { planned, cluster, cost, targets: counted(model) })
+    }
+
+    /// The fastest plan, of a method where one is named or for a project, with what the options that were given cost.
+    fn search(
+        &self,
+        model: &Model,
+        cluster: &Cluster,
+        request: &Request,
+        method: Option<&Method>,
+        terminal: Terminal,
+    ) -> Result<Planned, Failure> {
+        let spinner = terminal.spinner("searching");
+        let planned = match (method, self.runner) {
+            (Some(method), _) => plan_by_method(model, cluster, request, method),
+            (None, Some(project)) => find_plan_for(model, cluster, request, project),
+            (None, None) => find_plan(model, cluster, request),
+        };
+        spinner.finish_and_clear();
+        let mut planned = planned.map_err(of_request)?;
+        let mut given = self.constraints.given();
+        given.extend(method.map(|method| format!("--method {}", method.name)));
+        planned.outcome.notes.extend(price(&planned.outcome, &given));
+        Ok(planned)
     }
 
     /// All that is said of a plan.

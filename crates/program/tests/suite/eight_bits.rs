@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use shardloom_graph::{Graph, ModelSpec};
+use shardloom_graph::{Graph, ModelSpec, OpKind};
 use shardloom_plan::{Mesh, Precision, Uniform};
-use shardloom_program::{Action, BodyKind, Class, Format, Program, Tensor, lower};
+use shardloom_program::{
+    Action, BodyKind, Class, Format, Program, Tensor, lower, multiplies_in_8_bits,
+};
 
 fn graph(text: &str) -> Graph {
     ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model")
@@ -47,6 +49,24 @@ fn activations_that_only_products_read_are_stored_in_8_bits() {
     );
     // The last product before the loss is not in 8 bits, so what it reads is not.
     assert!(narrow(&llama.classes[0]).all(|it| it.name.starts_with("block.")));
+}
+
+/// Bounded logits are those of the loss as much as others are.
+#[test]
+fn the_last_product_is_not_in_8_bits_where_logits_are_bounded_either() {
+    for cap in ["", ",logit_cap=30"] {
+        let graph = graph(&format!(
+            "llama:layers=1,hidden=64,heads=4,kv_heads=2,ffn=128,seq=32,vocab=64{cap}"
+        ));
+        let precision = Precision { fp8_products: true, ..Precision::MIXED };
+        let products = graph.ops().filter(|(_, node)| matches!(node.kind, OpKind::Contract { .. }));
+        for (op, node) in products {
+            let in_8_bits = multiplies_in_8_bits(&graph, precision, op);
+            assert_eq!(in_8_bits, node.name != "head", "{} of a model with {cap:?}", node.name);
+        }
+        let program = program(&graph, 1, true);
+        assert!(narrow(&program.classes[0]).all(|it| it.name.starts_with("block.")), "{cap:?}");
+    }
 }
 
 #[test]

@@ -3,8 +3,12 @@
 
 use shardloom_graph::work::{self, Pass};
 use shardloom_graph::{Graph, ModelSpec, OpId};
-use shardloom_plan::{Mesh, Plan, Recompute, ScheduleKind, Uniform};
-use shardloom_program::{Action, Class, Collective, Program, lower};
+use shardloom_plan::{
+    Corrections, Mesh, Plan, Prediction, Recompute, ScheduleKind, Uniform, Weights,
+};
+use shardloom_program::{
+    Action, BodyKind, Class, Collective, Content, Instruction, Program, lower,
+};
 
 const STAGES: usize = 4;
 const HIDDEN: usize = 32;
@@ -259,4 +263,44 @@ fn in_gpipes_order_sparing_the_last_micro_batch_takes_hardly_more_memory() {
     let (always, except_last) = (most(Recompute::Stage, true), most(Recompute::Stage, false));
     assert!((except_last / always - 1.0).abs() < 0.1, "{except_last} against {always}");
     assert!(except_last < 0.4 * most(Recompute::None, true));
+}
+
+/// A forward pass that is run again belongs to the backward pass: predicted weights are for the first one alone, and
+/// a correction of what gradients are taken with is for all others.
+#[test]
+fn what_is_run_again_reads_the_weights_of_backward_passes() {
+    let graph = graph(4);
+    let prediction = Some(Prediction::Weights);
+    let predicted = Corrections { prediction, ..Corrections::default() };
+    let corrected = Corrections { discrepancy: Some(0.1), ..Corrections::default() };
+    for (corrections, moves_first) in [(predicted, true), (corrected, false)] {
+        let uniform =
+            Uniform { schedule: ScheduleKind::PipeDream, clip_norm: None, ..gpipe(STAGES, STAGES) };
+        let plan = uniform.plan(&graph, "gpt", "cluster");
+        let plan = Plan { weights: Weights::Newest { corrections }, ..plan };
+        let program = lower(&graph, &plan, STAGES).expect("the plan fits");
+        // First passes, those that are run again, and all others.
+        let mut seen = [0; 3];
+        let class = inner(&program);
+        for body in class.bodies.iter().filter(|it| it.kind != BodyKind::Evaluation) {
+            let moves = |it: &&Instruction| matches!(it.action, Action::Extrapolate { .. });
+            let moved: Vec<_> =
+                body.instructions.iter().filter(moves).map(|it| it.writes[0].to.tensor).collect();
+            for instruction in &body.instructions {
+                let Action::Kernel { op, pass, again, .. } = instruction.action else { continue };
+                let reads = || instruction.reads.iter().map(|it| it.tensor);
+                let reads_moved = reads().any(|it| moved.contains(&it));
+                let reads_kept = reads().any(|it| class.tensor(it).content == Content::Weight);
+                if !reads_moved && !reads_kept {
+                    continue;
+                }
+                let is_first = pass == Pass::Forward && !again;
+                seen[if is_first { 0 } else { 2 - usize::from(again) }] += 1;
+                let expected = (is_first == moves_first, is_first != moves_first);
+                let name = &graph.op(op).name;
+                assert_eq!((reads_moved, reads_kept), expected, "{name} {pass:?}, again: {again}");
+            }
+        }
+        assert!(seen.iter().all(|&it| it > 0), "{seen:?}");
+    }
 }

@@ -58,6 +58,29 @@ fn circumstances_take_what_they_take_when_they_are_simulated_alone() {
     assert_eq!(found(&all, "stack nanotron").step_seconds, seconds(&graph, &nanotron, &plan));
 }
 
+/// Four groups of replicas send at once, and what leaves a node is no more than one device's link: other links alone
+/// would change nothing.
+#[test]
+fn other_bandwidths_between_nodes_are_of_links_and_of_what_leaves_a_node() {
+    let (graph, cluster, plan) = (model(GPT), two_nodes(), plan(1, 2, 4));
+    let times = |links: f64, out: f64| {
+        let mut groups = cluster.groups().to_vec();
+        let node = &mut groups[0].profile.node;
+        let one_device = node.inter.bytes_per_second;
+        node.inter.bytes_per_second = links * one_device;
+        node.uplink_bytes_per_second = out * one_device;
+        cluster.with_groups(groups).expect("a cluster")
+    };
+    let bound = times(1.0, 1.0);
+    let all = circumstances(&graph, &bound, &plan).expect("it can be simulated");
+    for (what, factor) in [("half the", 0.5), ("a quarter of the", 0.25), ("twice the", 2.0)] {
+        let what = format!("{what} bandwidth between nodes");
+        let expected = seconds(&graph, &times(factor, factor), &plan);
+        assert_eq!(found(&all, &what).step_seconds, expected, "{what}");
+        assert_ne!(expected, seconds(&graph, &times(factor, 1.0), &plan), "{what}");
+    }
+}
+
 #[test]
 fn one_node_has_no_circumstance_between_nodes() {
     let (graph, cluster) = (model(GPT), h100(1, 8, 80_000_000_000));

@@ -47,8 +47,8 @@ pub struct Trials {
     #[arg(long, requires = "method")]
     trials_compressed: bool,
 
-    /// Train with each strategy on this machine for some steps and measure one, instead of simulating it; on these
-    /// data, as `shardloom train` takes them, and with --cluster local or local:N. May be given several times
+    /// Measure strategies instead of simulating them: each trains on these data on this machine for --trials-steps
+    /// steps. Data as `shardloom train` takes them, --cluster local or local:N. May be given several times
     #[arg(long, value_name = "PATH", requires = "method")]
     trials_data: Vec<PathBuf>,
 

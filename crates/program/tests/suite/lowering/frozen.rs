@@ -76,10 +76,15 @@ fn a_frozen_trunk_goes_forward_only_and_the_head_has_a_weight_gradient_only() {
 fn of_a_frozen_bucket_ranks_hold_the_weights_alone_in_the_format_of_computation() {
     let graph = gpt(false);
     let trunk = trunk(&graph);
-    for (zero, sharing) in [(0, false), (1, false), (2, false), (3, true)] {
+    let stages = || [None, Some(0), Some(1), Some(2), Some(3)].into_iter();
+    for (zero, own) in (0..=3).flat_map(|zero| stages().map(move |own| (zero, own))) {
+        // What the group says counts, where it says something.
+        let sharing = own.unwrap_or(zero) == 3;
         let sync = Sync { zero, ..single().sync };
         let uniform = Uniform { mesh: mesh(2, 1, 1), sync, ..single() };
-        let program = lowered(&graph, &freezing(&graph, &uniform, &trunk));
+        let mut plan = freezing(&graph, &uniform, &trunk);
+        plan.parameters[0].zero = own;
+        let program = lowered(&graph, &plan);
         let class = &program.classes[0];
         let (frozen, trained): (Vec<&Bucket>, Vec<&Bucket>) =
             class.buckets.iter().partition(|it| it.is_frozen);
@@ -89,7 +94,7 @@ fn of_a_frozen_bucket_ranks_hold_the_weights_alone_in_the_format_of_computation(
         for bucket in frozen {
             let gathered = if sharing { 1 } else { 0 };
             let expected = vec![Content::Weight; 1 + gathered];
-            assert_eq!(contents(class, bucket), expected, "ZeRO-{zero}");
+            assert_eq!(contents(class, bucket), expected, "ZeRO-{zero}, the group's {own:?}");
             let weights = class.tensor(bucket.held.replicated.weights);
             assert_eq!(weights.format, Format::Bf16);
             assert!(matches!(weights.keep, Keep::State(_)), "they are saved");

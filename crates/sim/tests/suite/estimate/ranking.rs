@@ -6,7 +6,9 @@ use shardloom_plan::{Number, Optimizer, Precision};
 use shardloom_sim::estimate::{Candidate, Settings};
 
 use super::candidates::{candidates, candidates_of_context, sample};
-use super::simulated::{MIXED, assert_ranked, frozen, mean_error, model, times};
+use super::simulated::{
+    MIXED, assert_as_simulated, assert_ranked, frozen, mean_error, model, times,
+};
 use crate::scenario::{cores, gpt, h100};
 
 #[test]
@@ -82,6 +84,25 @@ fn estimates_rank_plans_with_context_parallelism() {
         assert!(candidates.len() > 60, "{} plans", candidates.len());
         let times = times(&graph, &cluster, &MIXED, &candidates);
         assert_ranked(&times, 0.98, 0.04, text);
+    }
+}
+
+/// Each rank of a node gathers what its own partner in the other node has, all at once over one uplink.
+#[test]
+fn groups_of_positions_beside_tensor_parallelism_share_what_leaves_a_node() {
+    let graph = model("llama:layers=6,hidden=512,heads=8,kv_heads=8,seq=4096,vocab=4096,ffn=512");
+    let cluster = Cluster::parse("h100-80g:2x4").expect("a preset");
+    let mut groups = cluster.groups().to_vec();
+    let node = &mut groups[0].profile.node;
+    node.uplink_bytes_per_second = 0.05 * node.inter.bytes_per_second;
+    let cluster = cluster.with_groups(groups).expect("a cluster");
+    for (cp, tp) in [(2, 4), (4, 2)] {
+        let is_it = |it: &Candidate| it.tp == tp && it.pp == 1 && it.zero == 0;
+        let candidates: Vec<Candidate> =
+            candidates_of_context(cp, 8, 2).into_iter().filter(is_it).collect();
+        assert!(!candidates.is_empty());
+        let times = times(&graph, &cluster, &MIXED, &candidates);
+        assert_as_simulated(&times, 0.1);
     }
 }
 
