@@ -4,7 +4,7 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use shardloom_cluster::Profile;
+use shardloom_cluster::{Precision, Profile};
 use shardloom_fabric::InProcess;
 use shardloom_profile::{Options, is_busy, measure, this_machine};
 
@@ -88,7 +88,7 @@ impl LocalProfile {
             {
                 Ok(profile)
             }
-            _ => self.measure(options, progress),
+            known => self.measure(with_formats_of(known.as_ref(), options), progress),
         }
     }
 
@@ -110,6 +110,13 @@ impl LocalProfile {
         write_whole(&self.path, &profile.to_toml()?)?;
         Ok(profile)
     }
+}
+
+/// What to measure again of a machine: in no fewer formats than before.
+fn with_formats_of(known: Option<&Profile>, mut options: Options) -> Options {
+    let formats = known.map(|profile| &profile.device.in_format);
+    options.scope.fp16 |= formats.is_some_and(|it| it.contains_key(&Precision::Fp16));
+    options
 }
 
 /// Whether all was measured that is now; what was written by hand has what it is to have.
@@ -140,7 +147,8 @@ pub(crate) fn write_whole(path: &Path, text: &str) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use shardloom_cluster::{FormatRates, MatmulPoint, MeasuredMatmul, MeasuredOn, Precision};
+    use shardloom_cluster::{FormatRates, MatmulPoint, MeasuredMatmul, MeasuredOn};
+    use shardloom_profile::Scope;
 
     use super::*;
 
@@ -187,6 +195,20 @@ mod tests {
         }
         let beside = fs::read_dir(path.parent().expect("a folder")).expect("it is there");
         assert_eq!(beside.count(), 1, "nothing unfinished is left");
+    }
+
+    #[test]
+    fn what_is_measured_again_is_measured_in_the_formats_of_before() {
+        let fp16 = |known: Option<&Profile>, asked: bool| {
+            let scope = Scope { fp16: asked, ..Scope::default() };
+            with_formats_of(known, Options { scope, ..Options::default() }).scope.fp16
+        };
+        let mut profile = Profile::preset("v100-16g").expect("a preset");
+        profile.device.in_format.insert(Precision::Bf16, FormatRates::default());
+        assert_eq!([fp16(None, false), fp16(None, true)], [false, true]);
+        assert_eq!([fp16(Some(&profile), false), fp16(Some(&profile), true)], [false, true]);
+        profile.device.in_format.insert(Precision::Fp16, FormatRates::default());
+        assert_eq!([fp16(Some(&profile), false), fp16(Some(&profile), true)], [true, true]);
     }
 
     #[test]
