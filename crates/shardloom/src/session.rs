@@ -376,10 +376,23 @@ pub(crate) struct Run {
 /// A file that is there as long as this is, to be seen by other processes.
 struct Probe(PathBuf);
 
+/// Before the number of the process that made it, the name of such a file.
+const SEEN_BY_ALL: &str = ".seen-by-all-";
+
 impl Probe {
+    /// One in a folder that no other run has; those of runs that were killed are deleted.
     fn new(folder: &Path) -> Result<Probe> {
         let folder = folder.canonicalize().map_err(Error::io("look at", folder))?;
-        let path = folder.join(format!(".seen-by-all-{}", std::process::id()));
+        for entry in fs::read_dir(&folder).map_err(Error::io("list", &folder))? {
+            let entry = entry.map_err(Error::io("list", &folder))?;
+            let name = entry.file_name();
+            let process = name.to_str().and_then(|name| name.strip_prefix(SEEN_BY_ALL));
+            if process.is_some_and(|it| it.parse::<u32>().is_ok()) {
+                // What cannot be deleted is empty.
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+        let path = folder.join(format!("{SEEN_BY_ALL}{}", std::process::id()));
         fs::write(&path, "").map_err(Error::io("write", &path))?;
         Ok(Probe(path))
     }
@@ -478,4 +491,29 @@ pub fn guarded(plan: &Plan, on_non_finite: OnNonFinite) -> Plan {
         OnNonFinite::Continue => false,
     };
     Plan { skip_non_finite: plan.skip_non_finite || guards, ..plan.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_for_others_to_see_goes_with_its_run_and_those_of_killed_runs_with_the_next() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let names = || {
+            let entries = fs::read_dir(folder.path()).expect("a folder");
+            let name = |it: std::io::Result<fs::DirEntry>| it.expect("an entry").file_name();
+            let mut names: Vec<_> = entries.map(name).collect();
+            names.sort();
+            names
+        };
+        for name in [".seen-by-all-12", ".seen-by-all-notes", "step-00000002"] {
+            fs::write(folder.path().join(name), "").expect("written");
+        }
+        let probe = Probe::new(folder.path()).expect("a folder");
+        let own = format!(".seen-by-all-{}", std::process::id());
+        assert_eq!(names(), [own.as_str(), ".seen-by-all-notes", "step-00000002"]);
+        drop(probe);
+        assert_eq!(names(), [".seen-by-all-notes", "step-00000002"]);
+    }
 }
