@@ -175,15 +175,11 @@ impl DeviceKind {
         precision: Precision,
         others: impl Iterator<Item = Precision>,
     ) -> ClusterError {
-        let is_measured = matches!(self.matmul, MatmulRates::Measured(_));
         ClusterError::NoPrecision {
             device: self.name.clone(),
             precision,
             available: others.map(|it| it.to_string()).collect::<Vec<_>>().join(", "),
-            remedy: match precision {
-                Precision::Fp16 if is_measured => "; shardloom profile --fp16 measures it",
-                _ => "",
-            },
+            is_measured: matches!(self.matmul, MatmulRates::Measured(_)),
         }
     }
 

@@ -128,7 +128,10 @@ pub enum ClusterError {
     #[error("measured points: {0}")]
     Points(String),
     /// The device has no rate for this precision.
-    #[error("{device} has no {precision} rate; it has {available}{remedy}")]
+    #[error(
+        "{device} has no {precision} rate; it has {available}{}",
+        if *is_measured && *precision == Precision::Fp16 { "; shardloom profile --fp16 measures it" } else { "" }
+    )]
     NoPrecision {
         /// The device kind.
         device: String,
@@ -136,8 +139,8 @@ pub enum ClusterError {
         precision: Precision,
         /// What there is.
         available: String,
-        /// What would give it, to stand after that; empty where nothing would.
-        remedy: &'static str,
+        /// Whether that was measured, so that another could be.
+        is_measured: bool,
     },
     /// A device id outside the cluster.
     #[error("device {} is not in this cluster of {devices} devices", .id.0)]

@@ -1,10 +1,11 @@
 //! Rows of tables, and their fields.
 
 use std::fs::File;
-use std::io::{BufReader, Read, Seek, SeekFrom};
+use std::io::{BufReader, Seek, SeekFrom};
 use std::path::Path;
 
 use csv::{Position, StringRecord};
+use shardloom_document::row_line;
 
 use crate::DataError;
 use crate::table::is_header;
@@ -58,17 +59,16 @@ pub(crate) fn each_row(
     }
 }
 
-/// The line of a row, which the reader has begin with the empty lines before it.
+/// The line of a row.
 fn line_of(path: &Path, position: &Position) -> usize {
-    let mut empty = 0;
-    if let Ok(mut file) = File::open(path)
-        && file.seek(SeekFrom::Start(position.byte())).is_ok()
-    {
-        let bytes = BufReader::new(file).bytes().map_while(Result::ok);
-        let before = bytes.take_while(|byte| matches!(byte, b'\r' | b'\n'));
-        empty = before.filter(|&byte| byte == b'\n').count();
+    let from_there = File::open(path).and_then(|mut file| {
+        file.seek(SeekFrom::Start(position.byte()))?;
+        Ok(BufReader::new(file))
+    });
+    match from_there {
+        Ok(rest) => row_line(position.line(), rest, None),
+        Err(_) => position.line() as usize,
     }
-    position.line() as usize + empty
 }
 
 /// What is wrong with a table.

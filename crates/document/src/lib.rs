@@ -1,13 +1,15 @@
-//! What is wrong with a document that people write, in TOML or JSON: the line, the key, and what would be right, in
+//! What is wrong with a document that people write, in TOML, JSON or rows of comma-separated values: the line, the key, and what would be right, in
 //! words that name no types of this program. All crates that read documents say it by these.
 
 mod fault;
 mod json;
+mod rows;
 mod toml_text;
 mod words;
 
 pub use fault::{Fault, at_line};
 pub use json::{json_fault, json_fault_in, json_line_of, json_line_of_path};
+pub use rows::row_line;
 pub use toml_text::{toml_fault, toml_line_of};
 pub use words::{in_words, nearest};
 

@@ -54,7 +54,7 @@ pub struct Options {
     pub ranks: Option<NonZeroUsize>,
     /// Memory of the machine. What the system says if absent, which it does on Linux.
     pub memory_bytes: Option<u64>,
-    /// How much of it.
+    /// In which formats, and how long to take.
     pub scope: Scope,
 }
 

@@ -32,6 +32,7 @@ mod feature;
 mod fit;
 mod hardware;
 mod interval;
+mod line;
 mod log;
 mod operator;
 mod prediction;

@@ -1,6 +1,7 @@
 //! Runs that are killed at random moments lose nothing but the steps since their last checkpoint, and go on bit
 //! for bit as a run that nobody has stopped.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -15,14 +16,13 @@ const MODEL: &str = "gpt:layers=4,hidden=64,heads=4 --seq 32 --data text.txt --g
 
 /// Who runs, and who of them is killed.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes need MPI"))]
 enum Killed {
     /// The program, without `mpirun`.
     Itself,
     /// All of so many processes at once.
-    #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes need MPI"))]
     All(u32),
     /// One of so many: `mpirun` says which, and ends the others.
-    #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "processes need MPI"))]
     One(u32),
 }
 
@@ -45,12 +45,16 @@ fn killed(options: &str, every: usize, who: Killed, kills: usize) {
     let saved = format!("--checkpoint run --checkpoint-every {every} --keep 3");
     let mut random = Random::new(every as u64);
     let mut losses: Vec<Option<String>> = vec![];
+    let mut lost = BTreeMap::new();
     for kill in 0..kills {
         // Those of a pipeline without flush drain it, and so have to be the same in all runs.
         let arguments = format!("train {MODEL} {options} --steps 1000000 {saved} --resume --json");
         let wait = Duration::from_millis(random.below(1500) as u64);
         let outcome = run_and_kill(&place, &arguments, who, wait, &mut random);
         let done = outcome.losses();
+        if let Killed::One(_) = who {
+            *lost.entry(named_process(&outcome)).or_insert(0) += 1;
+        }
         if let Some(&(first, _)) = done.first() {
             // A step is printed before its checkpoint is written, and after that of the step before it is.
             let sure = losses.len().saturating_sub(1) / every * every;
@@ -90,6 +94,15 @@ fn killed(options: &str, every: usize, who: Killed, kills: usize) {
         names.filter(|name| name != ".lock" && !name.starts_with("step-")).collect();
     assert!(odd.is_empty(), "what killed runs have left is there still: {odd:?}");
     println!("{options} {who:?}: {kills} kills within {} steps", losses.len());
+    if !lost.is_empty() {
+        println!("lost, by number: {lost:?}");
+    }
+}
+
+/// The process that `mpirun` says it has lost; none where it had to be ended too.
+fn named_process(outcome: &Outcome) -> Option<u32> {
+    let (_, named) = outcome.stderr.split_once("noticed that process rank ")?;
+    named.split(' ').next()?.parse().ok()
 }
 
 /// The program, or `mpirun` with so many processes of it.
@@ -151,13 +164,13 @@ fn run_and_kill(
         Killed::One(_) => one_of_its_processes(child.id(), random),
     };
     assert!(kill(&victim), "the program is gone: {:?}", reading.join());
-    let start = Instant::now();
+    let (start, mut is_ended_here) = (Instant::now(), false);
     let status = loop {
         match child.try_wait().expect("it can be waited for") {
             Some(status) => break status,
             None if start.elapsed() > ENDING => {
                 println!("mpirun goes on {ENDING:?} after process {victim} was killed");
-                kill(&group);
+                is_ended_here = kill(&group);
                 break child.wait().expect("it ends");
             }
             None => std::thread::sleep(Duration::from_millis(10)),
@@ -167,7 +180,11 @@ fn run_and_kill(
     // A killed program may leave half a line.
     stdout.truncate(stdout.rfind('\n').map_or(0, |end| end + 1));
     let stderr = errors.join().expect("it reads");
-    place.outcome(arguments, status.code(), stdout, stderr)
+    let outcome = place.outcome(arguments, status.code(), stdout, stderr);
+    if matches!(who, Killed::One(_)) && !is_ended_here {
+        outcome.check(named_process(&outcome).is_some(), "mpirun does not say which it has lost");
+    }
+    outcome
 }
 
 /// Sends a process, or a group of them, the signal that none survives; whether it is there.

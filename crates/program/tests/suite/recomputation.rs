@@ -295,7 +295,12 @@ fn what_is_run_again_reads_the_weights_of_backward_passes() {
                     continue;
                 }
                 let is_first = pass == Pass::Forward && !again;
-                seen[if is_first { 0 } else { 2 - usize::from(again) }] += 1;
+                let kind = match (is_first, again) {
+                    (true, _) => 0,
+                    (false, true) => 1,
+                    (false, false) => 2,
+                };
+                seen[kind] += 1;
                 let expected = (is_first == moves_first, is_first != moves_first);
                 let name = &graph.op(op).name;
                 assert_eq!((reads_moved, reads_kept), expected, "{name} {pass:?}, again: {again}");

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use csv::{Position, ReaderBuilder, StringRecord, Trim};
+use csv::{ReaderBuilder, StringRecord, Trim};
 
 use super::{Batch, Lines, LogError, LoggedStep, Rate};
+use crate::line::{COMMENT, line_of};
 
 /// Columns that say how fast a step is.
 struct RateColumns {
@@ -49,7 +50,7 @@ const MEMORY: [(&str, f64); 3] =
 
 pub(super) fn lines(path: &Path, text: &str) -> Result<Lines, LogError> {
     let row_error = |error: csv::Error| {
-        let line = error.position().map_or(1, |it| line_of(text, it));
+        let line = line_of(text.as_bytes(), error.position());
         let what = match error.kind() {
             csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
                 format!("there are {len} cells, and {expected_len} columns")
@@ -59,7 +60,7 @@ pub(super) fn lines(path: &Path, text: &str) -> Result<Lines, LogError> {
         LogError::Row { path: path.into(), line, what }
     };
     let mut reader =
-        ReaderBuilder::new().trim(Trim::All).comment(Some(b'#')).from_reader(text.as_bytes());
+        ReaderBuilder::new().trim(Trim::All).comment(Some(COMMENT)).from_reader(text.as_bytes());
     let header = reader.headers().map_err(row_error)?.clone();
     let name = |name: &str| name.to_ascii_lowercase().replace([' ', '-', '/'], "_");
     let names: Vec<String> = header.iter().map(name).collect();
@@ -86,7 +87,7 @@ pub(super) fn lines(path: &Path, text: &str) -> Result<Lines, LogError> {
     let mut found = Lines::default();
     for (index, record) in reader.records().enumerate() {
         let record = record.map_err(row_error)?;
-        let line = record.position().map_or(1, |it| line_of(text, it));
+        let line = line_of(text.as_bytes(), record.position());
         let cell = |column: usize| number(&record, column);
         let Some(value) = cell(timed).filter(|value| value.is_finite() && *value > 0.0) else {
             let (name, cell) = (&names[timed], record.get(timed).unwrap_or(""));
@@ -115,13 +116,6 @@ pub(super) fn lines(path: &Path, text: &str) -> Result<Lines, LogError> {
             Err(LogError::Row { path: path.into(), line: 1, what })
         }
     }
-}
-
-/// The line of a row, which the reader has begin with the empty lines and comments before it.
-fn line_of(text: &str, position: &Position) -> usize {
-    let rest = text.get(position.byte() as usize..).unwrap_or_default();
-    let skipped = rest.lines().take_while(|line| line.is_empty() || line.starts_with('#'));
-    position.line() as usize + skipped.count()
 }
 
 fn number(record: &StringRecord, column: usize) -> Option<f64> {

@@ -7,11 +7,13 @@ mod published;
 mod vtrain;
 mod weak_scaling;
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use csv::{DeserializeErrorKind, ErrorKind, ReaderBuilder, StringRecord};
 use serde::de::DeserializeOwned;
 
+use crate::line::{COMMENT, line_of};
 use crate::{OperatorRow, Row, ValidateError};
 
 /// A file of measurements.
@@ -132,13 +134,16 @@ pub fn read(path: &Path) -> Result<Measurements, ValidateError> {
 struct Table {
     path: PathBuf,
     header: StringRecord,
-    records: Vec<StringRecord>,
+    /// Each with its line.
+    records: Vec<(u64, StringRecord)>,
 }
 
 impl Table {
     fn read(path: &Path) -> Result<Table, ValidateError> {
+        let text = fs::read(path)
+            .map_err(|error| ValidateError::Read { path: path.into(), source: error.into() })?;
         let failed = |error: csv::Error| {
-            let line = error.position().map_or(1, |position| position.line());
+            let line = line_of(&text, error.position()) as u64;
             let line_error = |what: String| ValidateError::Line { path: path.into(), line, what };
             match error.kind() {
                 ErrorKind::UnequalLengths { expected_len, len, .. } => {
@@ -148,10 +153,11 @@ impl Table {
                 _ => ValidateError::Read { path: path.into(), source: error },
             }
         };
-        let mut reader =
-            ReaderBuilder::new().comment(Some(b'#')).from_path(path).map_err(failed)?;
+        let mut reader = ReaderBuilder::new().comment(Some(COMMENT)).from_reader(&text[..]);
         let header = reader.headers().map_err(failed)?.clone();
-        let records = reader.records().collect::<Result<_, _>>().map_err(failed)?;
+        let with_line = |record: StringRecord| (line_of(&text, record.position()) as u64, record);
+        let records = reader.records().map(|record| record.map(with_line));
+        let records = records.collect::<Result<_, _>>().map_err(failed)?;
         Ok(Table { path: path.to_owned(), header, records })
     }
 
@@ -190,18 +196,15 @@ impl Table {
     fn is_without(&self, column: &str) -> bool {
         let Some(index) = self.header.iter().position(|it| it == column) else { return false };
         let is_empty = |record: &StringRecord| record.get(index).is_none_or(str::is_empty);
-        !self.records.is_empty() && self.records.iter().all(is_empty)
+        !self.records.is_empty() && self.records.iter().all(|(_, record)| is_empty(record))
     }
 
     /// The rows as `R`, each with its line.
     fn rows<R: DeserializeOwned>(
         &self,
     ) -> impl Iterator<Item = Result<(Line<'_>, R), ValidateError>> {
-        self.records.iter().map(|record| {
-            let line = Line {
-                table: self,
-                number: record.position().map_or(1, |position| position.line()),
-            };
+        self.records.iter().map(|&(number, ref record)| {
+            let line = Line { table: self, number, record };
             let row =
                 record.deserialize(Some(&self.header)).map_err(|error| line.refuse(&error))?;
             Ok((line, row))
@@ -214,6 +217,7 @@ impl Table {
 struct Line<'t> {
     table: &'t Table,
     number: u64,
+    record: &'t StringRecord,
 }
 
 impl Line<'_> {
@@ -224,10 +228,7 @@ impl Line<'_> {
         };
         let field = err.field().and_then(|field| usize::try_from(field).ok());
         let column = field.and_then(|field| self.table.header.get(field)).unwrap_or("unknown");
-        let record = self.table.records.iter().find(|record| {
-            record.position().is_some_and(|position| position.line() == self.number)
-        });
-        let cell = field.and_then(|field| record?.get(field)).unwrap_or("");
+        let cell = field.and_then(|field| self.record.get(field)).unwrap_or("");
         let what = match err.kind() {
             DeserializeErrorKind::ParseInt(_) => {
                 format!("a whole number from 0 up is needed, not {cell:?}")

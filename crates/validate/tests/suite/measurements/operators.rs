@@ -83,8 +83,11 @@ fn cells_that_say_no_operator_are_refused_with_line_and_column() {
         ("H200,fused-attention+causal,input,bf16,1,512,256,64,cudnn,,1e-5", "column n"),
         (",gelu,forward,bf16,1,512,256,1,eager,4096,1e-5", "column device"),
     ] {
-        let error = read_lines(line).unwrap_err().to_string();
-        assert!(error.contains(what) && error.contains(":2"), "{line}: {error}");
+        // Also behind what is no row.
+        for (before, place) in [("", ":2: "), ("\n# of a comment\n\n", ":5: ")] {
+            let error = read_lines(&format!("{before}{line}")).unwrap_err().to_string();
+            assert!(error.contains(what) && error.contains(place), "{line}: {error}");
+        }
     }
 }
 
