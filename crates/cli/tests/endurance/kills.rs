@@ -20,7 +20,7 @@ const MODEL: &str = "gpt:layers=4,hidden=64,heads=4 --seq 32 --data text.txt --g
 enum Killed {
     /// The program, without `mpirun`.
     Itself,
-    /// All of so many processes at once.
+    /// All of so many processes at once: `mpirun`, which passes on what they have printed, ends after them.
     All(u32),
     /// One of so many: `mpirun` says which, and ends the others.
     One(u32),
@@ -52,7 +52,7 @@ fn killed(options: &str, every: usize, who: Killed, kills: usize) {
         let wait = Duration::from_millis(random.below(1500) as u64);
         let outcome = run_and_kill(&place, &arguments, who, wait, &mut random);
         let done = outcome.losses();
-        if let Killed::One(_) = who {
+        if who.processes().is_some() {
             *lost.entry(named_process(&outcome)).or_insert(0) += 1;
         }
         if let Some(&(first, _)) = done.first() {
@@ -77,6 +77,7 @@ fn killed(options: &str, every: usize, who: Killed, kills: usize) {
                 .check(before == Some(loss), &format!("kill {kill}: another loss at step {step}"));
         }
     }
+    assert!(losses.len() > every, "{options} {who:?}: no kill met a run with a checkpoint");
     let steps = losses.len() + 3;
     let rest = format!("train {MODEL} {options} --steps {steps} {saved} --resume --json");
     let last = to_the_end(&place, &rest, who);
@@ -99,7 +100,7 @@ fn killed(options: &str, every: usize, who: Killed, kills: usize) {
     }
 }
 
-/// The process that `mpirun` says it has lost; none where it had to be ended too.
+/// The process that `mpirun` says it has lost; none where that had not begun yet, or `mpirun` had to be ended too.
 fn named_process(outcome: &Outcome) -> Option<u32> {
     let (_, named) = outcome.stderr.split_once("noticed that process rank ")?;
     named.split(' ').next()?.parse().ok()
@@ -141,7 +142,7 @@ fn run_and_kill(
     random: &mut Random,
 ) -> Outcome {
     let mut command = command(place, arguments, who);
-    // A group of its own, so that a signal reaches all processes at once.
+    // A group of its own, which can be ended where mpirun does not end.
     command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("it starts");
     let mut reader = BufReader::new(child.stdout.take().expect("a pipe"));
@@ -158,19 +159,22 @@ fn run_and_kill(
     });
     // Some are killed while they start.
     std::thread::sleep(wait);
-    let group = format!("-{}", child.id());
-    let victim = match who {
-        Killed::Itself | Killed::All(_) => group.clone(),
-        Killed::One(_) => one_of_its_processes(child.id(), random),
+    let victims = match who {
+        Killed::Itself => vec![child.id().to_string()],
+        Killed::All(_) => its_processes(child.id()),
+        Killed::One(_) => {
+            let mut all = its_processes(child.id());
+            vec![all.swap_remove(random.below(all.len()))]
+        }
     };
-    assert!(kill(&victim), "the program is gone: {:?}", reading.join());
+    assert!(kill(&victims), "the program is gone: {:?}", reading.join());
     let (start, mut is_ended_here) = (Instant::now(), false);
     let status = loop {
         match child.try_wait().expect("it can be waited for") {
             Some(status) => break status,
             None if start.elapsed() > ENDING => {
-                println!("mpirun goes on {ENDING:?} after process {victim} was killed");
-                is_ended_here = kill(&group);
+                println!("mpirun goes on {ENDING:?} after {victims:?} were killed");
+                is_ended_here = kill(&[format!("-{}", child.id())]);
                 break child.wait().expect("it ends");
             }
             None => std::thread::sleep(Duration::from_millis(10)),
@@ -181,26 +185,26 @@ fn run_and_kill(
     stdout.truncate(stdout.rfind('\n').map_or(0, |end| end + 1));
     let stderr = errors.join().expect("it reads");
     let outcome = place.outcome(arguments, status.code(), stdout, stderr);
-    if matches!(who, Killed::One(_)) && !is_ended_here {
-        outcome.check(named_process(&outcome).is_some(), "mpirun does not say which it has lost");
+    if who.processes().is_some() && !is_ended_here {
+        outcome.check(outcome.status == Some(137), "mpirun does not say that one was killed");
     }
     outcome
 }
 
-/// Sends a process, or a group of them, the signal that none survives; whether it is there.
-fn kill(process: &str) -> bool {
-    let sent = Command::new("kill").args(["-KILL", "--", process]).status();
+/// Sends processes, or groups of them, the signal that none survives; whether all are there.
+fn kill(processes: &[String]) -> bool {
+    let sent = Command::new("kill").args(["-KILL", "--"]).args(processes).status();
     sent.expect("kill starts").success()
 }
 
-/// One of those that `mpirun` has started, or the first that it starts.
-fn one_of_its_processes(mpirun: u32, random: &mut Random) -> String {
+/// Those that `mpirun` has started, or the first that it starts.
+fn its_processes(mpirun: u32) -> Vec<String> {
     for _ in 0..10_000 {
         let found = Command::new("pgrep").args(["-P", &mpirun.to_string()]).output();
         let found = String::from_utf8(found.expect("pgrep starts").stdout).expect("numbers");
-        let all: Vec<&str> = found.lines().collect();
+        let all: Vec<String> = found.lines().map(str::to_owned).collect();
         if !all.is_empty() {
-            return random.one_of(&all).to_owned();
+            return all;
         }
         std::thread::sleep(Duration::from_millis(1));
     }
