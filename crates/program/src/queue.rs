@@ -16,8 +16,8 @@ pub enum Queue {
     Receive,
     /// Messages out.
     Send,
-    /// Messages out that have a [priority](crate::Route::priority): whenever the way out is free, that goes first
-    /// which has the highest of those that are ready. All that one follows is its points.
+    /// Messages out that have a [priority](crate::Route::priority): whenever another may be under way, that goes
+    /// first which has the highest of those that are ready. All that one follows is its points.
     Prioritised,
     /// Collectives over one of the class's [groups](crate::Class::communicators), each of which has a
     /// queue of its own, as communication libraries have a stream for each communicator. A group along which

@@ -17,8 +17,9 @@
 //! A message is under way for as long as its sender's driver says and arrives at the end of that, or later where
 //! the way into its receiver is still taken by what an earlier receive takes in, as when many send to one at once:
 //! it is there no sooner than what it takes of that way ([`Driver::inflow`]) after the one before. Senders are not
-//! held up by that. Messages that are sent by priority wait until the way out is free, and then that goes which is the
-//! most urgent of those that are ready; what comes in takes its way then in the order in which it was sent.
+//! held up by that. Messages that are sent by priority wait until fewer than may be are under way, and then that is
+//! chosen which is the most urgent of those that are ready; what comes in takes its way then in the order in which it
+//! was sent.
 //! A collective starts when the last member can start it. An actor waits at a receive until the message
 //! has been sent, and at a collective until all members have come to it, as a blocking executor does.
 //! A fetch starts once whoever it is from has published something and is not about to publish, and then finds the
@@ -287,7 +288,7 @@ impl<'s, 'p> Engine<'s, 'p> {
             && !self.sends_before(Some(due))
     }
 
-    /// Whether something is sent by priority before that time; at that time more may become ready.
+    /// Whether something is sent by priority, or chosen to be, before that time; at that time more may become ready.
     fn sends_before(&self, time: Option<Picos>) -> bool {
         self.by_priority.next().is_some_and(|due| time.is_none_or(|time| due < time))
     }

@@ -1,14 +1,17 @@
-//! Messages that actors send by priority: whenever the way out of an actor's device is free, that goes first which has
-//! the highest priority of those that are ready.
+//! Messages that actors send by priority: of those that are ready that goes first which has the highest priority, and
+//! only so many are under way at a time.
 //!
-//! An actor goes on from such a message when it comes to it; when it is sent is decided once the way out is free, or
-//! it is ready, whichever is later, and no actor has anything to do before that.
+//! An actor goes on from such a message when it comes to it. Once fewer are under way than may be, the next is chosen of
+//! those that are ready; those that are under way take the way out of the actor's device one after another, in the order
+//! in which they were chosen. What becomes ready later and is more urgent waits for these. With one at a time the next is
+//! chosen when the way is free. Nothing is decided before the time at which it happens, as no actor has anything to do
+//! before that.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 
-use shardloom_program::RouteId;
 use shardloom_program::timeline::Picos;
+use shardloom_program::{Priority, RouteId};
 
 use crate::actor::Made;
 
@@ -20,25 +23,43 @@ pub(crate) struct Ready<'s, 'p> {
     pub microbatch: u32,
     /// How long each takes.
     pub durations: Vec<Picos>,
-    /// The lowest goes first.
-    pub priority: u32,
+    pub priority: Priority,
 }
 
 /// All that has not been sent.
 pub(crate) struct PrioritySends<'s, 'p> {
-    /// By actor, in the order in which it has come to them.
-    waiting: Vec<Vec<Ready<'s, 'p>>>,
-    /// Until when the way out of each actor's device is taken.
-    taken: Vec<Picos>,
-    /// When an actor sends next, at the earliest.
+    /// What each actor sends.
+    actors: Vec<Outgoing<'s, 'p>>,
+    /// When an actor chooses or sends next, at the earliest.
     due: BinaryHeap<Reverse<(Picos, u32)>>,
+}
+
+/// What an actor sends by priority.
+#[derive(Default)]
+struct Outgoing<'s, 'p> {
+    /// What has not been chosen, in the order in which the actor has come to it.
+    waiting: Vec<Ready<'s, 'p>>,
+    /// What has been chosen and waits for the way out, in that order.
+    chosen: VecDeque<Ready<'s, 'p>>,
+    /// Until when the way out of the actor's device is taken, by one that is under way.
+    taken: Picos,
+    /// When something was chosen or sent last.
+    decided: Picos,
+}
+
+/// What happens next of what an actor sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Next {
+    /// The first that was chosen takes the way out.
+    Send,
+    /// The next is chosen.
+    Choose,
 }
 
 impl<'s, 'p> PrioritySends<'s, 'p> {
     pub fn new(actors: usize) -> PrioritySends<'s, 'p> {
         PrioritySends {
-            waiting: (0..actors).map(|_| vec![]).collect(),
-            taken: vec![Picos::ZERO; actors],
+            actors: (0..actors).map(|_| Outgoing::default()).collect(),
             due: BinaryHeap::new(),
         }
     }
@@ -46,35 +67,70 @@ impl<'s, 'p> PrioritySends<'s, 'p> {
     /// An actor has come to messages that it sends by priority.
     pub fn add(&mut self, ready: Ready<'s, 'p>) {
         let actor = ready.made.call.actor.index;
-        self.waiting[actor as usize].push(ready);
+        self.actors[actor as usize].waiting.push(ready);
         self.note(actor);
     }
 
-    /// When the next is sent, if nothing with a higher priority is ready before.
+    /// When the next is chosen or sent, if nothing with a higher priority is ready before.
     pub fn next(&self) -> Option<Picos> {
         self.due.peek().map(|&Reverse((due, _))| due)
     }
 
-    /// Takes out what is sent next of all actors', and when it starts; it takes the way out until it has been sent.
+    /// Does what is next of all actors': takes out what is sent, and when it starts, from when it takes the way out until
+    /// it has been sent; none where something is chosen.
     pub fn take(&mut self) -> Option<(Ready<'s, 'p>, Picos)> {
-        let Reverse((start, actor)) = self.due.pop()?;
-        let waiting = &mut self.waiting[actor as usize];
-        let ready = waiting.iter().enumerate().filter(|(_, it)| it.made.call.start <= start);
-        let first = ready.min_by_key(|(place, it)| (it.priority, *place)).map(|(place, _)| place);
-        let first = waiting.remove(first.expect("something is ready when it is due"));
-        let takes = first.durations.iter().fold(Picos::ZERO, |sum, &each| sum + each);
-        self.taken[actor as usize] = start + takes;
+        let Reverse((time, actor)) = self.due.pop()?;
+        let sent = self.actors[actor as usize].go_on(time);
         // What is due of the actor stands there once.
         self.due.retain(|&Reverse((_, other))| other != actor);
         self.note(actor);
-        Some((first, start))
+        sent.map(|sent| (sent, time))
     }
 
-    /// Notes when an actor sends next.
+    /// Notes when an actor chooses or sends next.
     fn note(&mut self, actor: u32) {
-        let ready = self.waiting[actor as usize].iter().map(|it| it.made.call.start).min();
-        if let Some(ready) = ready {
-            self.due.push(Reverse((ready.max(self.taken[actor as usize]), actor)));
+        if let Some((due, _)) = self.actors[actor as usize].next() {
+            self.due.push(Reverse((due, actor)));
+        }
+    }
+}
+
+impl<'s, 'p> Outgoing<'s, 'p> {
+    /// What happens next, and when.
+    fn next(&self) -> Option<(Picos, Next)> {
+        let send = (!self.chosen.is_empty()).then_some((self.taken.max(self.decided), Next::Send));
+        let first = self.waiting.iter().min_by_key(|it| it.made.call.start);
+        let choose = first.and_then(|first| {
+            // So many may wait for the way out while another has it.
+            let behind = (first.priority.most_under_way as usize).saturating_sub(1);
+            let is_room = match self.chosen.len() {
+                chosen if chosen < behind => self.decided,
+                chosen if chosen == behind => self.decided.max(self.taken),
+                _ => return None,
+            };
+            Some((first.made.call.start.max(is_room), Next::Choose))
+        });
+        send.into_iter().chain(choose).min()
+    }
+
+    /// Does what is next: what is sent, if it is that.
+    fn go_on(&mut self, time: Picos) -> Option<Ready<'s, 'p>> {
+        let (_, next) = self.next()?;
+        self.decided = time;
+        match next {
+            Next::Send => {
+                let sent = self.chosen.pop_front()?;
+                self.taken = sent.durations.iter().fold(time, |end, &each| end + each);
+                Some(sent)
+            }
+            Next::Choose => {
+                let waiting = self.waiting.iter().enumerate();
+                let ready = waiting.filter(|(_, it)| it.made.call.start <= time);
+                let first = ready.min_by_key(|(index, it)| (it.priority.place, *index));
+                let (first, _) = first.expect("something is ready when it is due");
+                self.chosen.push_back(self.waiting.remove(first));
+                None
+            }
         }
     }
 }

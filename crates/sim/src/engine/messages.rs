@@ -45,7 +45,6 @@ impl<'s, 'p> Engine<'s, 'p> {
         self.tracks[index].remember(actor, actor.clock(), ExtraBytes::default());
         if let Some(priority) = priority {
             let made = actor.request(line);
-            let priority = priority.place;
             self.by_priority.add(Ready { made, route, microbatch, durations, priority });
             return Ok(());
         }
@@ -88,7 +87,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         Ok(end)
     }
 
-    /// Sends what is next of all that actors send by priority.
+    /// Sends what is next of all that actors send by priority, or has that chosen.
     pub(super) fn send_first<D: Driver>(&mut self, driver: &mut D) -> Result<(), D::Error> {
         let Some((ready, start)) = self.by_priority.take() else { return Ok(()) };
         let Ready { made, route, microbatch, durations, .. } = ready;

@@ -1,6 +1,7 @@
 //! Servers that sum, on links that only have a bandwidth: a step takes what the published closed form says.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 
 use crate::scenario::{gpt, h100, uniform};
 use shardloom_collectives::Algorithm;
@@ -234,17 +235,23 @@ fn pieces_are_sent_beside_the_backward_pass() {
     );
 }
 
-/// Six steps of a model of like layers, which so many workers and servers run that send in this order: the program, what
+/// That which is used first goes first, and at most so many are under way.
+fn by_next_use(credits: u32) -> Summation {
+    let credits = NonZeroU32::new(credits);
+    Summation { order: SendOrder::NextUse, credits, ..Summation::of(1) }
+}
+
+/// Six steps of a model of like layers, which so many workers and servers run that send like this: the program, what
 /// happened, when the gradients of each bucket of the first worker were whole in each step, and how long the last but
 /// one took.
 fn sent_in(
     count: u32,
-    order: SendOrder,
+    servers: Summation,
     kernel: u64,
 ) -> (Program, Timeline, Vec<(usize, Picos)>, u64) {
     let spec = "mlp:inputs=8,hidden=8,layers=16,classes=8";
     let graph = ModelSpec::parse(spec).and_then(|spec| spec.graph()).expect("a model");
-    let summation = Some(Summation { order, ranges: Ranges::Equal, ..Summation::of(count) });
+    let summation = Some(Summation { servers: count, ranges: Ranges::Equal, ..servers });
     let program = program(&graph, count, Sync { summation, ..Sync::default() });
     let options = Options { steps: 6, folded: false };
     let mut driver = Timed { links: Links(&program), kernel, whole: vec![] };
@@ -254,40 +261,60 @@ fn sent_in(
     (program, found.timeline, whole, took)
 }
 
-/// Whenever a worker's way out is free it takes, of the buckets whose gradients are whole, the one that the next step
-/// uses first: nothing that is more urgent is ready and waits.
+/// Whenever fewer of a worker's pieces are under way than may be, that is chosen, of the buckets whose gradients are
+/// whole, which the next step uses first: nothing that is more urgent is ready then and waits. A piece is under way from
+/// when it is chosen until it is out, so it is chosen no sooner than so many before it are out.
 #[test]
 fn of_what_is_ready_that_is_sent_first_which_is_used_first() {
     for kernel in [0, 20 * BYTE, 100 * BYTE, 400 * BYTE, 2000 * BYTE] {
-        let (program, timeline, whole, _) = sent_in(2, SendOrder::NextUse, kernel);
-        let class = program.class(ClassId(0));
-        let intervals = timeline.tracks[0].intervals.iter();
-        let sends: Vec<_> = intervals.filter(|it| it.activity == Activity::Send).collect();
-        // Buckets are blocks, in the order of the model.
-        let bucket = |label: &str| {
-            let name = label.strip_prefix("send ").expect("it is a send");
-            class.buckets.iter().position(|it| it.name == name).expect("a bucket is sent")
-        };
-        let of_step = 2 * class.buckets.len();
-        assert_eq!((sends.len(), whole.len()), (6 * of_step, 6 * of_step));
-        let mut overtaken = 0;
-        for (sends, whole) in sends.chunks(of_step).zip(whole.chunks(of_step)) {
-            let ready: BTreeMap<usize, Picos> = whole.iter().copied().collect();
-            let order: Vec<usize> = sends.iter().map(|it| bucket(&it.label)).collect();
-            let mut sorted = order.clone();
-            sorted.sort_unstable();
-            let each: Vec<usize> = (0..of_step).map(|it| it / 2).collect();
-            assert_eq!(sorted, each, "each server gets a piece of each bucket");
-            for (place, sent) in order.iter().enumerate() {
-                for later in order[place + 1..].iter().filter(|&later| later < sent) {
-                    let start = sends[place].start;
-                    assert!(ready[later] > start, "{kernel}: bucket {sent} before {later}");
-                    overtaken += 1;
+        let mut in_line = vec![];
+        for credits in [1, 2, 4, 1000] {
+            let (program, timeline, whole, _) = sent_in(2, by_next_use(credits), kernel);
+            let class = program.class(ClassId(0));
+            let intervals = timeline.tracks[0].intervals.iter();
+            let sends: Vec<_> = intervals.filter(|it| it.activity == Activity::Send).collect();
+            // Buckets are blocks, in the order of the model.
+            let bucket = |label: &str| {
+                let name = label.strip_prefix("send ").expect("it is a send");
+                class.buckets.iter().position(|it| it.name == name).expect("a bucket is sent")
+            };
+            let of_step = 2 * class.buckets.len();
+            assert_eq!((sends.len(), whole.len()), (6 * of_step, 6 * of_step));
+            // Out of the order of use, and of these those that were ready before the other had its way.
+            let (mut overtaken, mut waited) = (0, 0);
+            let mut chosen = Picos(0);
+            for (step, whole) in whole.chunks(of_step).enumerate() {
+                let ready: BTreeMap<usize, Picos> = whole.iter().copied().collect();
+                let of_this = &sends[step * of_step..][..of_step];
+                let order: Vec<usize> = of_this.iter().map(|it| bucket(&it.label)).collect();
+                let mut sorted = order.clone();
+                sorted.sort_unstable();
+                let each: Vec<usize> = (0..of_step).map(|it| it / 2).collect();
+                assert_eq!(sorted, each, "each server gets a piece of each bucket");
+                for (place, sent) in order.iter().enumerate() {
+                    let number = step * of_step + place;
+                    let is_room = number.checked_sub(credits as usize).map(|it| sends[it].end);
+                    chosen = chosen.max(ready[sent]).max(is_room.unwrap_or_default());
+                    assert!(chosen <= of_this[place].start);
+                    for later in order[place + 1..].iter().filter(|&later| later < sent) {
+                        assert!(
+                            ready[later] > chosen,
+                            "{kernel}, {credits}: bucket {sent} before {later}"
+                        );
+                        overtaken += 1;
+                        waited += usize::from(ready[later] <= of_this[place].start);
+                    }
                 }
             }
+            // With kernels that take time the last layers are sent before the first ones are whole.
+            assert_eq!(overtaken > 0, kernel > 0, "{kernel}, {credits}");
+            in_line.push(waited);
         }
-        // With kernels that take time the last layers are sent before the first ones are whole.
-        assert_eq!(overtaken > 0, kernel > 0, "{kernel}");
+        // With one at a time nothing waits for what is less urgent; with more it does where messages take longer than
+        // kernels, and the longer the more may be under way.
+        assert_eq!(in_line[0], 0);
+        assert!(in_line.is_sorted(), "{kernel}: {in_line:?}");
+        assert_eq!(in_line[3] > 0, (1..100 * BYTE).contains(&kernel), "{kernel}: {in_line:?}");
     }
 }
 
@@ -296,9 +323,11 @@ fn of_what_is_ready_that_is_sent_first_which_is_used_first() {
 /// it takes little more than its kernels or its messages.
 #[test]
 fn the_next_step_begins_before_all_sums_are_there() {
-    for kernel in [20 * BYTE, 60 * BYTE, 100 * BYTE, 400 * BYTE, 2000 * BYTE] {
+    for (kernel, credits) in
+        [20, 60, 100, 400, 2000].into_iter().flat_map(|it| [1, 2, 4].map(|n| (it * BYTE, n)))
+    {
         let [backward, next_use] =
-            [SendOrder::Backward, SendOrder::NextUse].map(|order| sent_in(1, order, kernel));
+            [Summation::of(1), by_next_use(credits)].map(|servers| sent_in(1, servers, kernel));
         let program = &backward.0;
         let messages = BYTE * program.sent_bytes(ClassId(0), 0);
         let class = program.class(ClassId(0));
