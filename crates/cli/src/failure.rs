@@ -1,6 +1,6 @@
 //! How a command ends when it does not succeed.
 
-use std::io;
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -184,14 +184,35 @@ impl Failure {
             Failure::SaidElsewhere => ExitCode::from(RUN),
             Failure::Said(status) => ExitCode::from(*status),
             Failure::Message(message) => {
-                match serde_json::to_string(&Line { error: message }) {
-                    Ok(line) if json => eprintln!("{line}"),
-                    _ => eprintln!("{}", said(message.message.trim_end(), errors_have_colour())),
-                }
+                let text = shortened(message.message.trim_end());
+                let message = Message { message: text, place: message.place.clone(), ..*message };
+                let line = match serde_json::to_string(&Line { error: &message }) {
+                    Ok(line) if json => line,
+                    _ => said(&message.message, errors_have_colour()),
+                };
+                // Where nobody hears it the exit status has to do.
+                let _ = writeln!(io::stderr(), "{line}");
                 ExitCode::from(message.status)
             }
         }
     }
+}
+
+/// A message whose numbers of very many digits, as of 1e300, are given by the first of these and how many there are.
+fn shortened(message: &str) -> String {
+    const MOST: usize = 40;
+    let mut text = String::new();
+    let mut rest = message;
+    while let Some(start) = rest.find(|letter: char| letter.is_ascii_digit()) {
+        let digits = rest[start..].bytes().take_while(u8::is_ascii_digit).count();
+        let shown = if digits > MOST { 6 } else { digits };
+        text += &rest[..start + shown];
+        if shown < digits {
+            text += &format!("... ({digits} digits)");
+        }
+        rest = &rest[start + digits..];
+    }
+    text + rest
 }
 
 impl From<shardloom::Error> for Failure {

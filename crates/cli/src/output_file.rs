@@ -26,6 +26,10 @@ impl OutputFile {
         if path.is_dir() {
             return Err(Failure::file(path, format!("{at} is a folder; name a file")));
         }
+        if is_of_checkpoint(path) {
+            let message = format!("{at} is a file of a checkpoint; name another file");
+            return Err(Failure::file(path, message));
+        }
         if path.exists() && !force {
             let message = format!("{at} exists; name another file, or overwrite it with --force");
             return Err(Failure::file(path, message));
@@ -40,13 +44,17 @@ impl OutputFile {
         Ok(file)
     }
 
-    /// Sees that it can be written; what there is stays as it is.
+    /// Sees that it can be written, and that the disk is not full; what there is stays as it is.
     fn probe(&self) -> io::Result<()> {
         match self.is_special() {
             // Whoever reads a pipe would take its end for that of the file.
             true if self.is_pipe() => Ok(()),
             true => OpenOptions::new().write(true).open(&self.path).map(drop),
-            false => self.beside().and_then(NamedTempFile::close),
+            false => {
+                let beside = self.beside()?;
+                beside.as_file().write_all(&[0; PROBED])?;
+                beside.close()
+            }
         }
     }
 
@@ -98,6 +106,25 @@ impl OutputFile {
         Ok(())
     }
 
+    /// Refuses to be where a folder of the command is, or will be.
+    ///
+    /// # Errors
+    /// If it is `folder`.
+    pub fn require_no_folder(&self, folder: &Path) -> Result<(), Failure> {
+        let same = match (path::absolute(&self.path), path::absolute(folder)) {
+            (Ok(one), Ok(other)) => one.components().eq(other.components()),
+            _ => self.path == folder,
+        };
+        match same {
+            true => {
+                let message =
+                    format!("{} is the folder of checkpoints; name a file", folder.display());
+                Err(Failure::file(&self.path, message))
+            }
+            false => Ok(()),
+        }
+    }
+
     /// Refuses to be written over what the command reads.
     ///
     /// # Errors
@@ -128,7 +155,7 @@ impl OutputFile {
     /// Writes it.
     ///
     /// # Errors
-    /// If it came to exist meanwhile, or cannot be written.
+    /// If it came to exist meanwhile, where it gets another name, or cannot be written.
     pub fn write(&self, bytes: impl AsRef<[u8]>) -> Result<(), Failure> {
         self.replace(bytes.as_ref()).map_err(|error| Failure::unwritten(&self.path, &error))
     }
@@ -171,13 +198,75 @@ impl OutputFile {
             true => beside.persist(fs::canonicalize(&self.path).as_ref().unwrap_or(&self.path)),
             false => beside.persist_noclobber(&self.path),
         };
-        named.map(drop).map_err(|error| error.error)
+        match named {
+            Ok(_) => Ok(()),
+            Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {
+                Err(self.name_otherwise(error.file))
+            }
+            Err(error) => Err(error.error),
+        }
     }
+
+    /// Gives what was written another name, as somebody else has taken this one's. What to say of it.
+    fn name_otherwise(&self, mut beside: NamedTempFile) -> io::Error {
+        let extension = self.path.extension().map(|it| it.to_string_lossy().into_owned());
+        for number in 2..100 {
+            let name = match &extension {
+                Some(extension) => format!("{number}.{extension}"),
+                None => number.to_string(),
+            };
+            let other = self.path.with_extension(name);
+            match beside.persist_noclobber(&other) {
+                Ok(_) => {
+                    let at = other.display();
+                    return io::Error::other(format!("it came to exist meanwhile, so it is {at}"));
+                }
+                Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {
+                    beside = error.file;
+                }
+                Err(error) => return error.error,
+            }
+        }
+        io::ErrorKind::AlreadyExists.into()
+    }
+}
+
+/// As many bytes are written to see whether a disk is full.
+const PROBED: usize = 1 << 12;
+
+/// Whether a file belongs to a checkpoint, of which nothing is to be overwritten.
+fn is_of_checkpoint(path: &Path) -> bool {
+    let Ok(path) = fs::canonicalize(path) else { return false };
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let is_named = name.starts_with("manifest.") || name.starts_with("shard-");
+    is_named && path.with_file_name("manifest.blake3").is_file()
 }
 
 /// The system's error, without the name of a file that nobody has asked for.
 fn of_the_system(error: io::Error) -> io::Error {
-    let source = error.get_ref().and_then(|inner| inner.source());
-    let code = source.and_then(|it| it.downcast_ref::<io::Error>()?.raw_os_error());
-    code.map_or(error, io::Error::from_raw_os_error)
+    match error.get_ref() {
+        Some(_) => error.kind().into(),
+        None => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_has_another_name_where_its_own_was_taken_meanwhile() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        let file = OutputFile::new(&at("page.html"), false).expect("there is nothing yet");
+        fs::write(at("page.html"), "another's").expect("it is taken");
+        fs::write(at("page.2.html"), "another's, too").expect("it is taken");
+        let Err(Failure::Message(_)) = file.write("ours") else { panic!("it says nothing") };
+        let read = |name: &str| fs::read_to_string(at(name)).expect("it is there");
+        assert_eq!(
+            ["page.html", "page.2.html", "page.3.html"].map(read),
+            ["another's", "another's, too", "ours"]
+        );
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 3);
+    }
 }

@@ -9,11 +9,11 @@ pub fn in_words(message: &str) -> String {
 fn translated(message: &str) -> Option<String> {
     if let Some(rest) = message.strip_prefix("invalid type: ") {
         let (found, wanted) = rest.rsplit_once(", expected ")?;
-        return Some(format!("{}, not {}", needed(wanted, false), value(found)));
+        return Some(format!("{}, not {}", needed(wanted, false), value(&without_type(found))));
     }
     if let Some(rest) = message.strip_prefix("invalid value: ") {
         let (found, wanted) = rest.rsplit_once(", expected ")?;
-        return Some(format!("{}, not {}", needed(wanted, true), value(found)));
+        return Some(format!("{}, not {}", needed(wanted, true), value(&without_type(found))));
     }
     if let Some(rest) = message.strip_prefix("invalid length ") {
         let (found, wanted) = rest.rsplit_once(", expected ")?;
@@ -38,6 +38,14 @@ fn translated(message: &str) -> Option<String> {
         "expected a sequence" => Some("a list is needed".into()),
         "expected a map" => Some("a table is needed".into()),
         _ => None,
+    }
+}
+
+/// What is there without the type that a large number is read as: "integer `1` as i128".
+fn without_type(found: &str) -> String {
+    match found.split_once("` as ") {
+        Some((found, _)) => format!("{found}`"),
+        None => found.to_owned(),
     }
 }
 

@@ -101,6 +101,9 @@ pub(crate) fn own_cut(project: Project, model: &Transformer, stages: usize) -> O
 fn written(leaving: Leaving<'_>) -> Result<Exported, ExchangeError> {
     leaving.require_divided_vocabulary()?;
     leaving.require_experts_alone()?;
+    if leaving.project != Project::DeepSpeed {
+        leaving.require_no_second_copy()?;
+    }
     match leaving.project {
         Project::Megatron => megatron::export(leaving),
         Project::DeepSpeed => deepspeed::export(leaving),

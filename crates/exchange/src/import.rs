@@ -79,7 +79,7 @@ pub fn import(
 /// Whose configuration a file is, by the end of its name and the words in it.
 ///
 /// # Errors
-/// If it is JSON or YAML by its name, and is none.
+/// If it is JSON or YAML by its name, and is none, or a script that launches torchtitan.
 pub fn project_of(place: &str, text: &str) -> Result<Project, ExchangeError> {
     let ending = place.rsplit_once('.').map_or("", |(_, ending)| ending);
     Ok(match ending {
@@ -92,8 +92,18 @@ pub fn project_of(place: &str, text: &str) -> Result<Project, ExchangeError> {
             true => Project::Nanotron,
             false => Project::Accelerate,
         },
+        _ if launches_torchtitan(text) => {
+            let message =
+                "launches torchtitan: import the TOML or Python that it names, which says the rest";
+            return Err(ExchangeError::Text { place: place.into(), message: message.into() });
+        }
         _ => Project::Megatron,
     })
+}
+
+fn launches_torchtitan(text: &str) -> bool {
+    let mut lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
+    lines.any(|line| line.contains("torchtitan.train") || line.contains("torchtitan/train.py"))
 }
 
 fn looks_like_json(text: &str) -> bool {

@@ -34,6 +34,9 @@ pub struct Recipe {
     /// Groups of neighbouring data-parallel replicas, of which each shares what ZeRO shards among itself: hybrid
     /// sharding. 1 if all replicas share, or nothing is shared.
     pub groups: usize,
+    /// How many neighbouring data-parallel replicas share a second copy of the weights, where all share the first (ZeRO++'s
+    /// hpZ).
+    pub second_copy: Option<usize>,
     /// Ranks among which experts are dealt, neighbouring data-parallel replicas: expert parallelism.
     pub ep: usize,
     /// Context-parallel width.
@@ -113,6 +116,7 @@ impl Recipe {
             pp: 1,
             dp: 1,
             groups: 1,
+            second_copy: None,
             ep: 1,
             cp: 1,
             tp: 1,
@@ -249,6 +253,17 @@ impl Leaving<'_> {
         let value =
             format!("{} of {} replicas with zero = {zero}", self.recipe.sharers(), self.recipe.dp);
         self.refuse("sync.shard_over", value, reason)
+    }
+
+    /// Refuses a second copy of shared weights where a project has none.
+    pub fn require_no_second_copy(&self) -> Result<(), ExchangeError> {
+        match self.recipe.second_copy {
+            None => Ok(()),
+            Some(sharers) => {
+                let reason = "weights are sharded once: leave it out; DeepSpeed has it (zero_hpz_partition_size)";
+                self.refuse("sync.second_copy_over", format!("{sharers} replicas"), reason)
+            }
+        }
     }
 
     /// Refuses experts that are dealt to ranks where a project deals none.

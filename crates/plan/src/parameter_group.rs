@@ -97,6 +97,7 @@ impl ParameterGroup {
             all_reduces: sync.all_reduces && zero == 1,
             // Where nothing is shared, what the plan says of others has no meaning.
             shard_over: self.shard_over.or(sync.shard_over.filter(|_| zero > 0)),
+            second_copy_over: sync.second_copy_over.filter(|_| zero == 3),
             servers: sync.servers,
             compression: match self.frozen {
                 true => Compression::None,

@@ -293,6 +293,11 @@ pub struct Sync {
     /// sharding).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shard_over: Option<AxisSet>,
+    /// With ZeRO-3 the mesh axes along which replicas share a second copy of the weights, some of those along which
+    /// they share the first: forward passes gather weights from the first and renew the second, backward passes gather
+    /// from the second, among fewer (ZeRO++'s hpZ, Wang et al. 2023, arXiv 2306.10209, section 3.2).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub second_copy_over: Option<AxisSet>,
     /// Servers that hold the weights, where replicas do not update them themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub servers: Option<Servers>,
@@ -348,6 +353,7 @@ impl Default for Sync {
             splits_blocks: false,
             all_reduces: false,
             shard_over: None,
+            second_copy_over: None,
             servers: None,
             compression: Compression::None,
             averaging: None,

@@ -137,7 +137,7 @@ impl Uniform {
         cluster: &str,
         pipelines: Vec<Pipeline>,
     ) -> Plan {
-        // Replicas along an axis of their own do not share with those along the others.
+        // Replicas along an axis of their own do not share with those along the others, unless these share a second copy.
         let shares = || {
             let replicas: Vec<Axis> = [Axis::DP, Axis::CP]
                 .into_iter()
@@ -145,8 +145,9 @@ impl Uniform {
                 .collect();
             let is_cut = self.sync.zero > 0 && self.mesh.width(Axis::REPLICA) > 1;
             let replicas = if replicas.is_empty() { vec![Axis::DP] } else { replicas };
-            AxisSet::of(&replicas).filter(|_| is_cut)
+            AxisSet::of(&replicas).filter(|_| is_cut && self.sync.second_copy_over.is_none())
         };
+        let shard_over = self.sync.shard_over.or_else(shares);
         Plan {
             format: FORMAT,
             model: model.into(),
@@ -173,7 +174,7 @@ impl Uniform {
                 Some(_) => Communication::Thread,
                 None => Communication::default(),
             },
-            sync: Sync { shard_over: self.sync.shard_over.or_else(shares), ..self.sync },
+            sync: Sync { shard_over, ..self.sync },
             precision: self.precision,
             parameters: vec![],
             optimizer: self.optimizer,

@@ -124,6 +124,8 @@ pub struct Bucket {
     pub replicas: Vec<Axis>,
     /// Those of `replicas` along which shares of the bucket are dealt; along the others ranks have the same.
     pub shards: Vec<Axis>,
+    /// Those of `shards` along which shares of a second copy of its weights are dealt, none if there is no such copy.
+    pub second_shards: Vec<Axis>,
     /// Mesh axes along which replicas have weights of their own, none of width one: nothing of the bucket is
     /// alike along them, though its weights are averaged over them.
     pub own: Vec<Axis>,
@@ -524,6 +526,12 @@ impl Class {
     pub fn shard_range(&self, bucket: &Bucket, position: usize) -> Range<usize> {
         let parts = self.mesh.span(&bucket.shards);
         chunk(bucket.elements, parts, self.mesh.index_along(position, &bucket.shards))
+    }
+
+    /// The share of a second copy of the weights of `bucket` that `position` has.
+    pub fn second_shard_range(&self, bucket: &Bucket, position: usize) -> Range<usize> {
+        let parts = self.mesh.span(&bucket.second_shards);
+        chunk(bucket.elements, parts, self.mesh.index_along(position, &bucket.second_shards))
     }
 
     /// The elements of `bucket` that `position` owns: each element that several ranks hold equal copies of

@@ -221,7 +221,8 @@ impl Class {
                 | Content::LookedUp
                 | Content::PreviousWeight
                 | Content::WeightVelocity
-                | Content::ExtrapolatedWeight => &mut bytes.weights,
+                | Content::ExtrapolatedWeight
+                | Content::SecondWeight => &mut bytes.weights,
                 Content::Gradient
                 | Content::Rows
                 | Content::Synchronisation(_)

@@ -10,7 +10,7 @@ use std::ops::Range;
 use shardloom_graph::{DType, ValueId};
 use shardloom_plan::{Kept, Number, Precision};
 
-use crate::{BucketId, Class, Layout, ParamId, Placement};
+use crate::{Bucket, BucketId, Class, Layout, ParamId, Placement};
 
 /// Identifies a tensor of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -141,6 +141,8 @@ pub enum Content {
     WeightVelocity,
     /// A weight moved along its velocity, for the instruction that reads it.
     ExtrapolatedWeight,
+    /// The shards of a second copy of weights.
+    SecondWeight,
     /// The n-th tensor that a way of keeping replicas equal keeps for itself.
     Synchronisation(u8),
     /// The n-th tensor that a way of keeping replicas equal keeps for itself, another one on each rank.
@@ -172,6 +174,8 @@ pub enum Extent {
     Exactly(usize),
     /// Its share of the bucket.
     Share,
+    /// Its share of a second copy of the bucket.
+    SecondShare,
     /// What is kept of one parameter, or of as much of it as lies in the position's share of the bucket.
     OfParam {
         /// The parameter.
@@ -288,6 +292,8 @@ pub enum Window {
     Param(ParamId),
     /// The rank's share of a flat tensor that holds the whole bucket.
     Share,
+    /// Its share of a second copy of the bucket, of a flat tensor that holds the whole bucket.
+    SecondShare,
     /// These elements of a flat tensor.
     Elements {
         /// The first.
@@ -365,10 +371,11 @@ impl Class {
             Shape::Flat(Extent::Exactly(elements)) => *elements,
             Shape::Flat(extent) => {
                 let bucket = tensor.bucket.expect("shares are of buckets");
-                let share = self.shard_range(self.bucket(bucket), position);
+                let bucket = self.bucket(bucket);
                 match *extent {
                     Extent::Exactly(elements) => elements,
-                    Extent::Share => share.len(),
+                    Extent::Share => self.shard_range(bucket, position).len(),
+                    Extent::SecondShare => self.second_shard_range(bucket, position).len(),
                     Extent::OfParam { kept, .. } => {
                         let here = self.bucket_range(View::whole(id), position);
                         match kept {
@@ -405,22 +412,24 @@ impl Class {
             Window::Elements { start, end } => start..end,
             // Where that is depends on what has run.
             Window::Next { elements } => 0..elements,
-            Window::Share => {
-                let bucket = self.tensor(view.tensor).bucket.expect("shares are of buckets");
-                self.shard_range(self.bucket(bucket), position)
-            }
+            Window::Share => self.shard_range(self.bucket_of(view), position),
+            Window::SecondShare => self.second_shard_range(self.bucket_of(view), position),
         }
+    }
+
+    /// The bucket that a view is a share of, or of a share of.
+    fn bucket_of(&self, view: View) -> &Bucket {
+        self.bucket(self.tensor(view.tensor).bucket.expect("shares are of buckets"))
     }
 
     /// The elements of its bucket that a view covers, or belongs to, at a position.
     pub fn bucket_range(&self, view: View, position: usize) -> Range<usize> {
-        let tensor = self.tensor(view.tensor);
-        let share = || {
-            let bucket = tensor.bucket.expect("shares are of buckets");
-            self.shard_range(self.bucket(bucket), position)
-        };
-        match (&tensor.shape, view.window) {
+        let share = || self.shard_range(self.bucket_of(view), position);
+        match (&self.tensor(view.tensor).shape, view.window) {
             (Shape::Flat(Extent::Share), Window::Whole) => share(),
+            (Shape::Flat(Extent::SecondShare), Window::Whole) => {
+                self.second_shard_range(self.bucket_of(view), position)
+            }
             (&Shape::Flat(Extent::OfParam { param, shared, .. }), Window::Whole) => {
                 let whole = self.param(param).range();
                 if shared { overlap(&share(), &whole) } else { whole }
@@ -432,8 +441,11 @@ impl Class {
     /// Whether a view has another size at another position.
     pub fn differs(&self, view: View) -> bool {
         let shape = &self.tensor(view.tensor).shape;
-        let shared = matches!(shape, Shape::Flat(Extent::Share | Extent::OfParam { .. }));
-        view.window == Window::Share || shared
+        let shared = matches!(
+            shape,
+            Shape::Flat(Extent::Share | Extent::SecondShare | Extent::OfParam { .. })
+        );
+        matches!(view.window, Window::Share | Window::SecondShare) || shared
     }
 
     /// Bytes of a view at a position.
@@ -445,9 +457,11 @@ impl Class {
     pub fn shape(&self, view: View) -> &[usize] {
         match view.window {
             Window::Param(param) => &self.param(param).shape,
-            Window::Whole | Window::Share | Window::Elements { .. } | Window::Next { .. } => {
-                self.tensor(view.tensor).local_shape()
-            }
+            Window::Whole
+            | Window::Share
+            | Window::SecondShare
+            | Window::Elements { .. }
+            | Window::Next { .. } => self.tensor(view.tensor).local_shape(),
         }
     }
 }

@@ -418,7 +418,7 @@ mod tests {
     #[test]
     fn predicted_and_measured_totals_are_compared() {
         let page = full().html();
-        let row = between(&page, ">Step time</td>", "</tr>");
+        let row = between(&page, ">Time</td>", "</tr>");
         let cells: Vec<&str> =
             row.split("</td>").map(|cell| cell.rsplit('>').next().unwrap_or("")).collect();
         assert_eq!(cells, ["2.00 ms", "2.50 ms", "-20.0%", ""]);

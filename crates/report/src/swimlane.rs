@@ -293,7 +293,7 @@ fn axis(length: Picos, columns: usize) -> String {
 fn totals_line(timeline: &Timeline) -> String {
     let totals = Totals::of(timeline);
     format!(
-        "step {} · busy {} · waiting for others {} · exposed communication {} · {}\n",
+        "drawn {} · busy {} · waiting for others {} · exposed communication {} · {}\n",
         seconds(totals.step_seconds),
         percent(totals.busy_fraction),
         percent(totals.dependency_idle_fraction),

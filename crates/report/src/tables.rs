@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use maud::{Markup, html};
 use shardloom_program::quantity::{bytes, percent, seconds, signed_percent};
-use shardloom_program::timeline::{Picos, Timeline, Track};
+use shardloom_program::timeline::{Activity, Picos, Timeline, Track};
 
 use crate::totals::{Totals, shares};
 
@@ -55,8 +55,10 @@ fn is_number(cell: Option<&String>) -> bool {
 /// what was measured.
 pub(crate) fn comparison(timelines: &[(&str, &Timeline)]) -> Markup {
     let totals: Vec<Totals> = timelines.iter().map(|(_, timeline)| Totals::of(timeline)).collect();
-    let both = match totals.as_slice() {
-        [predicted, measured] => Some((predicted, measured)),
+    // Of other numbers of steps, as where steps are not drawn apart, sums are not to be compared.
+    let passes: Vec<usize> = timelines.iter().map(|(_, timeline)| passes(timeline)).collect();
+    let both = match (totals.as_slice(), &passes[..]) {
+        ([predicted, measured], [one, other]) if one == other => Some((predicted, measured)),
         _ => None,
     };
     // A share differs by points: a change in per cent of a percentage misleads.
@@ -83,7 +85,7 @@ pub(crate) fn comparison(timelines: &[(&str, &Timeline)]) -> Markup {
     columns.extend(timelines.iter().map(|(source, _)| capitalised(source)));
     columns.extend(both.map(|_| "Predicted against measured".to_owned()));
     let rows = vec![
-        amount("Step time", |totals| totals.step_seconds, seconds),
+        amount("Time", |totals| totals.step_seconds, seconds),
         share("Computing", |totals| totals.busy_fraction),
         share("Waiting for others", |totals| totals.dependency_idle_fraction),
         share("Communication not hidden by computing", |totals| totals.exposed_fraction),
@@ -93,8 +95,8 @@ pub(crate) fn comparison(timelines: &[(&str, &Timeline)]) -> Markup {
     html! {
         @if !timelines.is_empty() {
             section {
-                h2 { "Step" }
-                (table("Totals of the step", &columns, &rows))
+                h2 { "What is drawn" }
+                (table("Totals of what is drawn", &columns, &rows))
             }
         }
     }
@@ -103,7 +105,15 @@ pub(crate) fn comparison(timelines: &[(&str, &Timeline)]) -> Markup {
 /// What a table says of a track in a timeline of such a length.
 type ValueOf = fn(&Track, Picos) -> String;
 
-/// What each rank does and holds in the step, of each timeline side by side: the swimlane for those who read.
+/// The most forward passes that a rank has in a timeline.
+fn passes(timeline: &Timeline) -> usize {
+    let forward = |track: &Track| {
+        track.intervals.iter().filter(|it| it.activity == Activity::Forward).count()
+    };
+    timeline.tracks.iter().map(forward).max().unwrap_or(0)
+}
+
+/// What each rank does and holds in what is drawn, of each timeline side by side: the swimlane for those who read.
 pub(crate) fn ranks(timelines: &[(&str, &Timeline)], device_memory: &BTreeMap<u32, u64>) -> Markup {
     let values: [(&str, ValueOf); 6] = [
         ("Computing", |track, makespan| percent(shares(track, makespan).busy)),
@@ -111,7 +121,7 @@ pub(crate) fn ranks(timelines: &[(&str, &Timeline)], device_memory: &BTreeMap<u3
         ("Idle", |track, makespan| percent(shares(track, makespan).idle)),
         ("Communicating for", |track, _| seconds(track.communicating().seconds())),
         ("Peak memory", |track, _| bytes(track.peak_bytes)),
-        ("Sent in the step", |track, _| bytes(track.sent_bytes)),
+        ("Sent", |track, _| bytes(track.sent_bytes)),
     ];
     // By rank the track of each timeline, as far as it has one that begins with that rank.
     let mut by_rank: BTreeMap<u32, Vec<Option<&Track>>> = BTreeMap::new();
@@ -164,7 +174,7 @@ pub(crate) fn capitalised(word: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use shardloom_program::timeline::{Activity, Clock, Interval, Lane};
+    use shardloom_program::timeline::{Clock, Interval, Lane};
 
     use super::*;
 
@@ -208,7 +218,7 @@ mod tests {
         let measured = timeline(Clock::Wall, 90, 200, 768);
         let both = [("predicted", &predicted), ("measured", &measured)];
         let expected = [
-            ["Step time", "100 µs", "200 µs", "-50.0%"],
+            ["Time", "100 µs", "200 µs", "-50.0%"],
             ["Computing", "60.0%", "45.0%", "+15.0 points"],
             ["Waiting for others", "0.0%", "0.0%", "+0.0 points"],
             ["Communication not hidden by computing", "40.0%", "55.0%", "-15.0 points"],
@@ -216,6 +226,12 @@ mod tests {
             ["Sent by all ranks", "1.00 KiB", "1.50 KiB", "-33.3%"],
         ];
         assert_eq!(cells(&comparison(&both).into_string()), expected);
+        // Nor is it against one of more steps, one after the other.
+        let mut longer = measured.clone();
+        let forward = longer.tracks[0].intervals[0].clone();
+        longer.tracks[0].intervals.push(forward);
+        let apart = cells(&comparison(&[both[0], ("measured", &longer)]).into_string());
+        assert!(apart.iter().all(|row| row.len() == 3), "{apart:?}");
         // One alone is set against nothing.
         let alone = cells(&comparison(&both[..1]).into_string());
         assert_eq!(alone, expected.map(|row| row[..2].to_vec()));

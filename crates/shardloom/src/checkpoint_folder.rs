@@ -43,6 +43,41 @@ impl CheckpointFolder {
         self.lock.is_some()
     }
 
+    /// Whether what is at `path` is deleted with the checkpoints of this folder, or is the folder itself.
+    pub fn holds(&self, path: &Path) -> bool {
+        let (Ok(folder), Ok(path)) = (self.path.canonicalize(), path.canonicalize()) else {
+            return false;
+        };
+        path.strip_prefix(folder).is_ok_and(|rest| {
+            let first = rest.components().next();
+            first.is_none_or(|it| it.as_os_str().to_string_lossy().starts_with("step-"))
+        })
+    }
+
+    /// Sees that a checkpoint of so many bytes has room, as far as the system can tell: they are reserved for a moment.
+    ///
+    /// # Errors
+    /// If it has none.
+    pub fn require_room(&self, bytes: u64) -> Result<()> {
+        #[cfg(target_os = "linux")]
+        if bytes > 0 {
+            use rustix::fs::{FallocateFlags, fallocate};
+            let path = self.path.join(format!(".room-{}", std::process::id()));
+            let file = std::fs::File::create(&path).map_err(Error::io("write", &path))?;
+            let reserved = fallocate(&file, FallocateFlags::empty(), 0, bytes);
+            drop(file);
+            // What cannot be deleted is empty where it was not reserved.
+            let _ = std::fs::remove_file(&path);
+            // Not all file systems can.
+            if reserved == Err(rustix::io::Errno::NOSPC) {
+                return Err(Error::NoRoom { folder: self.path.clone(), bytes });
+            }
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = bytes;
+        Ok(())
+    }
+
     /// Makes sure that it holds no checkpoint of an earlier run, which a new one would be mixed up with. With `delete`,
     /// checkpoints that it holds are deleted, and nothing else.
     ///

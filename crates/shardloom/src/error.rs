@@ -376,6 +376,18 @@ pub enum Error {
         /// What would be right.
         rule: &'static str,
     },
+    /// A disk is too full for a checkpoint.
+    #[error(
+        "{} has no room for a checkpoint, of {} or more",
+        folder.display(),
+        shardloom_program::quantity::bytes(*bytes)
+    )]
+    NoRoom {
+        /// Where it would be.
+        folder: PathBuf,
+        /// At least so many bytes.
+        bytes: u64,
+    },
     /// A folder already holds a run's checkpoints.
     #[error(
         "{} already holds checkpoints, the latest of step {step}; go on from it, choose another \

@@ -20,8 +20,9 @@ use shardloom_collectives::Algorithm;
 use shardloom_data::{DataError, Field, Part, Source};
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Communication, Corrections, Number, Optimizer, Plan, Precision, Prediction, Push, Recompute,
-    ScheduleKind, SendOrder, Servers, Share, Staleness, Summation, Sync, Uniform, Weights,
+    Axis, AxisSet, Communication, Corrections, Number, Optimizer, Plan, Precision, Prediction,
+    Push, Recompute, ScheduleKind, SendOrder, Servers, Share, Staleness, Summation, Sync, Uniform,
+    Weights,
 };
 use support::{Samples, graph, mesh, serial, trainer};
 
@@ -228,6 +229,7 @@ fn in_the_midst_of_a_row_of_steps_the_heap_is_asked_for_nothing() {
     }
     whatever_the_number_of_instructions();
     with_every_way_of_splitting();
+    with_a_second_copy_of_weights();
     with_every_optimizer();
     under_every_schedule();
     under_every_rule_for_weights();
@@ -338,6 +340,12 @@ fn with_every_way_of_splitting() {
             }
         }
     }
+}
+
+fn with_a_second_copy_of_weights() {
+    let mesh = mesh(4, 1, 1).sharing_within(2).expect("two nodes");
+    let sync = Sync { zero: 3, second_copy_over: AxisSet::of(&[Axis::DP]), ..uniform().sync };
+    assert_uniform_asks_for_nothing(&gpt(2), &Uniform { mesh, sync, ..uniform() });
 }
 
 fn with_every_optimizer() {

@@ -16,9 +16,10 @@ use crate::terminal::Terminal;
 
 /// Make a plan of what another project trains under
 ///
-/// Read are Megatron-LM's arguments (a script, or given after --), DeepSpeed's JSON, torchtitan's TOML or the
-/// JSON that it writes with --debug.save_config_file, and the YAML of nanotron and Accelerate. `simulate`,
-/// `explain` and `train` take the plan. What the file leaves to the training script is said by options.
+/// Read are Megatron-LM's arguments (a script, or given after --), DeepSpeed's JSON, torchtitan's Python, as
+/// `export` writes it, its TOML, or the JSON that it writes with --debug.save_config_file, and the YAML of
+/// nanotron and Accelerate. `simulate`, `explain` and `train` take the plan. What the file leaves to the
+/// training script is said by options.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   shardloom import train.sh --cluster h100-80g:8x8 -o plan.toml

@@ -67,7 +67,9 @@ use shardloom::data::{Progress, Reading, Stage};
 use shardloom::exchange::Project;
 use shardloom::plan::{AttentionKind, Number, Recompute};
 use shardloom::profile::Scope;
-use shardloom::{Data, Launched, LocalProfile, Model, ModelType, Sampling, TextTokenizer};
+use shardloom::{
+    CheckpointFolder, Data, Launched, LocalProfile, Model, ModelType, Sampling, TextTokenizer,
+};
 
 use crate::failure::Failure;
 use crate::terminal::Terminal;
@@ -322,6 +324,27 @@ fn open_data(
     let data = Data::open_with(model, paths, tokenizer, sampling, &reading);
     bar.finish_and_clear();
     Ok(data?)
+}
+
+/// Refuses to delete the checkpoints of a folder with what the command reads.
+///
+/// # Errors
+/// If one of `inputs` is the folder, or in one of its checkpoints.
+fn require_kept<'a>(
+    folder: &CheckpointFolder,
+    inputs: impl IntoIterator<Item = &'a Path>,
+) -> Result<(), Failure> {
+    match inputs.into_iter().find(|input| folder.holds(input)) {
+        None => Ok(()),
+        Some(input) => {
+            let message = format!(
+                "--force deletes the checkpoints in {}, and this command reads {}: name another --checkpoint",
+                folder.path().display(),
+                input.display()
+            );
+            Err(Failure::usage("--force", message))
+        }
+    }
 }
 
 /// Refuses options that a plan file says itself.

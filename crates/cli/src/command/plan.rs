@@ -243,6 +243,13 @@ impl Plan {
         let on = self.find(&model, &self.network.of(text)?, terminal)?;
         if let Some(file) = &output {
             file.write(on.planned.outcome.plan.to_toml())?;
+            if let Some(weights) = model.weights() {
+                terminal.note(format_args!(
+                    "the plan says nothing of the weights in {}: `train` begins with drawn ones, unless --weights names \
+                     them, and encodes text by bytes, unless --tokenizer says otherwise",
+                    weights.display()
+                ));
+            }
         }
         match terminal.json() {
             true => terminal.object(&self.answer(&on)),

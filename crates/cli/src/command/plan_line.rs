@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use shardloom::plan::{
-    Arrangement, AttentionKind, Averaging, Axis, ParameterGroup, Partners, Plan, Push, SendOrder,
-    Share, Updates,
+    Arrangement, AttentionKind, Averaging, Axis, AxisSet, ParameterGroup, Partners, Plan, Push,
+    SendOrder, Share, Updates,
 };
 use shardloom::program::quantity::counted;
 
@@ -121,12 +121,15 @@ fn split_line(plan: &Plan) -> String {
         .syncs()
         .filter(|sync| sync.zero > 0)
         .filter_map(|sync| sync.shard_over)
-        .map(|over| over.iter().map(|axis| axis.to_string()).collect::<Vec<_>>().join(" x "))
+        .map(axes)
         .collect();
     let over: Vec<String> = over.into_iter().collect();
     let mut zero = zeros.join(" and ");
     if !over.is_empty() {
         zero += &format!(" over {}", over.join(" and "));
+    }
+    if let Some(over) = plan.sync.second_copy_over {
+        zero += &format!(" with a second copy over {}", axes(over));
     }
     let mut kept = match plan.sync.averaging {
         None => format!("ZeRO {zero}"),
@@ -158,6 +161,11 @@ fn split_line(plan: &Plan) -> String {
 }
 
 /// How replicas compress their gradients, if some do, and whether some are rows of tables.
+/// The names of axes, as a mesh has them.
+fn axes(over: AxisSet) -> String {
+    over.iter().map(|axis| axis.to_string()).collect::<Vec<_>>().join(" x ")
+}
+
 fn exchanged(plan: &Plan) -> String {
     let sparse = plan.syncs().any(|sync| sync.sparse);
     format!("{}{}", compressed(plan), if sparse { ", sparse gradients" } else { "" })

@@ -106,8 +106,8 @@ impl PlanOrModel {
                 let cluster = cluster.as_ref().map(|_| "--cluster");
                 let seq = self.seq.map(|_| "--seq");
                 let given = cluster.or(seq).or(order.given()).or(dimensions.given());
-                require_no_option(given, path)?;
                 let (mut plan, model) = read_plan_and_model(path)?;
+                require_no_option(given, path)?;
                 plan.cluster = self.network.of(&plan.cluster)?;
                 Ok(Planned { model, plan, cluster: None, file: Some(path.to_path_buf()) })
             }

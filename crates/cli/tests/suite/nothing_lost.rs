@@ -237,3 +237,33 @@ fn a_request_to_terminate_is_heeded_and_told_by_the_exit_status() {
         assert_eq!(names(&place.path("run")).len(), 2, "there is no checkpoint");
     }
 }
+
+#[test]
+fn checkpoints_are_not_deleted_for_a_run_that_cannot_begin_or_reads_them() {
+    let place = Place::new();
+    let train = |options: &str| format!("train {TINY} --steps 1 --checkpoint run {options} --json");
+    place.run(&train("")).succeeds();
+    let shard = "run/step-00000001/shard-00000.safetensors";
+    let before = fs::read(place.path(shard)).expect("a checkpoint");
+    place.write("damaged.safetensors", "{}");
+    for (options, kind, words) in [
+        ("--force --weights nothere", "file", "nothere"),
+        ("--force --weights damaged.safetensors", "weights", "damaged.safetensors"),
+        (&format!("--force --weights {shard}"), "usage", "this command reads"),
+        ("--force --html run", "file", "run is a folder"),
+    ] {
+        place.run(&train(options)).refuses(kind, words);
+        assert_eq!(fs::read(place.path(shard)).expect("it is there"), before, "{options}");
+    }
+    let of_itself = train("--force").replace("--data text.txt", "--data run");
+    place.run(&of_itself).refuses("usage", "this command reads");
+    for file in [shard, "run/step-00000001/manifest.json", "run/step-00000001/manifest.blake3"] {
+        let export = format!("export run --weights {file} --force --json");
+        place.run(&export).refuses("file", "is a file of a checkpoint");
+    }
+    assert_eq!(fs::read(place.path(shard)).expect("it is there"), before);
+    place
+        .run(&format!("train {TINY} --steps 1 --html there --checkpoint there --json"))
+        .refuses("file", "folder of checkpoints");
+    place.run(&train("--resume").replace("--steps 1", "--steps 2")).succeeds();
+}

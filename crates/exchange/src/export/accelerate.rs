@@ -47,7 +47,7 @@ fn precision(leaving: &mut Leaving<'_>) -> Result<&'static str, ExchangeError> {
     }
     if precision.gradients != Number::Fp32 {
         let reason = "gradients are accumulated in fp32";
-        return leaving.refuse("precision.gradients", format!("{:?}", precision.gradients), reason);
+        return leaving.refuse("precision.gradients", precision.gradients.name(), reason);
     }
     if precision.fp8_products {
         if precision.compute != Number::Bf16 {

@@ -86,6 +86,9 @@ fn zero(leaving: &Leaving<'_>, settings: &mut Map<String, Value>) {
         // Small parameters are sharded as well.
         zero["stage3_param_persistence_threshold"] = json!(0);
     }
+    if let Some(sharers) = recipe.second_copy {
+        zero["zero_hpz_partition_size"] = json!(sharers);
+    }
     settings.insert("zero_optimization".into(), zero);
 }
 

@@ -71,9 +71,9 @@ fn model(leaving: &Leaving<'_>) -> Result<Vec<Argument>, ExchangeError> {
         number("--num-attention-heads", model.heads),
         number("--seq-length", model.seq),
         number("--max-position-embeddings", model.seq),
-        // The plan's vocabulary is padded already.
+        // The plan's vocabulary is padded already, and stays so whatever the tokenizer has.
         number("--vocab-size", model.vocab),
-        number("--make-vocab-size-divisible-by", 1),
+        number("--padded-vocab-size", model.vocab),
         ("--norm-epsilon", single(model.norm_epsilon)),
         ("--init-method-std", single(model.init_std)),
     ];
@@ -263,7 +263,7 @@ fn precision(leaving: &Leaving<'_>) -> Result<Vec<Argument>, ExchangeError> {
         Number::Fp16 if precision.compute == Number::Fp16 => {}
         other => {
             let reason = "gradients are in fp32 or as the weights in use are";
-            return leaving.refuse("precision.gradients", format!("{other:?}"), reason);
+            return leaving.refuse("precision.gradients", other.name(), reason);
         }
     }
     if precision.fp8_products {

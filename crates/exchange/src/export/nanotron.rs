@@ -201,7 +201,13 @@ fn precision(leaving: &Leaving<'_>) -> Result<(&'static str, bool), ExchangeErro
     if narrow != precision.master || precision.gradients != Number::Fp32 {
         let reason = "with bf16 weights gradients are accumulated in fp32 and the optimizer has an fp32 \
                       copy of the weights; otherwise all is in fp32";
-        return leaving.refuse("precision", format!("{precision:?}"), reason);
+        let value = format!(
+            "{} with gradients in {} and {}",
+            precision.compute.name(),
+            precision.gradients.name(),
+            if precision.master { "master weights" } else { "no master weights" }
+        );
+        return leaving.refuse("precision", value, reason);
     }
     Ok((dtype, narrow))
 }

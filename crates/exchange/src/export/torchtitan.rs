@@ -176,7 +176,7 @@ fn training(leaving: &Leaving<'_>) -> Result<String, ExchangeError> {
     };
     if precision.gradients != Number::Fp32 {
         let reason = "gradients are reduced in fp32";
-        return leaving.refuse("precision.gradients", format!("{:?}", precision.gradients), reason);
+        return leaving.refuse("precision.gradients", precision.gradients.name(), reason);
     }
     if (precision.compute != Number::Fp32) != precision.master {
         let reason = "the optimizer's weights are in fp32, those in use are made of them";

@@ -1,7 +1,8 @@
 //! Accelerate: the YAML file of `accelerate launch`.
 
-use shardloom_plan::{LossScale, Number, Precision, Recompute};
+use shardloom_plan::{LossScale, Number, Precision, Recompute, Sync};
 
+use super::deepspeed;
 use super::words::Words;
 use super::{Given, Imported, replicas, unread_note};
 use crate::recipe::model_of;
@@ -60,8 +61,11 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
             "the global batch is the training script's; say it with --global-batch".into();
         return Err(ExchangeError::Text { place, message });
     };
+    let by_deepspeed = way == "DEEPSPEED";
     let precision = match words.text("mixed_precision")?.unwrap_or("no") {
         "no" => Precision::FP32,
+        // Its engine's usual: gradients in the format of the weights in use.
+        "bf16" if by_deepspeed => Precision { gradients: Number::Bf16, ..Precision::MIXED },
         "bf16" => Precision::MIXED,
         "fp16" => Precision::usual(Number::Fp16),
         "fp8" => eight_bits(words)?,
@@ -78,14 +82,31 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         microbatches: given.microbatches.or(microbatches).unwrap_or(1),
         recompute,
         zero,
+        clip_norm: match by_deepspeed {
+            true => words.real("deepspeed_config.gradient_clipping")?.filter(|&norm| norm > 0.0),
+            false => None,
+        },
+        bucket_bytes: match by_deepspeed {
+            true => deepspeed::usual_bucket_bytes(precision),
+            false => Sync::default().bucket_bytes,
+        },
         precision,
         loss_scale: (precision.compute == Number::Fp16).then(LossScale::dynamic),
         ..Recipe::in_one_stage(model)
     };
-    let mut notes = vec![
-        "optimizer and clipping are the training script's: AdamW and no clipping are assumed"
-            .to_owned(),
-    ];
+    let mut notes = vec![match recipe.clip_norm {
+        None => {
+            "optimizer and clipping are the training script's: AdamW and no clipping are assumed"
+                .to_owned()
+        }
+        Some(_) => "the optimizer is the training script's: AdamW is assumed".to_owned(),
+    }];
+    if by_deepspeed {
+        notes.push(
+            "buckets and the format of gradients are DeepSpeed's usual ones, which the training script may say otherwise"
+                .into(),
+        );
+    }
     if way == "FSDP" && precision.compute != Number::Fp32 {
         notes.push(
             "FSDP reduces gradients in the format of the weights in use, unless the script says otherwise: \

@@ -209,6 +209,10 @@ fn words(text: &str, place: &str) -> Result<Vec<String>, ExchangeError> {
                     words.extend(value.split_whitespace().map(str::to_owned));
                 }
             }
+            // ("--vocab-size 128256"): an option and its value, which the shell takes apart where it is not quoted again.
+            None if word.starts_with("--") => {
+                words.extend(word.split_whitespace().map(str::to_owned));
+            }
             None => words.push(word),
         }
     }
@@ -309,6 +313,7 @@ mod tests {
                 --tensor-model-parallel-size $TP
                 --pipeline-model-parallel-layout 'Et*2|(tt|)*2L'
                 --lr=1e-4 --tokenizer-model tok#2 --num-layers 3
+                "--vocab-size 128256"
             )
             MORE="--seq-length 2048 \
                   --bf16"
@@ -323,12 +328,12 @@ mod tests {
         assert_eq!(text("lr"), "1e-4");
         // A comment begins with a word of its own.
         assert_eq!(["tokenizer-model", "num-layers"].map(text), ["tok#2", "3"]);
-        assert_eq!(text("seq-length"), "2048");
+        assert_eq!(["seq-length", "vocab-size"].map(text), ["2048", "128256"]);
         assert_eq!(text("nproc-per-node"), "8");
         assert!(arguments.has("bf16"));
         assert_eq!(text("hidden-size"), "none");
         let error = arguments.text("data-path").expect_err("not assigned").to_string();
-        assert!(error.contains("run.sh:13: --data-path = $DATA"), "{error}");
+        assert!(error.contains("run.sh:14: --data-path = $DATA"), "{error}");
     }
 
     #[test]

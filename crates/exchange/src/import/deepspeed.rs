@@ -19,9 +19,19 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
     let activations = "activation_checkpointing.cpu_checkpointing";
     words.only(activations, &[], "plans keep activations on devices")?;
     words.only("fp8.enabled", &[], "plans compute in fp32, bf16 or fp16")?;
-    let shards =
-        "plans have one way of sharding for parameters and what belongs to them: mics_shard_size";
-    words.only("zero_optimization.zero_hpz_partition_size", &["1"], shards)?;
+    for path in [
+        "zero_optimization.zero_quantized_weights",
+        "zero_optimization.zero_quantized_nontrainable_weights",
+        "zero_optimization.zero_quantized_gradients",
+    ] {
+        words.only(path, &[], "plans send weights and gradients as they are, and not in 8 bits")?;
+    }
+    let stages =
+        "the script's PipelineModule has the stages, and plans of this file one: leave it out";
+    words.only("pipeline.stages", &["1"], stages)?;
+    let sparse =
+        "plans say it for parameters that are trained without ZeRO (sync.sparse): leave it out";
+    words.only("sparse_gradients", &[], sparse)?;
     words.only(
         "sequence_parallel_size",
         &["1"],
@@ -39,6 +49,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
     let (global_batch, microbatches) = batch(words, dp, given)?;
     let zero = zero(words)?;
     let groups = groups(words, dp, zero)?;
+    let second_copy = second_copy(words, dp, (zero, groups, ep))?;
     // A single replica shares nothing.
     let zero = if dp > 1 { zero } else { 0 };
     let precision = precision(words)?;
@@ -64,6 +75,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         loss_scale,
         dp,
         groups,
+        second_copy,
         ep,
         tp,
         global_batch,
@@ -75,6 +87,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         clip_norm: words.real("gradient_clipping")?.filter(|&norm| norm > 0.0),
         ..Recipe::in_one_stage(model)
     };
+    notes.extend(words.auto_note());
     notes.extend(unread_note(&words.unread()?));
     recipe.plan(spec, given.cluster, given.devices, &words.place, notes)
 }
@@ -151,14 +164,52 @@ fn groups(words: &Words, dp: usize, zero: u8) -> Result<usize, ExchangeError> {
     }
 }
 
+/// Replicas that share a second copy of the weights (ZeRO++'s hpZ); up to 1, and where all would, there is none.
+fn second_copy(
+    words: &Words,
+    dp: usize,
+    (zero, groups, ep): (u8, usize, usize),
+) -> Result<Option<usize>, ExchangeError> {
+    let path = "zero_optimization.zero_hpz_partition_size";
+    if words.real(path)?.is_none_or(|size| size < 2.0) {
+        return Ok(None);
+    }
+    let size = words.needed(path)?;
+    let rule = match () {
+        () if zero != 3 => "it goes with stage 3".into(),
+        () if !dp.is_multiple_of(size) => format!("it divides the {dp} replicas"),
+        () if groups > 1 => "all replicas share the first copy: leave mics_shard_size out".into(),
+        () if ep > 1 => "plans have it for experts that are not dealt to ranks".into(),
+        () => return Ok(Some(size).filter(|&size| size < dp)),
+    };
+    words.error(path, size, rule)
+}
+
 fn bucket_bytes(words: &Words, tp: usize, precision: Precision) -> Result<usize, ExchangeError> {
     words.get("zero_optimization.overlap_comm");
-    let elements = words.size("zero_optimization.reduce_bucket_size")?.unwrap_or(500_000_000);
+    let elements = words.size("zero_optimization.reduce_bucket_size")?.unwrap_or(USUAL_BUCKET);
     let all = elements.saturating_mul(tp).saturating_mul(precision.gradients.bytes());
     Ok(all.min(ONE_BUCKET))
 }
 
+/// Gradients that share a collective where nobody says it.
+const USUAL_BUCKET: usize = 500_000_000;
+
+/// The same in bytes.
+pub(super) fn usual_bucket_bytes(precision: Precision) -> usize {
+    USUAL_BUCKET * precision.gradients.bytes()
+}
+
 fn precision(words: &Words) -> Result<Precision, ExchangeError> {
+    for path in ["bf16.enabled", "fp16.enabled"] {
+        if words.is_auto(path) {
+            return words.error(
+                path,
+                "auto",
+                "the training script knows it, and not this file: true or false",
+            );
+        }
+    }
     let (bf16, fp16) = (words.flag("bf16.enabled")?, words.flag("fp16.enabled")?);
     words.get("communication_data_type");
     let compute = match (bf16, fp16) {

@@ -48,6 +48,10 @@ pub(super) fn import(
         None => Some(described(&arguments, tp)?),
     };
     let (spec, model) = model_of(given.model, described, place)?;
+    if given.model.is_some() {
+        require_sizes_of(&arguments, &model)?;
+    }
+    let masks_documents = masks_documents(&arguments, &model)?;
     let Some(microbatch) = arguments.size("micro-batch-size")? else {
         return arguments.missing("micro-batch-size", "a number from 1 up is needed");
     };
@@ -66,6 +70,7 @@ pub(super) fn import(
         pp,
         dp,
         groups,
+        second_copy: None,
         ep,
         cp,
         tp,
@@ -89,8 +94,18 @@ pub(super) fn import(
         loss_scale: loss_scale(&arguments, precision)?,
     };
     let cuts = cuts(&arguments, &recipe)?;
+    let in_turn = "microbatch-group-size-per-virtual-pipeline-stage";
+    let in_turn = (in_turn, arguments.size(in_turn)?);
     if cuts.len() - 1 > pp {
         recipe.schedule = ScheduleKind::Interleaved;
+        if let (name, Some(size)) = in_turn
+            && size != pp
+        {
+            let rule = format!(
+                "stages take micro-batches in groups of {pp}, one for each group of devices"
+            );
+            return arguments.error(name, size, rule);
+        }
     }
     let Some(stages) = recipe.stages_at(&cuts) else {
         let rule = format!("{} stages on {pp} groups of devices: as many on each", cuts.len() - 1);
@@ -113,7 +128,9 @@ pub(super) fn import(
     notes.extend(context(&arguments, cp)?);
     notes.extend(unread_note(&arguments.unread()?));
     notes.extend(arguments.commands_note());
-    recipe.plan(spec, given.cluster, given.devices, place, notes)
+    let mut imported = recipe.plan(spec, given.cluster, given.devices, place, notes)?;
+    imported.plan.mask_documents = masks_documents;
+    Ok(imported)
 }
 
 /// By how much the loss is scaled: in fp16 only.
@@ -180,6 +197,13 @@ fn refuse_what_plans_have_not(arguments: &Arguments) -> Result<(), ExchangeError
         ("window-size", "attention sees all positions before"),
         ("hybrid-layer-pattern", "models have one kind of layer"),
         ("rampup-batch-size", "a plan has one global batch"),
+        ("step-batch-size-schedule", "a plan has one global batch"),
+        ("decrease-batch-size-if-needed", "a plan has one global batch"),
+        ("delay-wgrad-compute", "the schedule says which backward passes are in halves"),
+        (
+            "apply-layernorm-1p",
+            "gains of norms around 0 (zero_centered_gain of a llama) are not read yet",
+        ),
         ("mtp-num-layers", "models predict one token"),
         ("yaml-cfg", "arguments are read from the command line"),
         ("multi-latent-attention", "attention has keys and values by head"),
@@ -191,7 +215,42 @@ fn refuse_what_plans_have_not(arguments: &Arguments) -> Result<(), ExchangeError
             return arguments.error(name, "given", rule);
         }
     }
+    for name in ["exp-avg-dtype", "exp-avg-sq-dtype", "main-params-dtype", "main-grads-dtype"] {
+        if let Some(format) = arguments.text(name)?.filter(|&format| format != "fp32") {
+            let rule = "plans keep master weights, their gradients and optimizer states in fp32";
+            return arguments.error(name, format, rule);
+        }
+    }
     Ok(())
+}
+
+/// Holds what is said of the sizes of a model to those of the one that was named.
+fn require_sizes_of(arguments: &Arguments, model: &Transformer) -> Result<(), ExchangeError> {
+    for (name, size) in [
+        ("num-layers", model.layers),
+        ("hidden-size", model.hidden),
+        ("num-attention-heads", model.heads),
+        ("ffn-hidden-size", model.ffn),
+        ("seq-length", model.seq),
+    ] {
+        if let Some(other) = arguments.size(name)?.filter(|&other| other != size) {
+            return arguments.error(name, other, format!("the model of --model has {size}"));
+        }
+    }
+    // It is padded as the named model has it.
+    for read in ["vocab-size", "padded-vocab-size", "make-vocab-size-divisible-by"] {
+        arguments.has(read);
+    }
+    Ok(())
+}
+
+/// Whether attention is within documents. Positions then begin anew with each, if they are to, which rotary ones need not.
+fn masks_documents(arguments: &Arguments, model: &Transformer) -> Result<bool, ExchangeError> {
+    let name = "reset-position-ids";
+    if arguments.has(name) && matches!(model.kind, Kind::Gpt { .. }) {
+        return arguments.error(name, "given", "learned positions go on through a sample");
+    }
+    Ok(arguments.has("reset-attention-mask"))
 }
 
 /// Ranks among which the experts of a model are dealt.

@@ -54,6 +54,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         pp,
         dp,
         groups: 1,
+        second_copy: None,
         ep: 1,
         cp: 1,
         tp,
@@ -87,8 +88,11 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         return words.error("parallelism.pp", pp, "there are no such stages");
     };
     recipe.stages = stages;
+    // One word of two places, by version.
+    let masks_documents = words.flag("model.model_config._use_doc_masking")?;
     let notes = unread_note(&words.unread()?).into_iter().collect();
     let mut imported = recipe.plan(spec, given.cluster, given.devices, &words.place, notes)?;
+    imported.plan.mask_documents = masks_documents;
     let sync = &mut imported.plan.sync;
     // Without ZeRO DistributedDataParallel fills buckets by parameters.
     sync.splits_blocks = sync.zero == 0;

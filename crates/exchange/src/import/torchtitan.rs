@@ -42,6 +42,8 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         (None, None) => Some(named(words)?),
         _ => None,
     };
+    // Of version 0.3 on; TOML is of those before.
+    let is_described = described.is_some();
     let (spec, model) = model_of(given.model.or(named.as_ref()), described, &words.place)?;
     let (global_batch, microbatches) = batch(words, dp, pp)?;
     let table = table(words, given)?;
@@ -59,6 +61,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         pp,
         dp,
         groups,
+        second_copy: None,
         ep: 1,
         cp,
         tp,
@@ -120,6 +123,13 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
     recipe.recompute = recompute(words, &mut notes)?;
     for read in ["module_fqns_per_model_part", "context_parallel_load_balancer", "spmd_backend"] {
         words.get(&format!("parallelism.{read}"));
+    }
+    if is_described {
+        notes.push(
+            "attention is within documents there; in the plan it is over whole samples, unless mask_documents = true is \
+             added"
+                .into(),
+        );
     }
     notes.extend(unread_note(&words.unread()?));
     let mut imported = recipe.plan(spec, given.cluster, given.devices, &words.place, notes)?;

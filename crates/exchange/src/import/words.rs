@@ -82,12 +82,37 @@ impl Words {
     /// The value at a path. Null is none, and so is "auto", which leaves a value to somebody else.
     pub fn get(&self, path: &str) -> Option<&Value> {
         self.read.borrow_mut().insert(path.into());
-        let value = path.split('.').try_fold(&self.root, |value, word| value.get(word))?;
+        let value = self.raw(path)?;
         (!value.is_null() && value != "auto").then_some(value)
+    }
+
+    /// Whether a word leaves its value to somebody else, by "auto".
+    pub fn is_auto(&self, path: &str) -> bool {
+        self.raw(path).is_some_and(|value| value == "auto")
+    }
+
+    fn raw(&self, path: &str) -> Option<&Value> {
+        path.split('.').try_fold(&self.root, |value, word| value.get(word))
+    }
+
+    /// One line about words that were looked for and leave their value to the training script, if there are any.
+    pub fn auto_note(&self) -> Option<String> {
+        let read = self.read.borrow();
+        let autos: Vec<&str> =
+            read.iter().map(String::as_str).filter(|it| self.is_auto(it)).collect();
+        (!autos.is_empty()).then(|| {
+            format!(
+                "left to the training script (\"auto\"), so what is usual or given by options is assumed: {}",
+                autos.join(", ")
+            )
+        })
     }
 
     /// `path` is missing.
     pub fn missing<T>(&self, path: &str, rule: &str) -> Result<T, ExchangeError> {
+        if self.is_auto(path) {
+            return self.error(path, "auto", rule);
+        }
         if let Some((found, meant)) = self.instead(path) {
             return Err(self.misspelt_error(&found, &meant));
         }
@@ -190,7 +215,7 @@ impl Words {
 
     /// Refuses a word that was not read and asks for tensors elsewhere than on devices, and such words within it.
     fn require_on_devices(&self, path: &str) -> Result<(), ExchangeError> {
-        let value = path.split('.').try_fold(&self.root, |value, word| value.get(word));
+        let value = self.raw(path);
         let Some(value) = value.filter(|value| !value.is_null()) else { return Ok(()) };
         let word = path.rsplit('.').next().unwrap_or(path);
         // A table of such a word says by `device` where its tensors are.

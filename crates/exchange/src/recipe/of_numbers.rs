@@ -35,11 +35,11 @@ impl Recipe {
         let mut recipe = Recipe {
             pp,
             dp: mesh.dp() as usize,
-            groups: if numbers.sync.zero > 0 && sharing_ranks > 1 {
-                mesh.width(Axis::REPLICA)
-            } else {
-                1
+            groups: match numbers.sync.second_copy_over {
+                None if numbers.sync.zero > 0 && sharing_ranks > 1 => mesh.width(Axis::REPLICA),
+                _ => 1,
             },
+            second_copy: numbers.sync.second_copy_over.map(|_| mesh.width(Axis::DP)),
             cp,
             tp,
             sequence_parallel: numbers.sequence_parallel && tp > 1,

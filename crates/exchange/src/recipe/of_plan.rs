@@ -98,7 +98,9 @@ impl Recipe {
             let reason = "leave it out, and turn sparse gradients of embeddings on there";
             return unwritten("sync.sparse", "true".into(), reason);
         }
-        if *mask_documents {
+        // It always has attention within documents.
+        let masks = project == Project::Torchtitan;
+        if *mask_documents && !masks {
             let reason = "leave it out, and keep attention within documents there";
             return unwritten("mask_documents", "true".into(), reason);
         }
@@ -168,6 +170,7 @@ impl Recipe {
             pp: groups,
             dp: widths.dp,
             groups: widths.groups,
+            second_copy: widths.second_copy,
             ep: widths.ep,
             cp: widths.cp,
             tp: widths.tp,
@@ -203,6 +206,10 @@ impl Recipe {
         if sync.zero > recipe.zero {
             let reason = "there is one replica to share it, so nothing is sharded";
             leave_out("sync.zero", sync.zero.to_string(), reason);
+        }
+        if masks && !mask_documents {
+            let reason = "attention is within documents there, as far as samples have several";
+            leave_out("mask_documents", "false".into(), reason);
         }
         if plan.spares_last() {
             let reason = "the last micro-batch is computed twice as the others are";
@@ -249,6 +256,8 @@ struct Widths {
     dp: usize,
     /// Groups of replicas that shard among themselves.
     groups: usize,
+    /// How many neighbouring replicas share a second copy of the weights.
+    second_copy: Option<usize>,
     /// Ranks that share what ZeRO shards, those of one sequence counted.
     sharing_ranks: usize,
     /// Ranks among which experts are dealt.
@@ -284,6 +293,7 @@ impl Widths {
             return Err(ExchangeError::refused(project, "axes", mesh, reason));
         }
         let (groups, sharing_ranks) = sharing(project, plan, mesh)?;
+        let second_copy = second_copy(project, plan, mesh)?;
         let (layout, ep) = without_experts(project, layout, mesh)?;
         let layout = &layout;
         let counts = |layout: &LayoutRules| -> Vec<_> {
@@ -309,7 +319,7 @@ impl Widths {
         let sequence_parallel = mesh.tp() > 1 && counts(layout) == counts(&with);
         if !sequence_parallel && counts(layout) != counts(&without) {
             let reason = format!(
-                "tensors are split as \"{}\", with or without \"seq:tp\"",
+                "tensors are split as \"{}\", with or without \"seq:tp\" as the last",
                 String::from(without)
             );
             let value = format!("{:?}", String::from(layout.clone()));
@@ -322,7 +332,7 @@ impl Widths {
             return Err(ExchangeError::refused(project, "sync.shard_over", value, reason));
         }
         let dp = mesh.span(&[Axis::REPLICA, Axis::DP, Axis::EP]);
-        Ok(Widths { dp, groups, sharing_ranks, ep, cp, tp, sequence_parallel })
+        Ok(Widths { dp, groups, second_copy, sharing_ranks, ep, cp, tp, sequence_parallel })
     }
 }
 
@@ -378,6 +388,21 @@ fn sharing(project: Project, plan: &Plan, mesh: Mesh) -> Result<(usize, usize), 
     let (groups, sharers) = (mesh.span(&apart), mesh.span(&sharers));
     // Whoever has all of it shares with nobody.
     Ok(if sharers == 1 { (1, 1) } else { (groups, sharers) })
+}
+
+/// How many neighbouring replicas share a second copy of the weights, where all share the first.
+fn second_copy(project: Project, plan: &Plan, mesh: Mesh) -> Result<Option<usize>, ExchangeError> {
+    let Some(over) = plan.sync.second_copy_over else { return Ok(None) };
+    let wide = mesh.axes().filter(|&axis| over.contains(axis));
+    let shares_all = plan.sync.shard_over.is_none_or(|first| first.contains(Axis::REPLICA));
+    match wide.eq([Axis::DP]) && shares_all {
+        true => Ok(Some(mesh.width(Axis::DP))),
+        false => {
+            let reason = "neighbouring replicas share the second copy, and all of them the first: mesh = { replica \
+                          = 2, dp = 8 }, shard_over = [\"replica\", \"dp\"] and second_copy_over = [\"dp\"]";
+            Err(ExchangeError::refused(project, "sync.second_copy_over", over, reason))
+        }
+    }
 }
 
 /// On which group of devices each stage is, and how ranks are numbered so that the `used` devices are in their

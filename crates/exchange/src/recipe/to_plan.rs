@@ -1,7 +1,7 @@
 //! The plan that a recipe is.
 
 use shardloom_graph::ModelSpec;
-use shardloom_plan::{Axis, DeviceList, LayoutRule, Mesh, Pipeline, Stage, Sync, Uniform};
+use shardloom_plan::{Axis, AxisSet, DeviceList, LayoutRule, Mesh, Pipeline, Stage, Sync, Uniform};
 
 use super::Recipe;
 use super::usual_groups;
@@ -36,7 +36,7 @@ impl Recipe {
         let [dp, ep, cp, tp] =
             [self.dp / self.ep, self.ep, self.cp, self.tp].map(|width| width as u32);
         let mesh = Mesh::of(dp, cp, tp);
-        let sharers = self.sharers() / self.ep;
+        let sharers = self.second_copy.unwrap_or(self.sharers()) / self.ep;
         let mesh = mesh.sharing_within(sharers as u32).unwrap_or(mesh).with(Axis::EP, ep);
         let numbers = Uniform {
             pp: self.pp,
@@ -46,7 +46,12 @@ impl Recipe {
             microbatches: self.microbatches,
             schedule: self.schedule,
             recompute: self.recompute,
-            sync: Sync { zero: self.zero, bucket_bytes: self.bucket_bytes, ..Sync::default() },
+            sync: Sync {
+                zero: self.zero,
+                bucket_bytes: self.bucket_bytes,
+                second_copy_over: AxisSet::of(&[Axis::DP]).filter(|_| self.second_copy.is_some()),
+                ..Sync::default()
+            },
             precision: self.precision,
             optimizer: self.optimizer,
             clip_norm: self.clip_norm,

@@ -5,7 +5,7 @@ use crate::there_and_back::assert_back;
 use shardloom_exchange::{Project, own_cuts};
 use shardloom_graph::ModelSpec;
 use shardloom_plan::{
-    AttentionKind, Axis, LossScale, Mesh, Number, Optimizer, Plan, Precision, Recompute,
+    AttentionKind, Axis, AxisSet, LossScale, Mesh, Number, Optimizer, Plan, Precision, Recompute,
     ScheduleKind, Sync, Uniform,
 };
 
@@ -186,6 +186,15 @@ fn deepspeeds_come_back_the_same() {
                 plans.push(plan);
             }
         }
+    }
+    for (dp, within) in [(4, 2), (8, 2), (8, 4)] {
+        let second_copy_over = AxisSet::of(&[Axis::DP]);
+        let sync = Sync { zero: 3, second_copy_over, ..Sync::default() };
+        let (recompute, precision) = (Recompute::None, BF16_GRADIENTS);
+        let mesh = Mesh::of(dp, 1, 1).sharing_within(within).expect("it divides");
+        let mut plan = plan(LLAMA, &Uniform { mesh, sync, recompute, precision, ..numbers() }, 1);
+        plan.attention = AttentionKind::Unfused;
+        plans.push(plan);
     }
     for (zero, (dp, ep)) in (0..4).zip([(1, 2), (2, 4), (4, 2), (1, 8)]) {
         let sync = Sync { zero, ..Sync::default() };

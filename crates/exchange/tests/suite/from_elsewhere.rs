@@ -121,6 +121,15 @@ fn what_megatron_says_and_plans_do_not_is_refused_with_its_option() {
         ("--num-layers-per-virtual-pipeline-stage 2", "it divides the 3 layers of each rank"),
         ("--rotary-percent 0.5", "--rotary-percent = another share"),
         ("--context-parallel-size 2 --cp-comm-type a2a", "--cp-comm-type = a2a"),
+        ("--step-batch-size-schedule 0:16", "--step-batch-size-schedule = given"),
+        ("--delay-wgrad-compute", "--delay-wgrad-compute = given"),
+        ("--apply-layernorm-1p", "--apply-layernorm-1p = given"),
+        ("--exp-avg-dtype fp8", "--exp-avg-dtype = fp8"),
+        ("--reset-position-ids", "--reset-position-ids = given"),
+        (
+            "--num-virtual-stages-per-pipeline-rank 3 --microbatch-group-size-per-virtual-pipeline-stage 8",
+            "--microbatch-group-size-per-virtual-pipeline-stage = 8",
+        ),
         ("--clip-grad nan", "--clip-grad = NaN"),
         ("--clip-grad -1", "--clip-grad = -1"),
         ("--micro-batch-size 2305843009213693952", "--global-batch-size = 128"),
@@ -357,7 +366,10 @@ num_processes: 16
         assert_eq!(plan.sync.zero, zero, "{strategy}");
     }
     let deepspeed = text.replace("FSDP", "DEEPSPEED") + "deepspeed_config:\n  zero_stage: 3\n";
-    assert_eq!(read("accelerate.yaml", &deepspeed, &given).expect("a plan").plan.sync.zero, 3);
+    let deepspeed = deepspeed + "  gradient_clipping: 0.5\n";
+    let plan = read("accelerate.yaml", &deepspeed, &given).expect("a plan").plan;
+    assert_eq!((plan.sync.zero, plan.sync.bucket_bytes), (3, 1_000_000_000));
+    assert_eq!((plan.clip_norm, plan.precision.gradients), (Some(0.5), Number::Bf16));
     for (from, to, message) in [
         ("num_processes: 16", "num_processes: 8", "num_processes = 8"),
         ("SHARD_GRAD_OP", "HYBRID_SHARD", "num_machines = nothing"),
@@ -390,6 +402,10 @@ fn a_project_is_known_by_its_file() {
     assert_eq!(known("a.toml", ""), Project::Torchtitan);
     assert_eq!(known("run.slurm", ""), Project::Megatron);
     assert_eq!(known("shardloom_plan.py", ""), Project::Torchtitan);
+    let launched = "# torchtitan.train\ntorchrun -m torchtitan.train --module shardloom_plan";
+    let error = project_of("train.sh", launched).expect_err("it says nothing of the model");
+    assert!(error.to_string().contains("import the TOML or Python that it names"), "{error}");
+    assert_eq!(known("train.sh", "# torchtitan.train"), Project::Megatron);
 }
 
 /// Asserts that no project takes a plan, and that the words are in what it says.
@@ -423,9 +439,30 @@ fn what_other_families_have_changed_in_a_llama_is_refused() {
     }
 }
 
+/// torchtitan always has attention within documents, and others where they are told so, which is not written.
+#[test]
+fn attention_within_documents_is_written_where_it_always_is() {
+    for mask_documents in [false, true] {
+        let mut plan = plan(LLAMA, &Uniform { mesh: Mesh::of(2, 1, 1), ..numbers() }, 1);
+        plan.mask_documents = mask_documents;
+        let case = Case::of("documents", plan);
+        let written =
+            |project| export(project, &case.plan, &case.spec, &case.graph, case.machines());
+        let found = written(Project::Torchtitan).expect("it is written");
+        assert_eq!(found.unsaid.iter().any(|it| it.key == "mask_documents"), !mask_documents);
+        let others = Project::ALL.into_iter().filter(|it| *it != Project::Torchtitan);
+        for project in others.filter(|_| mask_documents) {
+            let error = written(project).expect_err("it is not written").to_string();
+            assert!(error.starts_with("mask_documents = true"), "{error}");
+        }
+    }
+    let masked = read("train.sh", &format!("{MEGATRON} --reset-attention-mask"), &NOTHING);
+    assert!(masked.expect("a plan").plan.mask_documents);
+    assert!(!read("train.sh", MEGATRON, &NOTHING).expect("a plan").plan.mask_documents);
+}
+
 #[test]
 fn what_makes_a_plan_another_one_elsewhere_is_refused_by_its_key() {
-    refused_everywhere(|plan| plan.mask_documents = true, "mask_documents");
     refused_everywhere(
         |plan| {
             plan.schedule = ScheduleKind::PipeDream;

@@ -34,7 +34,8 @@ impl Plan {
         }
         self.validate_compressed(graph)?;
         self.validate_sparse(graph, &groups)?;
-        self.validate_shards(graph)
+        self.validate_shards(graph)?;
+        self.validate_second_copy(graph)
     }
 
     /// Checks that where gradients are to be compressed some are: those that pipelines sum up among themselves go
@@ -78,6 +79,41 @@ impl Plan {
                 let names: Vec<&str> = replicas.iter().map(Axis::name).collect();
                 return refuse(format!("the axes that have replicas are {}", names.join(", ")));
             }
+        }
+        Ok(())
+    }
+
+    /// Checks that a second copy of shared weights is among fewer ranks than the first, in some stage.
+    fn validate_second_copy(&self, graph: &Graph) -> Result<(), PlanError> {
+        let Some(axes) = self.sync.second_copy_over else { return Ok(()) };
+        let refuse = |rule: String| Err(PlanError::field("sync.second_copy_over", axes, rule));
+        let mut over: Vec<Axis> = self.replica_axes(graph);
+        for sync in self.syncs().filter(|sync| sync.zero == 3) {
+            let shares = |axis: &Axis| sync.shard_over.is_none_or(|over| over.contains(*axis));
+            over.retain(shares);
+        }
+        if self.syncs().all(|sync| sync.zero != 3) {
+            return refuse("a second copy is of weights that are shared: zero = 3".into());
+        }
+        if !self.flushes() {
+            let rule = "it is of the last forward pass, and the weights of a backward pass are others where \
+                        steps overlap: give a schedule with a flush";
+            return refuse(rule.into());
+        }
+        let names = || over.iter().map(|axis| axis.name()).collect::<Vec<_>>().join(", ");
+        if axes.iter().any(|axis| !over.contains(&axis)) {
+            return refuse(format!("the axes along which all weights are shared are {}", names()));
+        }
+        let axes: Vec<Axis> = axes.iter().collect();
+        let is_among_fewer = |stage: &Stage| {
+            let [second, first] = [&axes, &over].map(|axes| stage.mesh.span(axes));
+            1 < second && second < first
+        };
+        if !self.stages().any(|(_, stage)| is_among_fewer(stage)) {
+            return refuse(format!(
+                "it is shared by at least two ranks, and by fewer than the first copy, which is along {}",
+                names()
+            ));
         }
         Ok(())
     }

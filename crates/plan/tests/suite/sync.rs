@@ -1,6 +1,6 @@
 //! How replicas stay equal: ZeRO stages, buckets and algorithms.
 
-use shardloom_plan::{Axis, AxisSet, Sync};
+use shardloom_plan::{Axis, AxisSet, Mesh, Plan, ScheduleKind, Sync, Uniform, Weights};
 
 use crate::scenario::{complaint, graph, plan};
 
@@ -55,4 +55,49 @@ fn replicas_share_along_axes_that_have_replicas_if_they_share_at_all() {
     );
     let along_tp = message(2, &[Axis::DP, Axis::TP]).expect_err("operators are split");
     assert!(along_tp.starts_with("sync.shard_over = [dp, tp]: the axes that have replicas are"));
+}
+
+#[test]
+fn a_second_copy_is_of_shared_weights_and_among_fewer_who_share_them() {
+    let graph = graph();
+    let message = |axes: &[Axis], change: fn(&mut Plan)| {
+        let (pp, mesh) = (2, Mesh::of(2, 2, 1));
+        let uniform = Uniform { pp, mesh, global_batch: 8, microbatches: 2, ..Uniform::default() };
+        let mut plan = uniform.plan(&graph, "model", "cluster");
+        let second_copy_over = AxisSet::of(axes);
+        plan.sync = Sync { zero: 3, second_copy_over, ..plan.sync };
+        change(&mut plan);
+        plan.validate(&graph, plan.device_count()).map_err(|error| error.to_string())
+    };
+    assert_eq!(message(&[Axis::CP], |_| {}), Ok(()));
+    assert_eq!(message(&[Axis::DP], |_| {}), Ok(()));
+    let said =
+        |axes: &[Axis], change: fn(&mut Plan)| message(axes, change).expect_err("it is refused");
+    let begins = |found: String, with: &str| assert!(found.starts_with(with), "{found}");
+    begins(
+        said(&[Axis::DP], |plan| plan.sync.zero = 2),
+        "sync.second_copy_over = [dp]: a second copy is of weights that are shared: zero = 3",
+    );
+    let fewer = "it is shared by at least two ranks, and by fewer than the first copy";
+    begins(
+        said(&[Axis::DP, Axis::CP], |_| {}),
+        &format!("sync.second_copy_over = [dp, cp]: {fewer}"),
+    );
+    begins(said(&[], |_| {}), &format!("sync.second_copy_over = []: {fewer}"));
+    begins(
+        said(&[Axis::DP], |plan| plan.sync.shard_over = AxisSet::of(&[Axis::DP])),
+        &format!("sync.second_copy_over = [dp]: {fewer}"),
+    );
+    begins(
+        said(&[Axis::CP], |plan| plan.sync.shard_over = AxisSet::of(&[Axis::DP])),
+        "sync.second_copy_over = [cp]: the axes along which all weights are shared are dp",
+    );
+    begins(
+        said(&[Axis::DP], |plan| {
+            plan.schedule = ScheduleKind::PipeDream;
+            plan.weights = Weights::Stash;
+            plan.clip_norm = None;
+        }),
+        "sync.second_copy_over = [dp]: it is of the last forward pass",
+    );
 }

@@ -76,6 +76,7 @@ fn sync() -> impl Strategy<Value = Sync> {
         zero,
         bucket_bytes,
         shard_over,
+        second_copy_over: shard_over.filter(|_| zero == 3),
         averaging: (zero == 1).then_some(Averaging {
             every: bucket_bytes as u32,
             rate: 1.0 / (1 + bucket_bytes) as f64,

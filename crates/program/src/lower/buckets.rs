@@ -183,6 +183,7 @@ impl<'a> Parameters<'a> {
                 elements: offset,
                 params: ids,
                 shards: ways.shards(key.group, &key.replicas),
+                second_shards: ways.second_shards(key.group, &key.replicas),
                 replicas: key.replicas,
                 own: key.own,
                 partial: key.partial,

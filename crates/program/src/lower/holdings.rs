@@ -7,7 +7,7 @@ use shardloom_plan::{Axis, Kept, Partners, Prediction};
 use super::buckets::Parameters;
 use crate::class::{Bucket, BucketId, ClassId, ParamId, WeightParam};
 use crate::sync::{
-    AddedTo, Held, Lookups, ParameterGroupId, Replicated, Synchronisation, Unheld, add,
+    AddedTo, Held, Lookups, ParameterGroupId, Replicated, Synchronisation, Unheld, UseBy, add,
 };
 use crate::{
     Content, Copies, Extent, Format, Initial, Instruction, Keep, Matrix, Shape, Tensor, TensorId,
@@ -71,6 +71,7 @@ impl<'a> Parameters<'a> {
         let Whose { group, replicas, partial, classes, lookups, is_added_to } = whose;
         let precision = self.ways.precision(group);
         let shards = self.ways.shards(group, replicas);
+        let second_shards = self.ways.second_shards(group, replicas);
         let matrices = self.matrices(params);
         let bucket = Unheld {
             id,
@@ -80,6 +81,7 @@ impl<'a> Parameters<'a> {
             replicas,
             mesh: self.mesh,
             shards: &shards,
+            second_shards: &second_shards,
             partial,
             classes,
             lookups,
@@ -158,6 +160,7 @@ impl<'a> Parameters<'a> {
                 let shape = match view.window {
                     Window::Share => Shape::Flat(Extent::Share),
                     Window::Whole
+                    | Window::SecondShare
                     | Window::Param(_)
                     | Window::Elements { .. }
                     | Window::Next { .. } => original.shape,
@@ -269,7 +272,8 @@ impl<'a> Parameters<'a> {
 
     pub(crate) fn unheld(&self, id: BucketId) -> Unheld<'_> {
         let bucket = &self.buckets[id.0 as usize];
-        let Bucket { name, elements, params, replicas, shards, partial, classes, .. } = bucket;
+        let Bucket { name, elements, params, replicas, shards, second_shards, .. } = bucket;
+        let Bucket { partial, classes, .. } = bucket;
         Unheld {
             id,
             name,
@@ -278,6 +282,7 @@ impl<'a> Parameters<'a> {
             replicas,
             mesh: self.mesh,
             shards,
+            second_shards,
             partial,
             classes,
             lookups: self.lookups[id.0 as usize],
@@ -323,9 +328,9 @@ impl<'a> Parameters<'a> {
         self.ways.of(self.groups[index], &self.buckets[index].replicas, self.lookups[index])
     }
 
-    /// What makes the weights of a bucket that operators read.
-    pub fn before_use(&self, id: BucketId) -> Option<Instruction> {
-        self.way(id).before_use(&self.unheld(id), self.replicated(id))
+    /// What makes the weights of a bucket that operators of such a pass read.
+    pub fn before_use(&self, id: BucketId, by: UseBy) -> Vec<Instruction> {
+        self.way(id).before_use(&self.unheld(id), self.replicated(id), by)
     }
 
     /// What sums the gradients of a bucket over mesh axes that are no replicas.

@@ -12,6 +12,7 @@ use super::stage::{StageId, StageModel};
 use super::versions::Versions;
 use super::{extrapolation, sharding};
 use crate::class::{Body, BodyId, BodyKind, BucketId, Part};
+use crate::sync::UseBy;
 use crate::{Entry, Instruction, ProgramError, Tensor};
 use shardloom_schedule::{Action, Pass, PassKind, StageMap};
 
@@ -176,7 +177,7 @@ impl Assembly<'_> {
         let evaluated = self.stages.iter().enumerate().filter(first);
         let evaluation = evaluated.map(|(stage, (_, _, passes))| {
             let mut instructions = passes.evaluation.clone();
-            self.gather(&mut instructions);
+            self.gather(&mut instructions, UseBy::Evaluation);
             let part = self.part(stage);
             made.add(Body { kind: BodyKind::Evaluation, part, instructions })
         });
@@ -248,7 +249,13 @@ impl Assembly<'_> {
         };
         let is_last = |bucket: BucketId| completes.contains(&bucket);
         sharding::insert_reductions(&mut instructions, self.parameters, is_due, is_last);
-        self.gather(&mut instructions);
+        let by = match pass {
+            PassKind::Forward => UseBy::Forward,
+            PassKind::Backward | PassKind::BackwardInput | PassKind::BackwardWeight => {
+                UseBy::Backward
+            }
+        };
+        self.gather(&mut instructions, by);
         extrapolation::insert(&mut instructions, self.parameters);
         let kind = match pass {
             PassKind::Forward => BodyKind::Forward,
@@ -259,8 +266,8 @@ impl Assembly<'_> {
         Body { kind, part: self.part(stage), instructions }
     }
 
-    fn gather(&self, instructions: &mut Vec<Instruction>) {
-        sharding::insert_gathers(instructions, self.graph, self.parameters);
+    fn gather(&self, instructions: &mut Vec<Instruction>, by: UseBy) {
+        sharding::insert_gathers(instructions, self.graph, self.parameters, by);
     }
 
     /// Which of the class's stages it is, for people.

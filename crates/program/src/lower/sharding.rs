@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use shardloom_graph::{BlockId, Graph};
 
 use super::buckets::Parameters;
+use crate::sync::UseBy;
 use crate::{Action, BucketId, Content, Instruction, TensorId};
 
 /// Instructions to insert, by the instruction they go next to.
@@ -45,6 +46,7 @@ pub(super) fn insert_gathers(
     instructions: &mut Vec<Instruction>,
     graph: &Graph,
     parameters: &Parameters<'_>,
+    by: UseBy,
 ) {
     let uses = uses(instructions, graph, parameters);
     let mut held: Vec<Gathered> = vec![];
@@ -60,7 +62,7 @@ pub(super) fn insert_gathers(
     }
     let mut before = Insertions::new();
     for Gathered { bucket, issue, last } in held {
-        before.entry(issue).or_default().extend(parameters.before_use(bucket));
+        before.entry(issue).or_default().extend(parameters.before_use(bucket, by));
         let used = parameters.buckets[bucket.0 as usize].held.replicated.used;
         instructions[last].frees.push(used);
     }

@@ -3,7 +3,8 @@
 
 use shardloom_collectives::Algorithm;
 
-use super::{Hybrid, Replicated, Synchronisation, Unheld, Zero, add};
+use super::zero::second_copy;
+use super::{Hybrid, Replicated, Synchronisation, Unheld, UseBy, Zero, add};
 use crate::{Extent, Instruction, Tensor, View};
 
 /// Replicas that hold the same frozen parameters.
@@ -26,12 +27,13 @@ impl Synchronisation for Frozen {
             gradients: None,
             looked_up: None,
             updated: View::whole(weights),
-            own: vec![],
+            own: second_copy(bucket, is_shared, tensors),
         }
     }
 
-    fn before_use(&self, bucket: &Unheld<'_>, held: &Replicated) -> Option<Instruction> {
-        Hybrid { within: self.shared? }.before_use(bucket, held)
+    fn before_use(&self, bucket: &Unheld<'_>, held: &Replicated, by: UseBy) -> Vec<Instruction> {
+        let Some(within) = self.shared else { return vec![] };
+        Hybrid { within }.before_use(bucket, held, by)
     }
 
     fn gathers_blocks(&self) -> bool {

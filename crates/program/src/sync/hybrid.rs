@@ -5,7 +5,7 @@
 //! Gradients are scattered among the ranks that share, and what is left of them, one over as many, goes to
 //! the others: where those that share are in one node, little leaves it.
 
-use super::{Replicated, SUM, Synchronisation, Unheld, Zero};
+use super::{Replicated, SUM, Synchronisation, Unheld, UseBy, Zero};
 use crate::{Instruction, Tensor};
 
 /// Replicas that share state along a bucket's [`shards`](Unheld::shards) only.
@@ -38,8 +38,8 @@ impl Synchronisation for Hybrid {
         self.within.tensors(&Hybrid::shared(bucket), tensors)
     }
 
-    fn before_use(&self, bucket: &Unheld<'_>, held: &Replicated) -> Option<Instruction> {
-        self.within.before_use(&Hybrid::shared(bucket), held)
+    fn before_use(&self, bucket: &Unheld<'_>, held: &Replicated, by: UseBy) -> Vec<Instruction> {
+        self.within.before_use(&Hybrid::shared(bucket), held, by)
     }
 
     fn after_gradient(&self, bucket: &Unheld<'_>, held: &Replicated) -> Vec<Instruction> {

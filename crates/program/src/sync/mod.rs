@@ -59,6 +59,8 @@ pub struct Unheld<'a> {
     pub mesh: Mesh,
     /// Those of them along which the plan has replicas share what they can share.
     pub shards: &'a [Axis],
+    /// Those of these along which replicas share a second copy of the weights; none if there is no such copy.
+    pub second_shards: &'a [Axis],
     /// Further mesh axes over which its gradients are partial.
     pub partial: &'a [Axis],
     /// Classes that all hold it; none if only one does.
@@ -175,15 +177,26 @@ pub struct Held {
     pub backups: Vec<TensorId>,
 }
 
+/// What uses weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UseBy {
+    /// A forward pass of training.
+    Forward,
+    /// A backward pass, or half of one.
+    Backward,
+    /// An evaluation.
+    Evaluation,
+}
+
 /// A way of keeping replicas equal.
 pub trait Synchronisation: Debug {
     /// The tensors that ranks hold of `bucket`, added to `tensors`.
     fn tensors(&self, bucket: &Unheld<'_>, tensors: &mut Vec<Tensor>) -> Replicated;
 
-    /// What makes the weights that operators read out of those that last, before each run of uses; none if
-    /// they are the same.
-    fn before_use(&self, _: &Unheld<'_>, _: &Replicated) -> Option<Instruction> {
-        None
+    /// What makes the weights that operators of such a pass read out of those that last, before each run of uses; none
+    /// if they are the same.
+    fn before_use(&self, _: &Unheld<'_>, _: &Replicated, _: UseBy) -> Vec<Instruction> {
+        vec![]
     }
 
     /// What sums gradients over mesh axes that are no replicas, once they are whole: an all-reduce in most ways.
@@ -333,6 +346,13 @@ impl Unheld<'_> {
         let format = Format::of_number(self.precision.compute);
         let whole = Extent::Exactly(self.elements);
         self.flat("gathered weights", whole, format, Keep::Transient, Content::Weight)
+    }
+
+    /// The rank's share of a second copy of the weights of this bucket.
+    pub fn second_weights(&self) -> Tensor {
+        let format = Format::of_number(self.precision.compute);
+        let (extent, content) = (Extent::SecondShare, Content::SecondWeight);
+        self.flat("second copy of weights", extent, format, Keep::Resident, content)
     }
 
     /// Gradients of this bucket.

@@ -122,6 +122,16 @@ impl<'a> Ways<'a> {
         replicas.iter().copied().filter(shares).collect()
     }
 
+    /// Along which of these replicas the plan has a second copy of the weights of a group shared; along none where all
+    /// that share the weights would.
+    pub fn second_shards(&self, group: ParameterGroupId, replicas: &[Axis]) -> Vec<Axis> {
+        let Some(over) = self.sync(group).second_copy_over else { return vec![] };
+        let mut shards = self.shards(group, replicas);
+        let all = shards.len();
+        shards.retain(|axis| over.contains(*axis));
+        if shards.len() < all { shards } else { vec![] }
+    }
+
     /// Whether tables of a group have gradients that are rows and values.
     pub fn is_sparse(&self, group: ParameterGroupId) -> bool {
         self.sync(group).sparse

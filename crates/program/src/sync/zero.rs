@@ -2,12 +2,16 @@
 //! (stage 1), the gradients as well (stage 2), and the weights as well (stage 3).
 //!
 //! Which stage it is shows in which tensors are shares, and which are there only while they are used.
+//!
+//! Under stage 3 fewer of them may share a second copy of the weights besides, such as those of a node: forward passes
+//! gather weights from all and renew it, and backward passes gather from it (ZeRO++'s hpZ, Wang et al. 2023, arXiv
+//! 2306.10209, section 3.2), so that between those groups weights pass once for a micro-batch and not twice.
 
 use shardloom_collectives::Algorithm;
 use shardloom_graph::Reduction;
 
-use super::{Gradients, Replicated, SUM, Synchronisation, Unheld, add, share};
-use crate::{Collective, Extent, Instruction, Keep, Mode, Tensor, View};
+use super::{Gradients, Replicated, SUM, Synchronisation, Unheld, UseBy, add, share};
+use crate::{Action, Collective, Extent, Instruction, Keep, Mode, Tensor, TensorId, View, Window};
 
 /// Replicas that each update a share of a bucket.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +26,16 @@ pub struct Zero {
 
 const GATHER: Collective = Collective::AllGather { axis: 0 };
 const SCATTER: Collective = Collective::ReduceScatter { axis: 0, reduction: Reduction::Sum };
+
+/// The second copy of weights of which replicas have shares, if the bucket has such a copy.
+pub(super) fn second_copy(
+    bucket: &Unheld<'_>,
+    are_shares: bool,
+    tensors: &mut Vec<Tensor>,
+) -> Vec<TensorId> {
+    let has_one = are_shares && !bucket.second_shards.is_empty();
+    has_one.then(|| add(tensors, bucket.second_weights())).into_iter().collect()
+}
 
 impl Synchronisation for Zero {
     fn tensors(&self, bucket: &Unheld<'_>, tensors: &mut Vec<Tensor>) -> Replicated {
@@ -55,14 +69,27 @@ impl Synchronisation for Zero {
             gradients: Some(Gradients { written, reduced, rows: None }),
             looked_up: None,
             updated,
-            own: vec![],
+            own: second_copy(bucket, weights != used, tensors),
         }
     }
 
-    fn before_use(&self, bucket: &Unheld<'_>, held: &Replicated) -> Option<Instruction> {
-        let (shard, gathered) = (View::whole(held.weights), View::whole(held.used));
-        (held.weights != held.used)
-            .then(|| bucket.over_replicas(GATHER, self.algorithm, shard, gathered))
+    fn before_use(&self, bucket: &Unheld<'_>, held: &Replicated, by: UseBy) -> Vec<Instruction> {
+        if held.weights == held.used {
+            return vec![];
+        }
+        let [shard, gathered] = [held.weights, held.used].map(View::whole);
+        let gather = || bucket.over_replicas(GATHER, self.algorithm, shard, gathered);
+        match (held.own.first().copied().map(View::whole), by) {
+            (None, _) | (Some(_), UseBy::Evaluation) => vec![gather()],
+            (Some(second), UseBy::Forward) => {
+                let own = View { tensor: held.used, window: Window::SecondShare };
+                vec![gather(), Instruction::new(Action::Copy, [own], [second])]
+            }
+            (Some(second), UseBy::Backward) => {
+                let bucket = Unheld { replicas: bucket.second_shards, ..bucket.clone() };
+                vec![bucket.over_replicas(GATHER, self.algorithm, second, gathered)]
+            }
+        }
     }
 
     fn after_gradient(&self, bucket: &Unheld<'_>, held: &Replicated) -> Vec<Instruction> {

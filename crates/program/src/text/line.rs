@@ -306,8 +306,9 @@ impl Lines<'_> {
             }
             Window::Elements { start, end } => format!("{name}/{start}..{end}"),
             Window::Next { elements } => format!("{name}/next {elements}"),
-            Window::Share => {
-                format!("{name}/share{}", shape(&[class.view_range(view, *position).len()]))
+            Window::Share | Window::SecondShare => {
+                let which = if view.window == Window::Share { "share" } else { "second share" };
+                format!("{name}/{which}{}", shape(&[class.view_range(view, *position).len()]))
             }
         }
     }

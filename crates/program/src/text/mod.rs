@@ -224,6 +224,7 @@ impl Reader<'_> {
         let bucket = self.class.bucket(bucket);
         let held = match extent {
             Extent::Share => self.class.shard_range(bucket, self.position),
+            Extent::SecondShare => self.class.second_shard_range(bucket, self.position),
             _ => 0..bucket.elements,
         };
         let own = self.class.owned(bucket, self.position);

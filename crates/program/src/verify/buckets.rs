@@ -64,6 +64,7 @@ fn fits(class: &Class, tensor: &Tensor, bucket: &Bucket) -> bool {
     match flat {
         Shape::Flat(Extent::Exactly(elements)) => *elements == bucket.elements,
         Shape::Flat(Extent::Share) => true,
+        Shape::Flat(Extent::SecondShare) => tensor.content == Content::SecondWeight,
         Shape::Flat(Extent::OfParam { param, .. }) => bucket.params.contains(param),
         Shape::Local(_) | Shape::AtMost { .. } => false,
     }

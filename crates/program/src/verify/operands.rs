@@ -234,7 +234,7 @@ fn kinds(program: &Program, step: &Step<'_>) -> bool {
         Action::Copy => {
             let is_backup = instruction.writes.iter().all(|it| content(&it.to) == Content::Backup);
             let is_back = instruction.reads.iter().all(|it| content(it) == Content::Backup);
-            is_backup || is_back || values() || is_of_delta(step)
+            is_backup || is_back || values() || is_of_delta(step) || is_of_second_copy(step)
         }
         Action::Extrapolate { .. } => {
             content(&instruction.reads[0]) == Content::Weight
@@ -297,8 +297,10 @@ fn kinds(program: &Program, step: &Step<'_>) -> bool {
             // Rows and their values are of each member by itself.
             let is_side_by_side =
                 !is_row_by_row(step, read) || kind == Collective::AllGather { axis: 0 };
+            let is_of_copy =
+                (content(&read), content(&write)) == (Content::SecondWeight, Content::Weight);
             is_side_by_side
-                && (content(&read) == content(&write) || sums_weights)
+                && (content(&read) == content(&write) || sums_weights || is_of_copy)
                 && class.tensor(read.tensor).bucket == class.tensor(write.tensor).bucket
         }
         Action::Send { route } | Action::Receive { route }
@@ -347,6 +349,17 @@ fn is_of_delta(step: &Step<'_>) -> bool {
     let [read, write] = [read.tensor, write.to.tensor].map(|it| step.class.tensor(it));
     (read.content, write.content) == (Content::Weight, Content::WeightDelta)
         && read.bucket == write.bucket
+}
+
+/// Whether an instruction keeps a rank's share of a second copy of gathered weights.
+fn is_of_second_copy(step: &Step<'_>) -> bool {
+    let ([read], [write]) = (&step.instruction.reads[..], &step.instruction.writes[..]) else {
+        return false;
+    };
+    let [from, to] = [read.tensor, write.to.tensor].map(|it| step.class.tensor(it));
+    (from.content, to.content) == (Content::Weight, Content::SecondWeight)
+        && (read.window, write.to.window) == (Window::SecondShare, Window::Whole)
+        && from.bucket == to.bucket
 }
 
 /// Whether a view is of rows of a table's gradient, or the values for them.
@@ -410,7 +423,7 @@ fn is_within(step: &Step<'_>, view: View) -> bool {
             Shape::Flat(Extent::Exactly(_)) | Shape::Local(_) | Shape::AtMost { .. } => true,
             Shape::Flat(_) => bucket.is_some(),
         },
-        Window::Share => holds_all(tensor),
+        Window::Share | Window::SecondShare => holds_all(tensor),
         Window::Elements { start, end } => match tensor.shape {
             Shape::Flat(Extent::Exactly(elements)) => start < end && end <= elements,
             // Rows of one of several workers.

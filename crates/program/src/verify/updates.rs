@@ -1,7 +1,7 @@
 //! What lasts is changed once by each update, put back as it was where an update is rolled back, and whole
 //! where it is read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::row::{Row, Step, entries, instructions, place, site};
 use super::violation::Violation;
@@ -24,6 +24,8 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
     let mut updates: BTreeMap<Option<ClassId>, i64> = BTreeMap::new();
     let mut parts = Parts::default();
     let (mut tests, mut stale) = (0, BTreeMap::new());
+    let second = class.tensors().filter(|(_, it)| it.content == Content::SecondWeight);
+    let mut outdated: BTreeSet<TensorId> = second.map(|(tensor, _)| tensor).collect();
     let mut copies: BTreeMap<TensorId, View> = BTreeMap::new();
     for run in entries(program, class, row) {
         let mut now: BTreeMap<TensorId, usize> = BTreeMap::new();
@@ -31,6 +33,7 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
         for step in instructions(class, id, &[run]) {
             parts.read(&step, found);
             whole(&step, &mut stale, found);
+            second_copies(&step, &mut outdated, found);
             found.extend(step.instruction.writes.iter().filter_map(|it| frozen(&step, it.to)));
             match &step.instruction.action {
                 Action::Optimizer => {
@@ -194,7 +197,7 @@ fn is_updated(class: &Class, tensor: &Tensor) -> bool {
 fn frozen(step: &Step<'_>, to: View) -> Option<Violation> {
     let tensor = step.class.tensor(to.tensor);
     let is_frozen = step.class.bucket(tensor.bucket?).is_frozen;
-    (is_frozen && tensor.keep != Keep::Transient)
+    (is_frozen && tensor.keep != Keep::Transient && tensor.content != Content::SecondWeight)
         .then(|| Violation::FrozenChanged { at: step.site(), tensor: tensor.name.clone() })
 }
 
@@ -232,6 +235,25 @@ fn whole(
                 let tensor = step.tensor_name(tensor);
                 found.push(Violation::GatheredTwice { at: step.site(), tensor });
             }
+        }
+    }
+}
+
+/// Checks that second copies of weights are made, and renewed after an update, before something reads them; `outdated`
+/// are those that are not.
+fn second_copies(step: &Step<'_>, outdated: &mut BTreeSet<TensorId>, found: &mut Vec<Violation>) {
+    let is_copy = |it: &TensorId| step.class.tensor(*it).content == Content::SecondWeight;
+    for read in step.instruction.reads.iter().filter(|read| outdated.contains(&read.tensor)) {
+        found.push(Violation::Stale { at: step.site(), tensor: step.tensor_name(read.tensor) });
+    }
+    let updates = matches!(step.instruction.action, Action::Optimizer | Action::Cast);
+    let changes = updates || step.instruction.restores(step.class);
+    for write in &step.instruction.writes {
+        let tensor = write.to.tensor;
+        outdated.remove(&tensor);
+        if let Some(bucket) = step.class.tensor(tensor).bucket.filter(|_| changes) {
+            let own = &step.class.bucket(bucket).held.replicated.own;
+            outdated.extend(own.iter().filter(|it| is_copy(it)));
         }
     }
 }

@@ -45,7 +45,9 @@ impl Error {
             | Error::OtherProcess { .. }
             | Error::Uneven { .. }
             | Error::FolderUnseen { .. } => "processes",
-            Error::OtherRun { .. } | Error::CheckpointsExist { .. } => "checkpoint",
+            Error::OtherRun { .. } | Error::NoRoom { .. } | Error::CheckpointsExist { .. } => {
+                "checkpoint"
+            }
             Error::Train(error) => match error {
                 Train::Program(_)
                 | Train::Unsupported { .. }

@@ -71,6 +71,7 @@ impl Error {
             | Error::Features { path: at, .. }
             | Error::OtherRun { path: at, .. }
             | Error::FolderUnseen { folder: at, .. }
+            | Error::NoRoom { folder: at, .. }
             | Error::CheckpointsExist { folder: at, .. } => path(at),
             Error::Train(error) => match error {
                 Train::Program(ProgramError::Plan(error)) => plan_place(error),

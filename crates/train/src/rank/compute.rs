@@ -134,7 +134,7 @@ impl Kernel {
             let range = match view.window {
                 Window::Param(param) => Some(class.param(param).range()),
                 Window::Elements { start, end } => Some(start..end),
-                Window::Whole | Window::Share | Window::Next { .. } => None,
+                Window::Whole | Window::Share | Window::SecondShare | Window::Next { .. } => None,
             };
             Read { slot: linker.slot(view), range, shape: class.shape(view).into() }
         };

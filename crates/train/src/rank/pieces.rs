@@ -423,6 +423,7 @@ fn saved_name(content: Content, parameter: &str) -> String {
         Content::Activation
         | Content::Staging
         | Content::ExtrapolatedWeight
+        | Content::SecondWeight
         | Content::SummedWeight
         | Content::WeightDelta
         | Content::PublishedWeight

@@ -205,7 +205,9 @@ fn newest(slot: Slot, at: At) -> usize {
 pub(super) fn origin(class: &Class, tensor: TensorId, position: usize) -> usize {
     let view = View { tensor, window: Window::Whole };
     match class.tensor(tensor).shape {
-        Shape::Flat(Extent::Share) => class.bucket_range(view, position).start,
+        Shape::Flat(Extent::Share | Extent::SecondShare) => {
+            class.bucket_range(view, position).start
+        }
         _ => 0,
     }
 }

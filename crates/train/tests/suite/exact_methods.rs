@@ -8,8 +8,8 @@ use crate::support::{graph, serial};
 use shardloom_collectives::Algorithm;
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Axis, Mesh, Negotiation, Optimizer, Ranges, ScheduleKind, SendOrder, Share, Summation, Sync,
-    Uniform,
+    Axis, AxisSet, Mesh, Negotiation, Optimizer, Ranges, ScheduleKind, SendOrder, Share, Summation,
+    Sync, Uniform,
 };
 use shardloom_train::RunClock;
 
@@ -141,6 +141,11 @@ fn shards_and_agreed_orders_on_any_number_of_ranks_lead_to_the_weights_of_one_pr
         for (replicas, zero) in [4, 8].into_iter().flat_map(|it| [(it, 1), (it, 2), (it, 3)]) {
             let mesh = Mesh::of(replicas, 1, 1).sharing_within(2).expect("it divides");
             alone.check(Sync { zero, ..sync() }, mesh, 1);
+        }
+        for replicas in [4, 8] {
+            let mesh = Mesh::of(replicas, 1, 1).sharing_within(2).expect("it divides");
+            let second_copy_over = AxisSet::of(&[Axis::DP]);
+            alone.check(Sync { zero: 3, second_copy_over, ..sync() }, mesh, 1);
         }
     }
 }

@@ -4,7 +4,8 @@ use crate::support::{Samples, gpt, graph, serial, trainer, trainer_with_clock};
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Corrections, Mesh, Optimizer, Plan, Prediction, Recompute, ScheduleKind, Sync, Uniform, Weights,
+    Axis, AxisSet, Corrections, LayoutRule, Mesh, Optimizer, Plan, Prediction, Recompute,
+    ScheduleKind, Sync, Uniform, Weights,
 };
 use shardloom_program::timeline::Clock;
 use shardloom_sim::{Options, Recorded, run};
@@ -95,7 +96,20 @@ fn plans(graph: &Graph) -> Vec<Plan> {
         plan(graph, 2, 2, 2, 1, Flush),
         plan(graph, 1, 2, 4, 3, Afab),
         plan(graph, 4, 2, 1, 2, Flush),
+        with_second_copy(plan(graph, 2, 4, 1, 3, Flush)),
     ]
+}
+
+/// The same with replicas two by two, of which each share a second copy of the weights.
+fn with_second_copy(plan: Plan) -> Plan {
+    let mut plan = Plan { microbatches: 4, ..plan };
+    for stage in plan.pipeline.iter_mut().flat_map(|it| &mut it.stage) {
+        stage.mesh = stage.mesh.sharing_within(2).expect("it divides");
+    }
+    let batch = LayoutRule { dim: "batch".into(), axis: Axis::REPLICA };
+    plan.layout.0.insert(0, batch);
+    plan.sync.second_copy_over = AxisSet::of(&[Axis::DP]);
+    plan
 }
 
 fn cluster() -> Cluster {

@@ -4,8 +4,8 @@ use std::num::NonZeroU32;
 
 use clap::Args;
 use shardloom::plan::{
-    AttentionKind, Averaging, AveragingTime, Compression, Mesh, Negotiation, Partners, Push,
-    Ranges, Recompute, SendOrder, Servers, Share, Staleness, Summation,
+    AttentionKind, Averaging, AveragingTime, Axis, AxisSet, Compression, Mesh, Negotiation,
+    Partners, Push, Ranges, Recompute, SendOrder, Servers, Share, Staleness, Summation,
 };
 
 use super::first_given;
@@ -48,6 +48,11 @@ pub(super) struct Split {
     /// ranks; others hold the same shares [default: all]
     #[arg(long, value_name = "N", requires = "zero", value_parser = whole::<u32>)]
     pub(super) shard_within: Option<u32>,
+
+    /// With --zero 3, how many neighbouring data-parallel replicas share a second copy of the weights, from which
+    /// backward passes gather, while all share the first (ZeRO++'s hpZ) [default: no second copy]
+    #[arg(long, value_name = "N", requires = "zero", conflicts_with = "shard_within", value_parser = whole::<u32>)]
+    pub(super) second_copy_within: Option<u32>,
 
     /// Parameter servers, on further devices: replicas are workers that get the weights from them and send
     /// them their gradients, all in fp32 and without clipping
@@ -179,6 +184,7 @@ impl Split {
             sequence_parallel,
             zero,
             shard_within,
+            second_copy_within,
             servers,
             staleness,
             push,
@@ -212,6 +218,7 @@ impl Split {
             ("--sequence-parallel", *sequence_parallel),
             ("--zero", zero.is_some()),
             ("--shard-within", shard_within.is_some()),
+            ("--second-copy-within", second_copy_within.is_some()),
             ("--servers", servers.is_some()),
             ("--staleness", staleness.is_some()),
             ("--push", push.is_some()),
@@ -241,20 +248,39 @@ impl Split {
 
     /// The mesh of a stage.
     pub(super) fn mesh(&self) -> Result<Mesh, Failure> {
-        let Split { dp, cp, tp, zero, shard_within, .. } = *self;
+        let Split { dp, cp, tp, zero, shard_within, second_copy_within, .. } = *self;
         let mesh = Mesh::of(dp.unwrap_or(1), cp.unwrap_or(1), tp.unwrap_or(1));
-        let Some(within) = shard_within else { return Ok(mesh) };
-        let option = "--shard-within";
+        let (option, within) = match (shard_within, second_copy_within) {
+            (Some(within), _) => ("--shard-within", within),
+            (None, Some(within)) => ("--second-copy-within", within),
+            (None, None) => return Ok(mesh),
+        };
         let refuse =
             |rule: String| Err(Failure::usage(option, format!("{option} {within}: {rule}")));
         if zero.unwrap_or(0) == 0 {
             return refuse("with --zero 0 nothing is shared; 1 to 3 share".into());
+        }
+        if second_copy_within.is_some() {
+            return match mesh.sharing_within(within) {
+                _ if zero != Some(3) => refuse("only --zero 3 shares weights".into()),
+                Some(two) if within > 1 && within < mesh.dp() => Ok(two),
+                Some(_) => refuse(format!(
+                    "more than 1, and less than --dp {}, which share the first copy",
+                    mesh.dp()
+                )),
+                None => refuse(format!("it must divide --dp {}", mesh.dp())),
+            };
         }
         match mesh.sharing_within(within) {
             Some(mesh) if u64::from(within) * u64::from(cp.unwrap_or(1)) > 1 => Ok(mesh),
             Some(_) => refuse("a replica by itself has nobody to share with".into()),
             None => refuse(format!("it must divide --dp {}", mesh.dp())),
         }
+    }
+
+    /// Along which axes replicas share a second copy of the weights.
+    pub(super) fn second_copy_over(&self) -> Option<AxisSet> {
+        self.second_copy_within.and_then(|_| AxisSet::of(&[Axis::DP]))
     }
 
     /// The servers that hold the weights.

@@ -96,6 +96,7 @@ impl Dimensions {
                 summation: self.split.summation(),
                 negotiation: self.split.negotiation(),
                 sparse: self.split.sparse,
+                second_copy_over: self.split.second_copy_over(),
                 ..Sync::usual(place.plan_defaults, zero, mesh.tp(), place.bucket_bytes)
             },
             precision: match (self.precision, servers, averaging) {

@@ -13,6 +13,7 @@ use std::process::Command;
 use clap::Args;
 use shardloom::CheckpointFolder;
 
+use super::require_kept;
 use crate::failure::Failure;
 use crate::number::whole;
 use crate::terminal::Terminal;
@@ -125,7 +126,18 @@ fn require_checkpoints(command: &[String]) -> Result<(), Failure> {
         return Ok(());
     }
     // What is there now is another run's, which must not be gone on from after a loss.
-    Ok(CheckpointFolder::claim(Path::new(folder))?.clear(is_given("--force"))?)
+    let claimed = CheckpointFolder::claim(Path::new(folder))?;
+    let others = command.iter().filter(|word| word.as_str() != folder);
+    if is_given("--force") {
+        require_kept(&claimed, others.map(|word| Path::new(word.as_str())))?;
+        if let Some(weights) = value(command, "--weights").filter(|it| !Path::new(it).exists()) {
+            let message = format!(
+                "--weights {weights}: there is no such file, and --force would delete checkpoints"
+            );
+            return Err(Failure::usage("--weights", message));
+        }
+    }
+    Ok(claimed.clear(is_given("--force"))?)
 }
 
 /// What an option of a command is given as.

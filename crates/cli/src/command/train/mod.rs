@@ -23,7 +23,7 @@ use shardloom::{
 };
 
 use super::cost::Cost;
-use super::{DataOptions, ProfileFile, in_processes, is_plan, require_no_option};
+use super::{DataOptions, ProfileFile, in_processes, is_plan, require_kept, require_no_option};
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::number::{decimal, whole};
@@ -267,6 +267,11 @@ impl Train {
             let data = self.data.iter().map(PathBuf::as_path);
             file.require_no_input(given.into_iter().flatten().chain(data))?;
         }
+        if let Some(folder) = &self.files.checkpoint {
+            for file in [&html, &trace].into_iter().flatten() {
+                file.require_no_folder(folder)?;
+            }
+        }
         let (validation_fraction, validation) = self.validation()?;
         let tokenizer = self.tokenizer()?;
         let folder = self.files.checkpoint.as_deref().map(|it| claim(it, terminal)).transpose()?;
@@ -281,6 +286,12 @@ impl Train {
         if self.new_head.is_some() && weights.is_none() {
             let message = "--new-head: all of the model starts anew without --weights";
             return Err(Failure::usage("--new-head", message));
+        }
+        if let Some(folder) = folder.as_ref().filter(|_| self.files.force && !self.files.resume) {
+            let tokenizer = self.tokenizer.as_deref().map(Path::new);
+            let given = [Some(Path::new(&self.what)), weights.as_deref(), tokenizer];
+            let data = self.data.iter().map(PathBuf::as_path);
+            require_kept(folder, given.into_iter().flatten().chain(data))?;
         }
         // What is wrong with the data is said before a search, which may measure this machine first.
         let data = self.data(&model, &tokenizer, validation_fraction, Some(terminal))?;
@@ -342,6 +353,12 @@ impl Train {
             _ => None,
         };
         let settings = self.settings(clock)?;
+        if let Some(folder) = &folder {
+            let parameters = model.graph().parameter_count();
+            let frozen = plan.frozen_count(model.graph()).map_err(shardloom::Error::from)?;
+            let state = plan.optimizer.state_bytes_per_parameter() as u64;
+            folder.require_room(4 * parameters + (parameters - frozen) * state)?;
+        }
         let checkpoints = folder.map(|folder| Checkpoints {
             folder,
             every: self.files.checkpoint_every,
@@ -512,8 +529,8 @@ impl Train {
         let path = Path::new(&self.what);
         if is_plan(path)? {
             let seq = self.seq.map(|_| "--seq");
-            require_no_option(self.shape.given().or(seq), path)?;
             let (plan, model) = read_plan_and_model(path)?;
+            require_no_option(self.shape.given().or(seq), path)?;
             let size = model.head_size();
             if let Some(wanted) = self.new_head.filter(|&wanted| size != Some(wanted)) {
                 let has = size.map_or("no classes".into(), |size| format!("a head of {size}"));

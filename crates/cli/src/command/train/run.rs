@@ -179,36 +179,42 @@ impl Job {
 
     /// Weights and checkpoints, before the first step.
     fn begin(&self, session: &mut Session, terminal: Terminal) -> Result<(), Failure> {
-        if let Some(Checkpoints { folder, resume, force, .. }) = &self.checkpoints {
-            match resume {
-                false => folder.clear(*force).map_err(|error| match error {
-                    shardloom::Error::CheckpointsExist { .. } => {
-                        let message = format!("{error} (--resume goes on, --force deletes them)");
-                        Failure::usage("--checkpoint", message)
-                    }
-                    other => other.into(),
-                })?,
-                true => match session.resume(folder.path())? {
-                    Some(resumed) => {
-                        if let Some(weights) = &self.weights {
-                            terminal.note(format_args!(
-                                "{} is not read: the checkpoint has weights of its own",
-                                weights.display()
-                            ));
-                        }
-                        self.resumed(&resumed, terminal)?;
-                        return self.note_frozen(true, terminal);
-                    }
-                    None => terminal.note(format_args!(
-                        "no checkpoint in {} yet; starting with step 0",
-                        folder.path().display()
-                    )),
-                },
+        if let Some(Checkpoints { folder, resume: true, .. }) = &self.checkpoints {
+            if let Some(resumed) = session.resume(folder.path())? {
+                if let Some(weights) = &self.weights {
+                    terminal.note(format_args!(
+                        "{} is not read: the checkpoint has weights of its own",
+                        weights.display()
+                    ));
+                }
+                self.resumed(&resumed, terminal)?;
+                return self.note_frozen(true, terminal);
             }
+            terminal.note(format_args!(
+                "no checkpoint in {} yet; starting with step 0",
+                folder.path().display()
+            ));
         }
-        let Some(weights) = &self.weights else {
-            return self.note_frozen(false, terminal);
-        };
+        if let Some(Checkpoints { folder, resume: false, force: false, .. }) = &self.checkpoints {
+            folder.clear(false).map_err(|error| match error {
+                shardloom::Error::CheckpointsExist { .. } => {
+                    let message = format!("{error} (--resume goes on, --force deletes them)");
+                    Failure::usage("--checkpoint", message)
+                }
+                other => other.into(),
+            })?;
+        }
+        self.load(session, terminal)?;
+        // Only now that nothing is wrong with the weights.
+        if let Some(Checkpoints { folder, resume: false, force: true, .. }) = &self.checkpoints {
+            folder.clear(true)?;
+        }
+        self.note_frozen(self.weights.is_some(), terminal)
+    }
+
+    /// The weights that are given, if there are any.
+    fn load(&self, session: &mut Session, terminal: Terminal) -> Result<(), Failure> {
+        let Some(weights) = &self.weights else { return Ok(()) };
         let place = weights.display();
         match self.new_head {
             false => {
@@ -222,7 +228,7 @@ impl Job {
                 ));
             }
         }
-        self.note_frozen(true, terminal)
+        Ok(())
     }
 
     /// Says how much is frozen, and whether that `is_loaded` and not as it was drawn.

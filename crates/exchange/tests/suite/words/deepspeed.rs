@@ -2,7 +2,7 @@
 
 use shardloom_exchange::Given;
 use shardloom_graph::ModelSpec;
-use shardloom_plan::{Axis, LossScale, Number, Optimizer, Precision};
+use shardloom_plan::{Axis, AxisSet, LossScale, Number, Optimizer, Precision};
 
 use super::{Base, Word, Wrong, given, is_adamw, is_hybrid, is_sgd, width};
 use crate::plans::LLAMA;
@@ -24,7 +24,12 @@ fn deepspeeds_words() {
     assert!(is_adamw(&plan, [0.8, 0.99, 1e-6, 0.3]));
     // 500 million elements where nothing is said.
     assert_eq!(plan.sync.bucket_bytes, 1_000_000_000);
-    let words: [Word; 21] = [
+    let words: [Word; 22] = [
+        ("\"stage\": 3", "\"stage\": 3, \"zero_hpz_partition_size\": 4", |it| {
+            let widths = [Axis::REPLICA, Axis::DP].map(|axis| width(it, axis));
+            let over = it.sync.second_copy_over == AxisSet::of(&[Axis::DP]);
+            (it.sync.zero, it.sync.shard_over, widths) == (3, None, [4, 4]) && over
+        }),
         ("\"stage\": 3", "\"stage\": 3, \"mics_shard_size\": 4", |it| is_hybrid(it, 3, 4, 4)),
         ("\"stage\": 3", "\"stage\": 0", |it| it.sync.zero == 0),
         ("\"stage\": 3", "\"stage\": 1", |it| it.sync.zero == 1),
@@ -92,11 +97,20 @@ fn deepspeeds_words() {
         ),
         ("\"gradient_accumulation_steps\": 8,", "", |it| it.microbatches == 1),
     ];
-    let wrong: [Wrong; 15] = [
+    let wrong: [Wrong; 20] = [
         ("256,", "256, \"sequence_parallel_size\": 2,", "sequence_parallel_size = 2"),
         ("\"stage\": 3", "\"stage\": 3, \"mics_shard_size\": 3", "it divides the 16 replicas"),
         ("\"stage\": 3", "\"stage\": 2, \"mics_shard_size\": 4", "it goes with stage 3"),
-        ("\"stage\": 3", "\"stage\": 3, \"zero_hpz_partition_size\": 8", "hpz_partition_size = 8"),
+        ("\"stage\": 3", "\"stage\": 3, \"zero_hpz_partition_size\": 3", "it divides the 16"),
+        ("\"stage\": 3", "\"stage\": 2, \"zero_hpz_partition_size\": 8", "it goes with stage 3"),
+        (
+            "\"stage\": 3",
+            "\"stage\": 3, \"zero_quantized_weights\": true",
+            "zero_quantized_weights = true: plans send weights and gradients as they are",
+        ),
+        ("256,", "256, \"pipeline\": { \"stages\": 2 },", "pipeline.stages = 2"),
+        ("256,", "256, \"sparse_gradients\": true,", "sparse_gradients = true"),
+        ("{ \"enabled\": true }", "{ \"enabled\": \"auto\" }", "bf16.enabled = auto"),
         ("\"stage\": 3", "\"stage\": 3, \"cpu_offload\": true", "cpu_offload = true"),
         ("\"stage\": 3", "\"stage\": 3, \"cpu_offload_params\": true", "cpu_offload_params = true"),
         (
@@ -126,8 +140,19 @@ fn deepspeeds_words() {
         ),
     ];
     base.check(&words, &wrong);
-    for fine in ["\"mics_shard_size\": -1", "\"zero_hpz_partition_size\": 1"] {
+    // Where all replicas would share the second copy there is none.
+    let sizes = [
+        "\"mics_shard_size\": -1",
+        "\"zero_hpz_partition_size\": 1",
+        "\"zero_hpz_partition_size\": 16",
+    ];
+    for fine in sizes {
         let to = format!("\"stage\": 3, {fine}");
         base.read("\"stage\": 3", &to).unwrap_or_else(|error| panic!("{fine}: {error}"));
     }
+    let auto =
+        base.read("\"gradient_clipping\": 1.0", "\"gradient_clipping\": \"auto\"").expect("a plan");
+    assert!(
+        auto.notes.iter().any(|it| it.contains("(\"auto\")") && it.ends_with("gradient_clipping"))
+    );
 }

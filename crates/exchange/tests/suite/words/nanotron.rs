@@ -39,7 +39,10 @@ fn nanotrons_words() {
     assert_eq!((plan.recompute, plan.attention), (Recompute::None, AttentionKind::Fused));
     // In multiples of the four ranks that share it.
     assert!(plan.model.contains("vocab=32004"), "{}", plan.model);
-    let words: [Word; 25] = [
+    let words: [Word; 26] = [
+        ("is_llama_config: true", "is_llama_config: true\n    _use_doc_masking: true", |it| {
+            it.mask_documents
+        }),
         ("zero_stage: 0", "zero_stage: 1", |it| it.sync.zero == 1),
         ("clip_grad: 1.0", "clip_grad: 0.5", |it| it.clip_norm == Some(0.5)),
         ("clip_grad: 1.0", "clip_grad: 0.0", |it| it.clip_norm.is_none()),

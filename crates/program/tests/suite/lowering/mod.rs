@@ -9,3 +9,4 @@ mod invariants;
 mod layers;
 mod meshes;
 mod model;
+mod second_copy;

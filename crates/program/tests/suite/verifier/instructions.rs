@@ -116,6 +116,17 @@ pub fn gathers(it: &Instruction, _: &Body) -> bool {
     matches!(it.action, Action::Collective { kind: Collective::AllGather { .. }, .. })
 }
 
+/// Whether it keeps a share of gathered weights. Nothing else is copied where steps do not overlap and no gradients are
+/// of several operators.
+pub fn copies_weights(it: &Instruction, body: &Body) -> bool {
+    it.action == Action::Copy && body.kind == BodyKind::Forward
+}
+
+/// Whether it gathers weights for a backward pass.
+pub fn gathers_second_copy(it: &Instruction, body: &Body) -> bool {
+    gathers(it, body) && body.kind == BodyKind::Backward
+}
+
 /// Whether it reduces gradients.
 pub fn reduces(program: &Program, class: usize) -> impl Fn(&Instruction, &Body) -> bool + use<> {
     let tensors = program.classes[class].tensors.clone();

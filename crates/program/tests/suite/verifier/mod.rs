@@ -15,7 +15,7 @@ mod tables;
 use shardloom_plan::{Axis, Mesh, ParameterGroup, Plan, ScheduleKind, Weights};
 use shardloom_program::verify::verify;
 
-use programs::{gpt, lowered, mesh, uniform};
+use programs::{gpt, lowered, mesh, uniform, with_second_copy};
 
 #[test]
 fn programs_of_every_schedule_and_way_of_sharing_verify() {
@@ -36,6 +36,20 @@ fn programs_of_every_schedule_and_way_of_sharing_verify() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn programs_with_a_second_copy_of_weights_verify() {
+    let graph = gpt(true);
+    for schedule in ScheduleKind::ALL {
+        if !schedule.flushes() || schedule == ScheduleKind::Table {
+            continue;
+        }
+        let plan = with_second_copy(schedule, 2).plan(&graph, "model", "local");
+        assert_eq!(verify(&lowered(&graph, &plan)), Ok(()), "{schedule:?}");
+        let plan = Plan { post_validation: true, ..plan };
+        assert_eq!(verify(&lowered(&graph, &plan)), Ok(()), "{schedule:?}, validated");
     }
 }
 

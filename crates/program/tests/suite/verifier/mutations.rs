@@ -11,9 +11,9 @@ use shardloom_program::{
 };
 
 use super::instructions::{
-    asks, averages, casts, change, differentiates, fetches, find, frees, gathers, instruction,
-    is_kernel, optimizes, over_axes, over_classes, publishes, receives, reduces, requeued, sends,
-    sums_weights, twice, waits, without, without_all,
+    asks, averages, casts, change, copies_weights, differentiates, fetches, find, frees, gathers,
+    gathers_second_copy, instruction, is_kernel, optimizes, over_axes, over_classes, publishes,
+    receives, reduces, requeued, sends, sums_weights, twice, waits, without, without_all,
 };
 use super::mutants::{
     aged, agreed_within, cast_before_update, cast_of_moments, fetched_first, fewer_versions,
@@ -25,7 +25,7 @@ use super::mutants::{
 };
 use super::programs::{
     all_reduced, averaged, both_ways, local_sgd, mesh, mixed, pairs, pipeline, predicted, program,
-    replicas, served, stashed, validated,
+    replicas, second_copy, served, stashed, validated,
 };
 
 /// The first parameter of a bucket.
@@ -204,6 +204,15 @@ rejected! {
         other_bucket(replicas(3)) => Violation::Operands { .. },
     a_gather_among_too_few_ranks_is_rejected:
         regrouped(replicas(3), 0, Content::Weight, Group::Mesh(vec![])) => Violation::Shares { .. },
+    a_second_copy_that_is_not_made_is_rejected:
+        without_all(second_copy(), 0, copies_weights) => Violation::Stale { .. },
+    a_second_copy_of_the_first_shares_is_rejected:
+        change(second_copy(), 0, copies_weights, |it| it.reads[0].window = Window::Share)
+            => Violation::Operands { .. },
+    a_second_copy_gathered_from_all_that_share_the_first_is_rejected:
+        requeued(change(second_copy(), 0, gathers_second_copy, |it| {
+            over_axes(it, &[Axis::REPLICA, Axis::DP]);
+        })) => Violation::Shares { .. },
     another_element_format_of_a_shard_is_rejected: other_format(replicas(3)) => Violation::Formats { .. },
     a_gradient_in_the_window_of_another_parameter_is_rejected:
         other_parameter(replicas(0)) => Violation::NoGradient { .. } | Violation::Operator { .. },

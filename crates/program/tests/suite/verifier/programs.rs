@@ -2,8 +2,8 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Averaging, Corrections, Mesh, Plan, Precision, Prediction, ScheduleKind, SendOrder, Servers,
-    Staleness, Summation, Sync, Uniform, Weights,
+    Averaging, Axis, AxisSet, Corrections, Mesh, Plan, Precision, Prediction, ScheduleKind,
+    SendOrder, Servers, Staleness, Summation, Sync, Uniform, Weights,
 };
 use shardloom_program::{Program, lower};
 
@@ -138,6 +138,23 @@ pub fn summed() -> Program {
     let sync = Sync { summation: Some(summation), bucket_bytes: 1500, ..uniform.sync };
     let uniform = Uniform { sync, clip_norm: None, global_batch: 4, microbatches: 2, ..uniform };
     lowered(&graph, &uniform.plan(&graph, "model", "local"))
+}
+
+/// Two by two replicas of a stage that all share weights, and of which two each share a second copy.
+pub fn second_copy() -> Program {
+    let graph = gpt(false);
+    lowered(
+        &graph,
+        &with_second_copy(ScheduleKind::OneForwardOneBackward, 1).plan(&graph, "m", "c"),
+    )
+}
+
+/// The same in so many stages under another schedule.
+pub fn with_second_copy(schedule: ScheduleKind, pp: usize) -> Uniform {
+    let mesh = mesh(4, 1).sharing_within(2).expect("two by two");
+    let uniform = uniform(schedule, pp, mesh, 3);
+    let sync = Sync { second_copy_over: AxisSet::of(&[Axis::DP]), ..uniform.sync };
+    Uniform { sync, global_batch: 16, ..uniform }
 }
 
 /// Two pipelines in opposite directions, whose stages are held twice.

@@ -145,8 +145,10 @@ fn layouts() -> [(Mesh, bool); 9] {
     ]
 }
 
-/// What replicas share, from nothing to everything, by the stages of ZeRO.
-const ZERO_STAGES: usize = 4;
+/// What replicas share, from nothing to everything, by the stages of ZeRO, and at last all of them everything and the
+/// context-parallel ones a second copy of the weights.
+const ZERO_STAGES: usize = 5;
+const SECOND_COPY: usize = 4;
 
 /// Optimizers with the learning rates that they learn with.
 fn optimizers() -> [(Optimizer, f64); 6] {
@@ -358,6 +360,9 @@ impl Words {
                         Optimizer::Sgd { reference_batch: Some(_), .. }
                     ),
                     // What is moved is whole, and what each replica has of its own.
+                    ZERO if other == SECOND_COPY => {
+                        apart || negotiated || served || way.weights != Weights::Flush
+                    }
                     ZERO => (moves || apart || negotiated || served) && other > 0,
                     GROUPS if other == 2 => way.summation.is_none(),
                     GROUPS => (moves || served || apart || negotiated) && other > 0,
@@ -394,6 +399,14 @@ impl Words {
                 let has_none = ["mlp", "dlrm"].iter().any(|it| MODELS[other].starts_with(it));
                 layouts()[one].0.width(Axis::CP) > 1 && has_none
             }
+            // The second copy is among fewer than the first, and more than one.
+            (LAYOUT, ZERO) if other == SECOND_COPY => {
+                let mesh = layouts()[one].0;
+                mesh.width(Axis::CP) == 1 || mesh.dp() == 1
+            }
+            (MODEL, ZERO) if other == SECOND_COPY => {
+                ["mlp", "dlrm"].iter().any(|it| MODELS[one].starts_with(it))
+            }
             // Servers sum, of workers that are one device and update all weights.
             (LAYOUT, GROUPS) => other == 2 && layouts()[one].0 != Mesh::SINGLE,
             (GROUPS, ZERO) => one == 2 && other > 0,
@@ -424,7 +437,10 @@ impl Words {
     fn combination(&self, row: &Row) -> Option<Combination<'_>> {
         let way = self.ways[row[WAY]];
         let (mesh, sequence_parallel) = layouts()[row[LAYOUT]];
-        let zero = row[ZERO] as u8;
+        let (zero, second_copy_over) = match row[ZERO] {
+            SECOND_COPY => (3, AxisSet::of(&[Axis::CP])),
+            stage => (stage as u8, None),
+        };
         let (optimizer, learning_rate) = optimizers()[row[OPTIMIZER]];
         let (recompute, recompute_last, of_first) = RECOMPUTATION[row[3]];
         let (clip_norm, skip_non_finite) = GUARDS[row[GUARD]];
@@ -464,6 +480,7 @@ impl Words {
                 splits_blocks: zero < 3 && row[ALGORITHM] % 2 == 1,
                 all_reduces: zero == 1 && row[8] > 0,
                 shard_over: None,
+                second_copy_over,
                 servers: way.servers,
                 compression: match COMPRESSIONS[row[COMPRESSION]] {
                     SPARSE => Compression::None,
@@ -546,8 +563,10 @@ fn rename_axes(plan: &mut Plan) {
     for rule in &mut plan.layout.0 {
         rule.axis = named(rule.axis);
     }
-    let over = plan.sync.shard_over.map(|over| over.iter().map(named).collect::<Vec<_>>());
-    plan.sync.shard_over = over.and_then(|over| AxisSet::of(&over));
+    for over in [&mut plan.sync.shard_over, &mut plan.sync.second_copy_over] {
+        let axes = over.map(|over| over.iter().map(named).collect::<Vec<_>>());
+        *over = axes.and_then(|axes| AxisSet::of(&axes));
+    }
     for stage in plan.pipeline.iter_mut().flat_map(|pipeline| &mut pipeline.stage) {
         let width = |axis| stage.mesh.width(axis) as u32;
         stage.mesh =
