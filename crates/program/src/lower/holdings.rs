@@ -329,8 +329,13 @@ impl<'a> Parameters<'a> {
     }
 
     /// What makes the weights of a bucket that operators of such a pass read.
-    pub fn before_use(&self, id: BucketId, by: UseBy) -> Vec<Instruction> {
+    pub fn before_use(&self, id: BucketId, by: UseBy) -> Option<Instruction> {
         self.way(id).before_use(&self.unheld(id), self.replicated(id), by)
+    }
+
+    /// What is kept of these.
+    pub fn at_first_use(&self, id: BucketId, by: UseBy) -> Option<Instruction> {
+        self.way(id).at_first_use(&self.unheld(id), self.replicated(id), by)
     }
 
     /// What sums the gradients of a bucket over mesh axes that are no replicas.

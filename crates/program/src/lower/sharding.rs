@@ -52,27 +52,32 @@ pub(super) fn insert_gathers(
     let mut held: Vec<Gathered> = vec![];
     for (index, block) in uses.iter().enumerate() {
         let issue = uses[index.saturating_sub(1)].first();
-        for (&bucket, &(_, last)) in &block.runs {
+        for (&bucket, &(first, last)) in &block.runs {
             // What is still held from an earlier block (tied weights) is kept and not gathered again.
             match held.iter_mut().find(|it| it.bucket == bucket && it.last >= issue) {
                 Some(known) => known.last = last,
-                None => held.push(Gathered { bucket, issue, last }),
+                None => held.push(Gathered { bucket, issue, first, last }),
             }
         }
     }
     let mut before = Insertions::new();
-    for Gathered { bucket, issue, last } in held {
+    for &Gathered { bucket, issue, .. } in &held {
         before.entry(issue).or_default().extend(parameters.before_use(bucket, by));
+    }
+    // Computation waits for the weights there in any case, and for none before.
+    for Gathered { bucket, first, last, .. } in held {
+        before.entry(first).or_default().extend(parameters.at_first_use(bucket, by));
         let used = parameters.buckets[bucket.0 as usize].held.replicated.used;
         instructions[last].frees.push(used);
     }
     weave(instructions, before, Insertions::new());
 }
 
-/// Gathered weights, from the instruction before which they are gathered to the last that reads them.
+/// Gathered weights, from the instruction before which they are gathered to the first and the last that read them.
 struct Gathered {
     bucket: BucketId,
     issue: usize,
+    first: usize,
     last: usize,
 }
 

@@ -31,9 +31,17 @@ impl Synchronisation for Frozen {
         }
     }
 
-    fn before_use(&self, bucket: &Unheld<'_>, held: &Replicated, by: UseBy) -> Vec<Instruction> {
-        let Some(within) = self.shared else { return vec![] };
-        Hybrid { within }.before_use(bucket, held, by)
+    fn before_use(&self, bucket: &Unheld<'_>, held: &Replicated, by: UseBy) -> Option<Instruction> {
+        Hybrid { within: self.shared? }.before_use(bucket, held, by)
+    }
+
+    fn at_first_use(
+        &self,
+        bucket: &Unheld<'_>,
+        held: &Replicated,
+        by: UseBy,
+    ) -> Option<Instruction> {
+        Hybrid { within: self.shared? }.at_first_use(bucket, held, by)
     }
 
     fn gathers_blocks(&self) -> bool {

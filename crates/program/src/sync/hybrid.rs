@@ -38,8 +38,17 @@ impl Synchronisation for Hybrid {
         self.within.tensors(&Hybrid::shared(bucket), tensors)
     }
 
-    fn before_use(&self, bucket: &Unheld<'_>, held: &Replicated, by: UseBy) -> Vec<Instruction> {
+    fn before_use(&self, bucket: &Unheld<'_>, held: &Replicated, by: UseBy) -> Option<Instruction> {
         self.within.before_use(&Hybrid::shared(bucket), held, by)
+    }
+
+    fn at_first_use(
+        &self,
+        bucket: &Unheld<'_>,
+        held: &Replicated,
+        by: UseBy,
+    ) -> Option<Instruction> {
+        self.within.at_first_use(&Hybrid::shared(bucket), held, by)
     }
 
     fn after_gradient(&self, bucket: &Unheld<'_>, held: &Replicated) -> Vec<Instruction> {

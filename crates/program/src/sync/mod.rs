@@ -193,10 +193,15 @@ pub trait Synchronisation: Debug {
     /// The tensors that ranks hold of `bucket`, added to `tensors`.
     fn tensors(&self, bucket: &Unheld<'_>, tensors: &mut Vec<Tensor>) -> Replicated;
 
-    /// What makes the weights that operators of such a pass read out of those that last, before each run of uses; none
-    /// if they are the same.
-    fn before_use(&self, _: &Unheld<'_>, _: &Replicated, _: UseBy) -> Vec<Instruction> {
-        vec![]
+    /// What makes the weights that operators of such a pass read out of those that last, some time before each run of
+    /// uses; none if they are the same.
+    fn before_use(&self, _: &Unheld<'_>, _: &Replicated, _: UseBy) -> Option<Instruction> {
+        None
+    }
+
+    /// What is kept of the weights that were made so, right before the first of these uses.
+    fn at_first_use(&self, _: &Unheld<'_>, _: &Replicated, _: UseBy) -> Option<Instruction> {
+        None
     }
 
     /// What sums gradients over mesh axes that are no replicas, once they are whole: an all-reduce in most ways.

@@ -73,23 +73,24 @@ impl Synchronisation for Zero {
         }
     }
 
-    fn before_use(&self, bucket: &Unheld<'_>, held: &Replicated, by: UseBy) -> Vec<Instruction> {
+    fn before_use(&self, bucket: &Unheld<'_>, held: &Replicated, by: UseBy) -> Option<Instruction> {
         if held.weights == held.used {
-            return vec![];
+            return None;
         }
         let [shard, gathered] = [held.weights, held.used].map(View::whole);
-        let gather = || bucket.over_replicas(GATHER, self.algorithm, shard, gathered);
-        match (held.own.first().copied().map(View::whole), by) {
-            (None, _) | (Some(_), UseBy::Evaluation) => vec![gather()],
-            (Some(second), UseBy::Forward) => {
-                let own = View { tensor: held.used, window: Window::SecondShare };
-                vec![gather(), Instruction::new(Action::Copy, [own], [second])]
-            }
+        Some(match (held.own.first().copied(), by) {
             (Some(second), UseBy::Backward) => {
                 let bucket = Unheld { replicas: bucket.second_shards, ..bucket.clone() };
-                vec![bucket.over_replicas(GATHER, self.algorithm, second, gathered)]
+                bucket.over_replicas(GATHER, self.algorithm, View::whole(second), gathered)
             }
-        }
+            _ => bucket.over_replicas(GATHER, self.algorithm, shard, gathered),
+        })
+    }
+
+    fn at_first_use(&self, _: &Unheld<'_>, held: &Replicated, by: UseBy) -> Option<Instruction> {
+        let second = held.own.first().copied().filter(|_| by == UseBy::Forward)?;
+        let own = View { tensor: held.used, window: Window::SecondShare };
+        Some(Instruction::new(Action::Copy, [own], [View::whole(second)]))
     }
 
     fn after_gradient(&self, bucket: &Unheld<'_>, held: &Replicated) -> Vec<Instruction> {

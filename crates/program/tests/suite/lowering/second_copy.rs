@@ -79,6 +79,34 @@ fn backward_passes_gather_within_the_node() {
     }
 }
 
+/// Its share is kept right before the first operator that reads the weights, so that computation waits for no gather before
+/// it has to.
+#[test]
+fn shares_are_kept_where_weights_are_first_used() {
+    let graph = gpt(false);
+    let program = program(&replicas(nodes(), true).plan(&graph, "model", "cluster"), &graph);
+    let class = &program.classes[0];
+    let forward = class.bodies.iter().find(|it| it.kind == BodyKind::Forward).expect("passes");
+    let mut kept = 0;
+    for (index, instruction) in forward.instructions.iter().enumerate() {
+        let copied = instruction.writes.first().map(|write| class.tensor(write.to.tensor));
+        let Some(second) = copied.filter(|it| it.content == Content::SecondWeight) else {
+            continue;
+        };
+        let reads = |it: &&shardloom_program::Instruction| {
+            let of_bucket = |read: &View| class.tensor(read.tensor).bucket == second.bucket;
+            matches!(it.action, Action::Kernel { .. }) && it.reads.iter().any(of_bucket)
+        };
+        assert!(!forward.instructions[..index].iter().any(|it| reads(&it)));
+        let next = forward.instructions[index..]
+            .iter()
+            .find(|it| matches!(it.action, Action::Kernel { .. }));
+        assert!(reads(&next.expect("an operator follows")), "{}", second.name);
+        kept += 1;
+    }
+    assert_eq!(kept, class.buckets.len());
+}
+
 /// Each rank holds a third of the weights besides what it held, another one along dp and the same along the nodes; and no
 /// gradients, no state and nothing that is saved for it.
 #[test]
