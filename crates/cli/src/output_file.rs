@@ -219,7 +219,9 @@ impl OutputFile {
             match beside.persist_noclobber(&other) {
                 Ok(_) => {
                     let at = other.display();
-                    return io::Error::other(format!("it came to exist meanwhile, so it is {at}"));
+                    return io::Error::other(format!(
+                        "it came to exist meanwhile; what was computed is in {at}"
+                    ));
                 }
                 Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {
                     beside = error.file;

@@ -69,7 +69,7 @@ impl CheckpointFolder {
             // What cannot be deleted is empty where it was not reserved.
             let _ = std::fs::remove_file(&path);
             // Not all file systems can.
-            if reserved == Err(rustix::io::Errno::NOSPC) {
+            if matches!(reserved, Err(rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT)) {
                 return Err(Error::NoRoom { folder: self.path.clone(), bytes });
             }
         }

@@ -191,7 +191,7 @@ pub fn export_huggingface(
         let no_tokenizer = match tokenizer {
             Ok(text) => {
                 write(TOKENIZER_FILE, &text)?;
-                // Whatever class the configuration would suggest: the file says all.
+                // Whatever class the configuration would suggest (for qwen2 transformers passes this over): the file says all.
                 let class = serde_json::json!({"tokenizer_class": "PreTrainedTokenizerFast"});
                 write(TOKENIZER_CONFIG, &format!("{class:#}\n"))?;
                 None

@@ -459,7 +459,7 @@ fn workers_train_with_servers_that_sum_whose_plan_is_written_simulated_and_expla
     place.run(&format!("{train} {servers} --tp 2")).refuses("plan", "each worker is one device");
     place
         .run(&format!("{train} {} ", servers.replace("0.5", "2")))
-        .refuses("plan", "sync.summation.share = 2");
+        .refuses("plan", "--summation-share 2");
     place
         .run(&format!("{train} {} ", servers.replace("0.5", "half")))
         .refuses("usage", "neither a number nor balanced");

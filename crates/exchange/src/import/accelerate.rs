@@ -62,10 +62,8 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         return Err(ExchangeError::Text { place, message });
     };
     let by_deepspeed = way == "DEEPSPEED";
-    let precision = match words.text("mixed_precision")?.unwrap_or("no") {
+    let mut precision = match words.text("mixed_precision")?.unwrap_or("no") {
         "no" => Precision::FP32,
-        // Its engine's usual: gradients in the format of the weights in use.
-        "bf16" if by_deepspeed => Precision { gradients: Number::Bf16, ..Precision::MIXED },
         "bf16" => Precision::MIXED,
         "fp16" => Precision::usual(Number::Fp16),
         "fp8" => eight_bits(words)?,
@@ -73,6 +71,10 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
             return words.error("mixed_precision", other, "no, bf16, fp16 and fp8 are known here");
         }
     };
+    if by_deepspeed {
+        // Its engine's usual: gradients in the format of the weights in use.
+        precision.gradients = precision.compute;
+    }
     let recipe = Recipe {
         dp,
         groups,

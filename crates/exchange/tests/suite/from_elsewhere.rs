@@ -370,6 +370,8 @@ num_processes: 16
     let plan = read("accelerate.yaml", &deepspeed, &given).expect("a plan").plan;
     assert_eq!((plan.sync.zero, plan.sync.bucket_bytes), (3, 1_000_000_000));
     assert_eq!((plan.clip_norm, plan.precision.gradients), (Some(0.5), Number::Bf16));
+    let half = read("accelerate.yaml", &deepspeed.replace("bf16", "fp16"), &given);
+    assert_eq!(half.expect("a plan").plan.precision.gradients, Number::Fp16);
     for (from, to, message) in [
         ("num_processes: 16", "num_processes: 8", "num_processes = 8"),
         ("SHARD_GRAD_OP", "HYBRID_SHARD", "num_machines = nothing"),

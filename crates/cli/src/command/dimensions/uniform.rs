@@ -156,11 +156,21 @@ impl Dimensions {
             }
             "sync.zero" => Named::of("--zero", value),
             "sync.servers.replicas" => Named::of("--server-replicas", value),
+            "sync.summation.servers" => Named::of("--summation-servers", value),
+            "sync.summation.share" => Named::of("--summation-share", value),
+            "sync.summation.credits" => Named::of("--summation-credits", value),
+            "sync.averaging.rate" => Named::of("--average-rate", value),
+            "sync.averaging.every" => Named::of("--average-every", value),
+            "sync.negotiation.cycle_seconds" => Named::of("--cycle-seconds", value),
+            "sync.negotiation.fusion_bytes" => Named::of("--fusion-bytes", value),
             "sync.algorithm" => Named::of("--algorithm", value),
             "sync.compression" => Named::of("--compression", value),
             "attention" => Named::of("--attention", value),
             "mask_documents" => Named::of("--mask-documents", value),
-            _ => return None,
+            _ => {
+                let setting = key.strip_prefix("optimizer.")?;
+                Named::of("--optimizer", format!("{setting} = {value}"))
+            }
         })
     }
 }
