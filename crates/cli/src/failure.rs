@@ -244,3 +244,18 @@ impl From<io::Error> for Failure {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_very_many_digits_are_shortened() {
+        let long = "7".repeat(41);
+        assert_eq!(
+            shortened(&format!("a = -{long}.5, b = 4294967295")),
+            "a = -777777... (41 digits).5, b = 4294967295"
+        );
+        assert_eq!(shortened("none"), "none");
+    }
+}

@@ -54,26 +54,20 @@ impl CheckpointFolder {
         })
     }
 
-    /// Sees that a checkpoint of so many bytes has room, as far as the system can tell: they are reserved for a moment.
+    /// Sees that a checkpoint of so many bytes has room, as far as the file system tells.
     ///
     /// # Errors
     /// If it has none.
     pub fn require_room(&self, bytes: u64) -> Result<()> {
-        #[cfg(target_os = "linux")]
-        if bytes > 0 {
-            use rustix::fs::{FallocateFlags, fallocate};
-            let path = self.path.join(format!(".room-{}", std::process::id()));
-            let file = std::fs::File::create(&path).map_err(Error::io("write", &path))?;
-            let reserved = fallocate(&file, FallocateFlags::empty(), 0, bytes);
-            drop(file);
-            // What cannot be deleted is empty where it was not reserved.
-            let _ = std::fs::remove_file(&path);
-            // Not all file systems can.
-            if matches!(reserved, Err(rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT)) {
+        #[cfg(unix)]
+        if let Ok(system) = rustix::fs::statvfs(&self.path) {
+            // Some say nothing of their size.
+            let free = system.f_bavail.saturating_mul(system.f_frsize);
+            if system.f_blocks > 0 && free < bytes {
                 return Err(Error::NoRoom { folder: self.path.clone(), bytes });
             }
         }
-        #[cfg(not(target_os = "linux"))]
+        #[cfg(not(unix))]
         let _ = bytes;
         Ok(())
     }
@@ -99,4 +93,34 @@ pub(crate) fn latest_step(folder: &Path) -> Result<Option<u64>> {
         return Ok(None);
     }
     Ok(Store::open(folder)?.list()?.last().map(|&(step, _)| step))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(unix)]
+    fn a_checkpoint_that_no_disk_has_room_for_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let claimed = CheckpointFolder::claim(folder.path()).expect("nobody has it");
+        assert!(claimed.require_room(1).is_ok());
+        let error = claimed.require_room(u64::MAX).expect_err("no disk is as large");
+        assert!(matches!(error, Error::NoRoom { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_folder_holds_itself_and_its_checkpoints_and_nothing_else() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let claimed = CheckpointFolder::claim(folder.path()).expect("nobody has it");
+        for name in ["step-00000001", "notes"] {
+            std::fs::create_dir(folder.path().join(name)).expect("a folder");
+            std::fs::write(folder.path().join(name).join("file"), "").expect("a file");
+        }
+        let holds = |name: &str| claimed.holds(&folder.path().join(name));
+        assert_eq!(
+            ["", "step-00000001", "step-00000001/file", "notes/file", "nothing"].map(holds),
+            [true, true, true, false, false]
+        );
+    }
 }

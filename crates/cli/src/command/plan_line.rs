@@ -160,12 +160,12 @@ fn split_line(plan: &Plan) -> String {
     )
 }
 
-/// How replicas compress their gradients, if some do, and whether some are rows of tables.
 /// The names of axes, as a mesh has them.
 fn axes(over: AxisSet) -> String {
     over.iter().map(|axis| axis.to_string()).collect::<Vec<_>>().join(" x ")
 }
 
+/// How replicas compress their gradients, if some do, and whether some are rows of tables.
 fn exchanged(plan: &Plan) -> String {
     let sparse = plan.syncs().any(|sync| sync.sparse);
     format!("{}{}", compressed(plan), if sparse { ", sparse gradients" } else { "" })

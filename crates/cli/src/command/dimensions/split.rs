@@ -257,24 +257,21 @@ impl Split {
         };
         let refuse =
             |rule: String| Err(Failure::usage(option, format!("{option} {within}: {rule}")));
-        if zero.unwrap_or(0) == 0 {
-            return refuse("with --zero 0 nothing is shared; 1 to 3 share".into());
-        }
-        if second_copy_within.is_some() {
-            return match mesh.sharing_within(within) {
-                _ if zero != Some(3) => refuse("only --zero 3 shares weights".into()),
-                Some(two) if within > 1 && within < mesh.dp() => Ok(two),
-                Some(_) => refuse(format!(
-                    "more than 1, and less than --dp {}, which share the first copy",
-                    mesh.dp()
-                )),
-                None => refuse(format!("it must divide --dp {}", mesh.dp())),
-            };
-        }
+        let is_second = second_copy_within.is_some();
         match mesh.sharing_within(within) {
-            Some(mesh) if u64::from(within) * u64::from(cp.unwrap_or(1)) > 1 => Ok(mesh),
-            Some(_) => refuse("a replica by itself has nobody to share with".into()),
+            _ if is_second && zero != Some(3) => refuse("only --zero 3 shares weights".into()),
+            _ if zero.unwrap_or(0) == 0 => {
+                refuse("with --zero 0 nothing is shared; 1 to 3 share".into())
+            }
             None => refuse(format!("it must divide --dp {}", mesh.dp())),
+            Some(_) if is_second && (within == 1 || within == mesh.dp()) => refuse(format!(
+                "more than 1, and less than --dp {}, which share the first copy",
+                mesh.dp()
+            )),
+            Some(_) if u64::from(within) * u64::from(cp.unwrap_or(1)) == 1 => {
+                refuse("a replica by itself has nobody to share with".into())
+            }
+            Some(mesh) => Ok(mesh),
         }
     }
 

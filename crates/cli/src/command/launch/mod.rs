@@ -127,9 +127,8 @@ fn require_checkpoints(command: &[String]) -> Result<(), Failure> {
     }
     // What is there now is another run's, which must not be gone on from after a loss.
     let claimed = CheckpointFolder::claim(Path::new(folder))?;
-    let others = command.iter().filter(|word| word.as_str() != folder);
     if is_given("--force") {
-        require_kept(&claimed, others.map(|word| Path::new(word.as_str())))?;
+        require_kept(&claimed, paths(command))?;
         if let Some(weights) = value(command, "--weights").filter(|it| !Path::new(it).exists()) {
             let message = format!(
                 "--weights {weights}: there is no such file, and --force would delete checkpoints"
@@ -138,6 +137,17 @@ fn require_checkpoints(command: &[String]) -> Result<(), Failure> {
         }
     }
     Ok(claimed.clear(is_given("--force"))?)
+}
+
+/// All of a command that may be a path, but for the folder of its checkpoints.
+fn paths(command: &[String]) -> impl Iterator<Item = &Path> {
+    let checkpoint = |word: &str| word == "--checkpoint" || word.starts_with("--checkpoint=");
+    let before = std::iter::once("").chain(command.iter().map(String::as_str));
+    before.zip(command).filter_map(move |(before, word)| {
+        let is_folder = before == "--checkpoint" || checkpoint(word);
+        let value = word.split_once('=').filter(|(option, _)| option.starts_with("--"));
+        (!is_folder).then(|| Path::new(value.map_or(word.as_str(), |(_, value)| value)))
+    })
 }
 
 /// What an option of a command is given as.
