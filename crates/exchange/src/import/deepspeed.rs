@@ -65,6 +65,13 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
             "DeepSpeed 0.19.8 has no mics_shard_size any more: a version before it is meant".into(),
         );
     }
+    if second_copy.is_some() && microbatches > 1 {
+        notes.push(
+            "of a step's forward passes only the first gathers weights from all replicas there, in the plan each does \
+             (zero_hpz_partition_size)"
+                .into(),
+        );
+    }
     let loss_scale = loss_scale(words, precision)?;
     if matches!(loss_scale, Some(LossScale::Dynamic { .. })) {
         let overflows = words.size("fp16.hysteresis")?.unwrap_or(2);
