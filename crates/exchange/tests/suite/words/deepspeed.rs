@@ -150,6 +150,10 @@ fn deepspeeds_words() {
         let to = format!("\"stage\": 3, {fine}");
         base.read("\"stage\": 3", &to).unwrap_or_else(|error| panic!("{fine}: {error}"));
     }
+    let halves =
+        base.read("\"stage\": 3", "\"stage\": 3, \"zero_hpz_partition_size\": 4").expect("a plan");
+    let is_noted = halves.notes.iter().any(|it| it.contains("only the first gathers"));
+    assert!(is_noted, "{:?}", halves.notes);
     let auto =
         base.read("\"gradient_clipping\": 1.0", "\"gradient_clipping\": \"auto\"").expect("a plan");
     assert!(
