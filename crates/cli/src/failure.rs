@@ -184,7 +184,7 @@ impl Failure {
             Failure::SaidElsewhere => ExitCode::from(RUN),
             Failure::Said(status) => ExitCode::from(*status),
             Failure::Message(message) => {
-                let text = shortened(message.message.trim_end());
+                let text = shortened(&without_numbers_of_errors(message.message.trim_end()));
                 let message = Message { message: text, place: message.place.clone(), ..*message };
                 let line = match serde_json::to_string(&Line { error: &message }) {
                     Ok(line) if json => line,
@@ -196,6 +196,28 @@ impl Failure {
             }
         }
     }
+}
+
+/// A message without the number that Rust's library puts behind the system's words: `No such file or directory (os error 2)`.
+fn without_numbers_of_errors(message: &str) -> String {
+    const BEFORE: &str = " (os error ";
+    let mut text = String::new();
+    let mut rest = message;
+    while let Some(start) = rest.find(BEFORE) {
+        let behind = &rest[start + BEFORE.len()..];
+        let digits = behind.bytes().take_while(u8::is_ascii_digit).count();
+        match behind[digits..].strip_prefix(')') {
+            Some(after) if digits > 0 => {
+                text += &rest[..start];
+                rest = after;
+            }
+            _ => {
+                text += &rest[..start + BEFORE.len()];
+                rest = behind;
+            }
+        }
+    }
+    text + rest
 }
 
 /// A message whose numbers of very many digits, as of 1e300, are given by the first of these and how many there are.
@@ -248,6 +270,18 @@ impl From<io::Error> for Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_system_is_quoted_without_numbers() {
+        let text = |message| without_numbers_of_errors(message);
+        assert_eq!(
+            text("cannot read a: No such file (os error 2) or b: x (os error 13)"),
+            "cannot read a: No such file or b: x"
+        );
+        for other in ["a (os error ", "a (os error x)", "(os error 2)", "a (os error 2"] {
+            assert_eq!(text(other), other);
+        }
+    }
 
     #[test]
     fn numbers_of_very_many_digits_are_shortened() {

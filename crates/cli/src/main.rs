@@ -113,7 +113,9 @@ fn refuse(error: &clap::Error) -> ExitCode {
     if json && error.use_stderr() {
         return Failure::arguments(error).report(json);
     }
-    // Where even this cannot be printed, there is nobody to tell.
-    let _ = error.print();
-    ExitCode::from(error.exit_code() as u8)
+    match error.print() {
+        // Where an error cannot be printed, there is nobody to tell.
+        Err(unprinted) if !error.use_stderr() => Failure::from(unprinted).report(json),
+        _ => ExitCode::from(error.exit_code() as u8),
+    }
 }

@@ -1,7 +1,10 @@
 //! Numbers as people type them.
 
-use std::num::{IntErrorKind, ParseIntError};
+use std::num::{IntErrorKind, NonZeroUsize, ParseIntError};
 use std::str::FromStr;
+
+/// The largest size of a model.
+const LARGEST_SIZE: usize = 1 << 40;
 
 /// Parses a whole number of whatever size its option holds.
 ///
@@ -13,6 +16,39 @@ pub fn whole<T: FromStr<Err = ParseIntError>>(text: &str) -> Result<T, String> {
         IntErrorKind::Zero => "at least 1 is needed".into(),
         _ => "a whole number is needed, without sign or point".into(),
     })
+}
+
+/// Parses a size of a model.
+///
+/// # Errors
+/// What would be right.
+pub fn size(text: &str) -> Result<usize, String> {
+    match whole::<NonZeroUsize>(text)?.get() {
+        size if size <= LARGEST_SIZE => Ok(size),
+        _ => Err("it is too large".into()),
+    }
+}
+
+/// Parses a share of which something is left.
+///
+/// # Errors
+/// What would be right.
+pub fn share_below_one(text: &str) -> Result<f64, String> {
+    match decimal(text)? {
+        share if (0.0..1.0).contains(&share) => Ok(share),
+        _ => Err("a share is at least 0 and below 1".into()),
+    }
+}
+
+/// Parses a finite number that is at least 0.
+///
+/// # Errors
+/// What would be right.
+pub fn not_negative(text: &str) -> Result<f64, String> {
+    match decimal(text)? {
+        number if number.is_finite() && number >= 0.0 => Ok(number),
+        _ => Err("it is finite and at least 0".into()),
+    }
 }
 
 /// Parses a number that may have decimals and a power of ten; whoever uses it says which range makes
@@ -45,5 +81,24 @@ mod tests {
     fn decimals_are_parsed_or_told_what_is_right() {
         assert_eq!(decimal("-1e-3"), Ok(-0.001));
         assert!(decimal("fast").is_err_and(|error| error.contains("0.1")));
+    }
+
+    #[test]
+    fn ranges_are_held() {
+        assert_eq!(size("1"), Ok(1));
+        assert!(size("0").is_err_and(|error| error.contains("at least 1")));
+        assert_eq!(size("1099511627776"), Ok(1 << 40));
+        assert!(size("1099511627777").is_err_and(|error| error.contains("too large")));
+        assert_eq!(share_below_one("0"), Ok(0.0));
+        assert_eq!(share_below_one("0.99"), Ok(0.99));
+        for text in ["1", "2", "-0.1", "nan", "inf"] {
+            let error = share_below_one(text).expect_err(text);
+            assert!(error.contains("below 1"), "{text}: {error}");
+        }
+        assert_eq!(not_negative("0"), Ok(0.0));
+        for text in ["-1", "nan", "inf"] {
+            let error = not_negative(text).expect_err(text);
+            assert!(error.contains("at least 0"), "{text}: {error}");
+        }
     }
 }

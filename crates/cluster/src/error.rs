@@ -20,6 +20,18 @@ pub enum ClusterError {
         /// The part that is wrong.
         part: String,
     },
+    /// A size that no cluster of a specification has.
+    #[error("cluster `{spec}`: {count} {what}: {rule}")]
+    Size {
+        /// The whole text.
+        spec: String,
+        /// The size, as it was written.
+        count: String,
+        /// Of what: nodes or devices.
+        what: &'static str,
+        /// What would be right.
+        rule: String,
+    },
     /// What a node is said to send out is no such thing.
     #[error("`{text}`: {why}")]
     Uplink {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{ClusterError, Uplink};
+use crate::{Cluster, ClusterError, Uplink};
 
 /// What a specification asks for.
 pub(crate) enum Spec<'a> {
@@ -28,7 +28,7 @@ pub(crate) fn parse(spec: &str) -> Result<Spec<'_>, ClusterError> {
         let mut words = part.trim().split(',');
         let machines = words.next().unwrap_or(part);
         let malformed = || ClusterError::Spec { spec: spec.to_owned(), part: part.to_owned() };
-        let group = group(machines).ok_or_else(malformed)?;
+        let group = group(spec, machines).unwrap_or_else(|| Err(malformed()))?;
         let uplink = words.next().map(Uplink::parse).transpose()?;
         match (&uplink, words.next()) {
             (Some(uplink), Some(further)) => {
@@ -42,11 +42,22 @@ pub(crate) fn parse(spec: &str) -> Result<Spec<'_>, ClusterError> {
 }
 
 /// `NAME:DEVICES` (one node) or `NAME:NODESxDEVICES`.
-fn group(part: &str) -> Option<GroupSpec<'_>> {
+fn group<'a>(spec: &str, part: &'a str) -> Option<Result<GroupSpec<'a>, ClusterError>> {
     let (machine, size) = part.trim().split_once(':')?;
     let (nodes, devices) = size.split_once('x').unwrap_or(("1", size));
-    let [nodes, devices_per_node] = [count(nodes)?, count(devices)?];
-    (!machine.is_empty()).then_some(GroupSpec { machine, nodes, devices_per_node, uplink: None })
+    let counts = [(nodes, "nodes", count(nodes)?), (devices, "devices", count(devices)?)];
+    if machine.is_empty() {
+        return None;
+    }
+    let most = Cluster::MAX_DEVICES;
+    let impossible = counts.iter().find(|(.., count)| !(1..=most).contains(count));
+    if let Some(&(count, what, _)) = impossible {
+        let (spec, count) = (spec.to_owned(), count.to_owned());
+        let rule = format!("there are 1 to {most}");
+        return Some(Err(ClusterError::Size { spec, count, what, rule }));
+    }
+    let [(.., nodes), (.., devices_per_node)] = counts;
+    Some(Ok(GroupSpec { machine, nodes, devices_per_node, uplink: None }))
 }
 
 /// Digits only; what is too large to count is as large as can be, so that the size

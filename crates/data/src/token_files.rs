@@ -28,7 +28,7 @@ pub(crate) enum Kind {
     Text,
     /// Documents, one in each line or row.
     Documents(Form),
-    /// A `.bin` that has an index.
+    /// A `.bin` that has an `.idx`, which may be damaged.
     Megatron,
     /// A `.ds`.
     Datatrove,
@@ -44,8 +44,8 @@ impl Kind {
             "jsonl" | "ndjson" => Kind::Documents(Form::JsonLines),
             "parquet" => Kind::Documents(Form::Parquet),
             "ds" => Kind::Datatrove,
-            "bin" if is_index(&path.with_extension("idx")) => Kind::Megatron,
-            "idx" if path.with_extension("bin").is_file() && is_index(path) => Kind::Companion,
+            "bin" if path.with_extension("idx").is_file() => Kind::Megatron,
+            "idx" if path.with_extension("bin").is_file() => Kind::Companion,
             _ if COMPANIONS.contains(&ending) => {
                 let of = path.with_extension("");
                 let is_ds = of.extension().is_some_and(|ending| ending == "ds") && of.is_file();
@@ -67,12 +67,7 @@ pub(crate) fn megatron_data(path: &Path) -> Option<PathBuf> {
         }
         _ => return None,
     };
-    (data.is_file() && is_index(&data.with_extension("idx"))).then_some(data)
-}
-
-fn is_index(path: &Path) -> bool {
-    let mut magic = [0; MEGATRON.len()];
-    File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic == *MEGATRON
+    (data.is_file() && data.with_extension("idx").is_file()).then_some(data)
 }
 
 /// The tokens of a `.bin` of Megatron-LM. Its sequences must lie one after the other, as Megatron-LM writes them.

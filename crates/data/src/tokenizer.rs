@@ -204,8 +204,8 @@ impl Tokenizer {
         &self.cuts
     }
 
-    /// The digest of its file.
-    pub(crate) fn digest(&self) -> blake3::Hash {
+    /// The digest (BLAKE3) of its file, or of what stands for bytes.
+    pub fn digest(&self) -> blake3::Hash {
         self.digest
     }
 

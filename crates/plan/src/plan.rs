@@ -3,7 +3,8 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 use shardloom_cluster::{PlanDefaults, Stack};
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{AttentionKind, DimId, Extents, Graph};
@@ -135,6 +136,7 @@ pub struct Pipeline {
 #[serde(deny_unknown_fields)]
 pub struct Stage {
     /// First block and the block after the last.
+    #[serde(deserialize_with = "first_and_end")]
     pub blocks: (usize, usize),
     /// The mesh of its devices.
     #[serde(default, skip_serializing_if = "Mesh::is_single")]
@@ -147,6 +149,18 @@ pub struct Stage {
     /// Which dimension is split over which mesh axis, where that is not as in other stages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout: Option<LayoutRules>,
+}
+
+/// Two numbers and no more.
+fn first_and_end<'de, D: Deserializer<'de>>(document: D) -> Result<(usize, usize), D::Error> {
+    let blocks = Vec::<usize>::deserialize(document)?;
+    match blocks[..] {
+        [first, end] => Ok((first, end)),
+        _ => {
+            let expected = &"a list of two, the first block and the block after the last,";
+            Err(D::Error::invalid_length(blocks.len(), expected))
+        }
+    }
 }
 
 /// `model` with its attention computed like `kind`, and within documents if they are masked. Where they cannot be, it

@@ -116,7 +116,7 @@ impl From<ScheduleError> for ProgramError {
     fn from(error: ScheduleError) -> ProgramError {
         match error {
             ScheduleError::Plan(error) => ProgramError::Plan(error),
-            ScheduleError::Rule(_) => ProgramError::Schedule(error),
+            ScheduleError::Rule(_) | ScheduleError::Count { .. } => ProgramError::Schedule(error),
         }
     }
 }

@@ -28,11 +28,11 @@ pub(super) fn orders(map: &StageMap) -> Result<Vec<Vec<Action>>, ScheduleError> 
         return Err(ScheduleError::Rule(message));
     }
     if microbatches < least {
-        let message = format!(
+        let rule = format!(
             "dualpipe wants at least {least} micro-batches on {devices} devices, and these are \
              {microbatches}"
         );
-        return Err(ScheduleError::Rule(message));
+        return Err(ScheduleError::microbatches(microbatches, rule));
     }
     let order = |device: usize| {
         let stages: Vec<Instance> = map.instances_on(device).collect();

@@ -19,11 +19,11 @@ pub(super) fn orders(map: &StageMap) -> Result<Vec<Vec<Action>>, ScheduleError> 
     let devices = map.devices();
     let (microbatches, least) = (map.microbatches() as usize, 2 * devices);
     if microbatches < least {
-        let message = format!(
+        let rule = format!(
             "dualpipev wants at least {least} micro-batches on {devices} devices, and these are \
              {microbatches}"
         );
-        return Err(ScheduleError::Rule(message));
+        return Err(ScheduleError::microbatches(microbatches, rule));
     }
     let stage = |stage: usize| Instance { pipeline: 0, stage: stage as u16 };
     let order = |device: usize| {

@@ -43,9 +43,10 @@ pub(super) fn orders(
     let times = purpose.times;
     let chunks = map.instances_on(0).count();
     if !chunks.is_multiple_of(2) {
-        return Err(ScheduleError::Rule(format!(
+        let rule = format!(
             "hanayo wants an even number of stages on each device, two for each wave, not {chunks}"
-        )));
+        );
+        return Err(ScheduleError::chunks(chunks, rule));
     }
     let all = [times.forward, times.input, times.weight, times.message];
     if all.iter().any(|it| !it.is_finite() || *it < 0.0) {

@@ -20,18 +20,19 @@ pub(super) fn orders(map: &StageMap) -> Result<Vec<Vec<Action>>, ScheduleError> 
     let (devices, microbatches) = (map.devices(), map.microbatches() as usize);
     let chunks = map.instances_on(0).count();
     if chunks < 2 {
-        let message = "interleaved wants at least two stages on each device; with one it is 1f1b";
-        return Err(ScheduleError::Rule(message.into()));
+        let rule = "interleaved wants at least two stages on each device; with one it is 1f1b";
+        return Err(ScheduleError::chunks(chunks, rule));
     }
     let leaves_enough = |group: &usize| {
         let last = microbatches % group;
         last == 0 || last >= devices
     };
     let Some(group) = (devices..=microbatches).find(leaves_enough) else {
-        return Err(ScheduleError::Rule(format!(
+        let rule = format!(
             "interleaved wants at least as many micro-batches as the {devices} devices, not \
              {microbatches}"
-        )));
+        );
+        return Err(ScheduleError::microbatches(microbatches, rule));
     };
     Ok((0..devices).map(|device| order(map, device, group)).collect())
 }

@@ -220,6 +220,6 @@ fn wants_two_stages(map: &StageMap, name: &str) -> Result<(), ScheduleError> {
     if stages == 2 {
         return Ok(());
     }
-    let message = format!("{name} wants 2 stages on each device, and there are {stages}");
-    Err(ScheduleError::Rule(message))
+    let rule = format!("{name} wants 2 stages on each device, and there are {stages}");
+    Err(ScheduleError::chunks(stages, rule))
 }

@@ -101,10 +101,10 @@ impl StageMap {
         if self.dealt.windows(2).all(|pair| pair[0].len() == pair[1].len()) {
             return Ok(());
         }
-        Err(ScheduleError::Rule(format!(
-            "{} micro-batches cannot be dealt evenly to {pipelines} pipelines",
-            self.microbatches
-        )))
+        let microbatches = self.microbatches;
+        let rule =
+            format!("{microbatches} micro-batches cannot be dealt evenly to {pipelines} pipelines");
+        Err(ScheduleError::microbatches(microbatches as usize, rule))
     }
 
     /// The usual places of `arrangement` on `devices` devices with `chunks` stages each.

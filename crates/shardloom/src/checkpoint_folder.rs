@@ -17,8 +17,11 @@ impl CheckpointFolder {
     /// Makes the folder if it does not exist, sees that files can be made there, and takes it for this process.
     ///
     /// # Errors
-    /// If another process has it, or files cannot be made there.
+    /// If it is a file, another process has it, or files cannot be made there.
     pub fn claim(path: &Path) -> Result<CheckpointFolder> {
+        if path.is_file() {
+            return Err(Error::NotFolder { path: path.to_path_buf() });
+        }
         let host = gethostname::gethostname();
         let owner = format!("process {} on {}", std::process::id(), host.to_string_lossy());
         Ok(CheckpointFolder { path: path.to_path_buf(), lock: Lock::take(path, &owner)? })
@@ -98,6 +101,13 @@ pub(crate) fn latest_step(folder: &Path) -> Result<Option<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_is_no_folder() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let error = CheckpointFolder::claim(file.path()).expect_err("it is a file");
+        assert!(error.to_string().contains("is a file; checkpoints go in a folder"), "{error}");
+    }
 
     #[test]
     #[cfg(unix)]

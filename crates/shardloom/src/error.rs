@@ -115,10 +115,16 @@ pub enum Error {
         rule: String,
     },
     /// Weights that are not those of the model.
-    #[error("{}: {source}", path.display())]
+    #[error(
+        "{}: {source}{}",
+        path.display(),
+        index.as_ref().map_or(String::new(), |it| format!("; all files together are {}", it.display()))
+    )]
     Weights {
         /// The file, or the folder with several.
         path: PathBuf,
+        /// The index of several files among which it is one.
+        index: Option<PathBuf>,
         /// Why they are not.
         source: Box<InteropError>,
     },
@@ -202,6 +208,16 @@ pub enum Error {
         /// What is wrong, with the file.
         source: Box<ClusterError>,
     },
+    /// A cluster file where a profile was asked for.
+    #[error(
+        "{} is a cluster file, as `shardloom profile -o` writes; give it to --cluster, and to --profile what \
+         `shardloom profile --profile FILE` writes",
+        path.display()
+    )]
+    ProfileOfCluster {
+        /// The file.
+        path: PathBuf,
+    },
     /// A profile that was measured under other conditions than these.
     #[error(
         "{} was measured on another machine, or on this one as it was then: {}; measure again with \
@@ -240,6 +256,33 @@ pub enum Error {
     Documents {
         /// The tokenizer's name; none of a table.
         tokenizer: Option<String>,
+    },
+    /// A tokenizer's file that is not what a model was trained with.
+    #[error(
+        "the tokenizer {} has changed since the model was trained with it; put it back, or name a copy of it",
+        path.display()
+    )]
+    TokenizerChanged {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Weights to start from that are no numbers.
+    #[error("{}: {parameter} has {value} at element {element}; every weight must be finite", path.display())]
+    NonFiniteWeights {
+        /// The file or folder.
+        path: PathBuf,
+        /// The first parameter that has one.
+        parameter: String,
+        /// Which of its elements, row by row.
+        element: usize,
+        /// NaN or an infinity.
+        value: f32,
+    },
+    /// A file where checkpoints should go.
+    #[error("{} is a file; checkpoints go in a folder, which is made if it does not exist", path.display())]
+    NotFolder {
+        /// The file.
+        path: PathBuf,
     },
     /// The model knows fewer tokens or classes than the data has.
     #[error(

@@ -7,7 +7,7 @@ use shardloom_data::Tokenizer;
 use shardloom_train::Sampler;
 
 use crate::saved::{available_bytes, model_of, open_checkpoint, weights_of};
-use crate::session::TOKENIZER;
+use crate::trained_tokenizer::trained_tokenizer;
 use crate::training_data::require_vocabulary;
 use crate::{Error, Result, TextTokenizer};
 
@@ -52,10 +52,11 @@ impl Generator {
             return Err(Error::Drawing { key: "top-k", value: "0".into(), rule });
         }
         let (checkpoint, refused) = open_checkpoint(path)?;
-        let meta = checkpoint.meta();
         let model = model_of(&checkpoint)?;
-        let name = tokenizer.or(meta.extra.get(TOKENIZER).map(String::as_str)).unwrap_or("bytes");
-        let tokenizer = TextTokenizer::open(name)?;
+        let tokenizer = match tokenizer {
+            Some(name) => TextTokenizer::open(name)?,
+            None => trained_tokenizer(&checkpoint)?,
+        };
         let weights = weights_of(&checkpoint, &model)?;
         let sampler =
             Sampler::new(model.graph().clone(), &weights, available_bytes()).map_err(|error| {
@@ -70,7 +71,7 @@ impl Generator {
                 }
             })?;
         require_vocabulary(&model, tokenizer.tokenizer().vocabulary_size(), || {
-            format!("tokens of the tokenizer {name}")
+            format!("tokens of the tokenizer {}", tokenizer.name())
         })?;
         let random = SplitMix64(seed);
         let model = model.spec().name().to_owned();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use shardloom_checkpoint::{Checkpoint, Stored, read_safetensors, write_safetensors};
+use shardloom_checkpoint::{Stored, read_safetensors, write_safetensors};
 use shardloom_document::at_line;
 use shardloom_interop::ModelType;
 use shardloom_interop::huggingface::write_config;
@@ -14,7 +14,7 @@ use shardloom_interop::weights::{HuggingFaceTensors, Tensor, files_of_index, lin
 use crate::local_profile::write_whole;
 use crate::model::read;
 use crate::saved::{model_of, open_checkpoint};
-use crate::session::TOKENIZER;
+use crate::trained_tokenizer::text_of_tokenizer;
 use crate::{Error, Exported, Result};
 
 /// The configuration of a model.
@@ -74,6 +74,14 @@ pub(crate) fn read_weights(path: &Path) -> Result<BTreeMap<String, Tensor>> {
         return Err(Error::NoWeights { folder: folder.to_path_buf(), found: unread.copied() });
     }
     read_indexed(folder, &index)?.into_iter().map(|named| Ok(ours(named))).collect()
+}
+
+/// The index of several files beside a file of weights, if that is one of these.
+pub(crate) fn index_with(path: &Path) -> Option<PathBuf> {
+    let index = path.with_file_name(INDEX);
+    let name = path.file_name()?.to_str()?;
+    let files = files_of_index(&fs::read_to_string(&index).ok()?).ok()?;
+    files.contains_key(name).then_some(index)
 }
 
 /// The tensors of the files that an index names.
@@ -146,7 +154,7 @@ pub fn export_huggingface(
     let config = write_config(model.spec(), model_type, dtype(form.stored))?;
     let there = HuggingFaceTensors::of(model.spec(), model_type)?;
     let weights = weight_files(&there, form);
-    let tokenizer = tokenizer(&checkpoint);
+    let tokenizer = text_of_tokenizer(&checkpoint);
     let at = |name: &str| folder.join(name);
 
     let several = weights.len() > 1;
@@ -265,14 +273,4 @@ fn weight_files(there: &HuggingFaceTensors<'_>, form: FolderForm) -> Vec<(String
         _ => (format!("model-{:05}-of-{count:05}.safetensors", index + 1), tensors),
     };
     files.into_iter().enumerate().map(named).collect()
-}
-
-/// The text of the tokenizer that a checkpoint's model was trained with, or why there is none.
-fn tokenizer(checkpoint: &Checkpoint) -> Result<String, String> {
-    let bytes = "it was trained on bytes, for which there is no tokenizer.json: token n is byte n";
-    match checkpoint.meta().extra.get(TOKENIZER).map(String::as_str) {
-        None | Some("bytes") => Err(bytes.into()),
-        Some(path) => fs::read_to_string(path)
-            .map_err(|error| format!("the tokenizer {path} cannot be read: {error}")),
-    }
 }

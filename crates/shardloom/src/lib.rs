@@ -43,6 +43,7 @@ mod program_text;
 mod run_memory;
 mod saved;
 mod session;
+mod trained_tokenizer;
 mod training_data;
 
 pub use buffers::{Buffers, RankBuffers};

@@ -4,7 +4,7 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use shardloom_cluster::{Precision, Profile};
+use shardloom_cluster::{Cluster, Precision, Profile};
 use shardloom_fabric::InProcess;
 use shardloom_profile::{Options, is_busy, measure, this_machine};
 
@@ -59,8 +59,13 @@ impl LocalProfile {
             return Ok(None);
         }
         let text = model::read(&self.path)?;
-        let wrong = |source| Error::Profile { source: Box::new(source) };
-        let profile = Profile::read(&text, &self.path.display().to_string()).map_err(wrong)?;
+        let place = self.path.display().to_string();
+        let profile = Profile::read(&text, &place).map_err(|source| {
+            match Cluster::from_toml(&text).is_ok() {
+                true => Error::ProfileOfCluster { path: self.path.clone() },
+                false => Error::Profile { source: Box::new(source) },
+            }
+        })?;
         if let Some(measured_on) = &profile.measured_on {
             let differences = measured_on.differences(&this_machine()?);
             if !differences.is_empty() {
@@ -92,8 +97,8 @@ impl LocalProfile {
         }
     }
 
-    /// Measures this machine and keeps the profile. Where other programs disturb that it is measured once again, and
-    /// what they disturbed less is kept.
+    /// Measures this machine and keeps the profile. Where other programs disturb that and have ended it is measured
+    /// once again, and what they disturbed less is kept.
     ///
     /// # Errors
     /// If measuring fails or the file cannot be written.
@@ -102,8 +107,10 @@ impl LocalProfile {
         options: Options,
         progress: &mut dyn FnMut(&str, f64),
     ) -> Result<Profile> {
+        require_writable(&self.path)?;
         let mut profile = measure(&InProcess, options, progress)?;
-        if disturbed_percent(&profile) > 0 {
+        // As long as others are at work it would come to the same.
+        if disturbed_percent(&profile) > 0 && !is_busy() {
             let again = measure(&InProcess, options, progress)?;
             profile = std::cmp::min_by_key(again, profile, disturbed_percent);
         }
@@ -129,6 +136,21 @@ pub(crate) fn has_all_formats(profile: &Profile) -> bool {
 /// Of the processors' time what other programs took while they were measured, in percent, if that is enough to matter.
 fn disturbed_percent(profile: &Profile) -> u32 {
     profile.measured_on.as_ref().map_or(0, |it| it.others_percent)
+}
+
+/// Sees that a file can be written before work is done for it.
+fn require_writable(path: &Path) -> Result<()> {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
+    if path.is_dir() {
+        return Err(Error::io("write", path)(std::io::ErrorKind::IsADirectory.into()));
+    }
+    let probe = path.with_added_extension(format!("{}.writing", std::process::id()));
+    let probed = fs::write(&probe, "").and_then(|()| fs::remove_file(&probe));
+    probed.map_err(Error::io("write", path))
 }
 
 /// Writes a file whole or not at all, should two runs write it at once, one be killed or the disk be full.
@@ -183,6 +205,27 @@ mod tests {
         let error = profile.load().expect_err("no profile");
         assert_eq!(error.kind(), "profile");
         assert!(error.to_string().contains("profile.toml"), "{error}");
+        let cluster = Cluster::parse("v100-16g:8").and_then(|it| it.to_toml()).expect("written");
+        fs::write(profile.path(), cluster).expect("written");
+        let error = profile.load().expect_err("a cluster");
+        assert!(error.to_string().contains("give it to --cluster"), "{error}");
+    }
+
+    #[test]
+    fn where_a_profile_cannot_be_kept_is_known_before_it_is_measured() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let mut is_measured = false;
+        let mut hear = |_: &str, _| is_measured = true;
+        let file = folder.path().join("file");
+        fs::write(&file, "").expect("written");
+        // In a file, and a folder itself.
+        for place in [file.join("profile.toml"), folder.path().to_path_buf()] {
+            let measured = LocalProfile::at(&place).measure(Options::default(), &mut hear);
+            assert!(matches!(measured, Err(Error::Io { .. })), "{measured:?}");
+        }
+        assert!(!is_measured);
+        assert!(require_writable(&folder.path().join("new/profile.toml")).is_ok());
+        assert_eq!(fs::read_dir(folder.path().join("new")).expect("made").count(), 0);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! A training run: a model, a plan and data brought together, with checkpoints.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -16,10 +17,11 @@ use shardloom_train::learning_rate::LearningRate;
 use shardloom_train::{Blueprint, Evaluation, OnNonFinite, Processes, Settings, Step, Trainer};
 
 use crate::checkpoint_folder::latest_step;
-use crate::huggingface_folder::read_weights;
+use crate::huggingface_folder::{index_with, read_weights};
 use crate::lowering::require_sizes;
 use crate::processes::Order;
 use crate::run_memory::RunMemory;
+use crate::trained_tokenizer;
 use crate::{Data, Error, Launched, Model, Result};
 
 /// A model in training.
@@ -79,7 +81,6 @@ const MOST_RANKS: usize = 1024;
 /// Keys of a checkpoint's further entries.
 const LEARNING_RATE: &str = "learning-rate";
 const VALIDATION_SAMPLES: &str = "validation-samples";
-pub(crate) const TOKENIZER: &str = "tokenizer";
 
 /// Where a session went on from.
 #[derive(Clone, Debug)]
@@ -177,11 +178,16 @@ impl Session {
         meta.extra.insert(LEARNING_RATE.into(), as_text(&settings.learning_rate));
         meta.extra.insert(VALIDATION_SAMPLES.into(), data.validation_samples().to_string());
         if let Some(tokenizer) = &data.tokenizer {
-            meta.extra.insert(TOKENIZER.into(), tokenizer.clone());
+            trained_tokenizer::record(&mut meta, tokenizer);
         }
         let (blueprint, memory) = blueprint(model, plan, &data, settings, processes)?;
         let trainer = Trainer::start(blueprint, data.source)?;
         Ok(Session { trainer, model: model.clone(), plan: plan.clone(), meta, memory })
+    }
+
+    /// The seed of all random numbers.
+    pub fn seed(&self) -> u64 {
+        self.meta.seed
     }
 
     /// Starts from the weights in a safetensors file, or in a folder as Hugging Face's library saves models
@@ -192,7 +198,9 @@ impl Session {
     pub fn load_weights(&mut self, path: &Path) -> Result<()> {
         let tensors = read_weights(path)?;
         let weights = weights::import(self.model.spec(), &tensors);
-        Ok(self.trainer.set_weights(weights.map_err(|error| unfit(path, error))?)?)
+        let weights = weights.map_err(|error| unfit(path, error))?;
+        require_finite(path, &weights)?;
+        Ok(self.trainer.set_weights(weights)?)
     }
 
     /// [`load_weights`](Session::load_weights), but for the head, which starts anew as it was drawn for this run,
@@ -206,6 +214,7 @@ impl Session {
             weights::import_without_head(self.model.spec(), &tensors)
                 .map_err(|error| unfit(path, error))?;
         drop(tensors);
+        require_finite(path, &parameters)?;
         let frozen = self.plan.frozen(self.model.graph())?;
         if let Some(parameter) = anew.iter().find(|name| frozen.contains(name.as_str())) {
             return Err(Error::FrozenAnew { parameter: parameter.clone() });
@@ -440,7 +449,22 @@ impl Run {
 
 /// Weights at `path` that are not those of the model.
 fn unfit(path: &Path, source: InteropError) -> Error {
-    Error::Weights { path: path.to_path_buf(), source: Box::new(source) }
+    Error::Weights { path: path.to_path_buf(), index: index_with(path), source: Box::new(source) }
+}
+
+/// Makes sure that weights from `path` are numbers: with others every loss would be none, whatever the data.
+fn require_finite(path: &Path, weights: &BTreeMap<String, Vec<f32>>) -> Result<()> {
+    for (parameter, values) in weights {
+        if let Some(element) = values.iter().position(|value| !value.is_finite()) {
+            return Err(Error::NonFiniteWeights {
+                path: path.to_path_buf(),
+                parameter: parameter.clone(),
+                element,
+                value: values[element],
+            });
+        }
+    }
+    Ok(())
 }
 
 fn as_text(learning_rate: &LearningRate) -> String {

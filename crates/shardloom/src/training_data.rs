@@ -41,6 +41,23 @@ impl TextTokenizer {
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
+
+    /// By what it is known again.
+    pub(crate) fn mark(&self) -> TokenizerMark {
+        TokenizerMark {
+            name: self.name.clone(),
+            digest: self.tokenizer.digest().to_hex().to_string(),
+        }
+    }
+}
+
+/// By what a tokenizer is known again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TokenizerMark {
+    /// `bytes`, or the full path of its file.
+    pub name: String,
+    /// The digest of that file.
+    pub digest: String,
 }
 
 /// How data becomes samples.
@@ -56,8 +73,8 @@ pub struct Sampling {
 pub struct Data {
     pub(crate) source: Box<dyn Source + Send>,
     pub(crate) digest: String,
-    /// The tokenizer's name; none for a table.
-    pub(crate) tokenizer: Option<String>,
+    /// None for a table.
+    pub(crate) tokenizer: Option<TokenizerMark>,
     training_samples: u64,
     memory_bytes: u64,
     ends_documents: bool,
@@ -108,6 +125,11 @@ impl Data {
         self.training_samples
     }
 
+    /// `bytes` or the full path of the tokenizer that text became tokens by; none for a table.
+    pub fn tokenizer(&self) -> Option<&str> {
+        self.tokenizer.as_ref().map(|mark| mark.name.as_str())
+    }
+
     /// Bytes that are in memory all the time; tokens that are read from files where they are wanted are not.
     pub fn memory_bytes(&self) -> u64 {
         self.memory_bytes
@@ -121,7 +143,7 @@ impl Data {
     /// Makes sure that documents have ends where `plan` masks them.
     pub(crate) fn require_documents(&self, plan: &Plan) -> Result<()> {
         match plan.mask_documents && !self.ends_documents {
-            true => Err(Error::Documents { tokenizer: self.tokenizer.clone() }),
+            true => Err(Error::Documents { tokenizer: self.tokenizer().map(str::to_owned) }),
             false => Ok(()),
         }
     }
@@ -155,7 +177,7 @@ impl Data {
         let memory_bytes = corpus.held_bytes();
         let ends_documents = corpus.end_of_text().is_some();
         let batches = Batches::new(corpus, model.spec().seq(), sampling.seed)?;
-        let tokenizer = Some(tokenizer.name.clone());
+        let tokenizer = Some(tokenizer.mark());
         let training_samples = batches.epoch_len();
         let source = Box::new(batches);
         Ok(Data { source, digest, tokenizer, training_samples, memory_bytes, ends_documents })

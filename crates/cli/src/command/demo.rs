@@ -74,7 +74,7 @@ impl Demo {
         if let Err(stale @ shardloom::Error::OtherMachine { .. }) = local.load() {
             terminal.note(format_args!("{stale}; it is measured again now"));
             let bar = terminal.share();
-            let mut hear = super::measuring(&bar, "this machine");
+            let mut hear = super::measuring(&bar, "this machine", terminal);
             let measured = local.measure(Options::default(), &mut hear);
             bar.finish_and_clear();
             measured?;
@@ -116,6 +116,7 @@ impl Demo {
         let job = Job {
             model,
             data: vec![source],
+            tokenizer: data.tokenizer().map(str::to_owned),
             plan,
             steps,
             weights: None,

@@ -10,10 +10,23 @@ use crate::failure::Failure;
 /// # Errors
 /// If one is no pattern, or no parameter has such a name.
 pub fn frozen(given: &[String], model: &Model) -> Result<Vec<ParameterGroup>, Failure> {
-    given.iter().map(|what| group(what, model)).collect()
+    let groups = given.iter().map(|what| group(what, model)).collect::<Result<Vec<_>, _>>()?;
+    let is_frozen = |name: &str| groups.iter().any(|(_, has)| has(name));
+    if model.graph().parameters().all(|(_, node)| is_frozen(&node.name)) {
+        let message = format!(
+            "--freeze {}: all parameters are frozen, so that there is nothing to train; leave some out",
+            given.join(",")
+        );
+        return Err(Failure::usage("--freeze", message));
+    }
+    Ok(groups.into_iter().map(|(group, _)| group).collect())
 }
 
-fn group(what: &str, model: &Model) -> Result<ParameterGroup, Failure> {
+/// The group of these parameters, and whether one of a name is among them.
+fn group(
+    what: &str,
+    model: &Model,
+) -> Result<(ParameterGroup, impl Fn(&str) -> bool + use<>), Failure> {
     let refuse = |why: String| Failure::usage("--freeze", format!("--freeze {what}: {why}"));
     let graph = model.graph();
     let group = match what {
@@ -33,7 +46,7 @@ fn group(what: &str, model: &Model) -> Result<ParameterGroup, Failure> {
     let has = frozen.matcher().map_err(|error| refuse(error.to_string()))?;
     let names: Vec<&str> = graph.parameters().map(|(_, node)| node.name.as_str()).collect();
     if names.iter().any(|name| has.is_match(name)) {
-        return Ok(frozen);
+        return Ok((frozen, move |name: &str| has.is_match(name)));
     }
     let some = names[..names.len().min(3)].join(", ");
     Err(refuse(format!("no parameter has such a name; names are {some} and so on")))

@@ -7,7 +7,7 @@ use serde::Serialize;
 use shardloom::{Drawing, Generator};
 
 use crate::failure::Failure;
-use crate::number::{decimal, whole};
+use crate::number::{not_negative, whole};
 use crate::terminal::Terminal;
 
 /// Go on with a text as a trained model would
@@ -29,7 +29,7 @@ pub struct Generate {
     tokens: u32,
 
     /// By what logits are divided before drawing; 0 always takes the likeliest token
-    #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = decimal)]
+    #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = not_negative)]
     temperature: f64,
 
     /// Draw only from this many of the likeliest tokens [default: all]

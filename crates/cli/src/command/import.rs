@@ -10,7 +10,7 @@ use shardloom::{Defaults, Model, import_plan};
 
 use super::{ProfileFile, load_cluster, project};
 use crate::failure::Failure;
-use crate::number::whole;
+use crate::number::{size, whole};
 use crate::output_file::OutputFile;
 use crate::terminal::Terminal;
 
@@ -50,7 +50,7 @@ pub struct Import {
     model: Option<String>,
 
     /// Sequence length of a MODEL [default: the model's]
-    #[arg(long, value_name = "TOKENS", value_parser = whole::<usize>, requires = "model")]
+    #[arg(long, value_name = "TOKENS", value_parser = size, requires = "model")]
     seq: Option<usize>,
 
     /// Samples of a step, where the training script says that

@@ -2,6 +2,8 @@
 
 use shardloom::Error;
 use shardloom::plan::PlanError;
+use shardloom::program::ProgramError;
+use shardloom::schedule::ScheduleError;
 
 use crate::failure::Failure;
 
@@ -11,6 +13,9 @@ pub fn in_options(error: Error, option_of: impl Fn(&str, &str) -> Option<Named>)
     let (key, value, rule) = match &error {
         Error::Plan(PlanError::Field { key, value, rule }) => (key.as_str(), value.clone(), rule),
         Error::PlanSize { key, value, rule } => (*key, value.to_string(), rule),
+        Error::Program(ProgramError::Schedule(ScheduleError::Count { key, value, rule })) => {
+            (*key, value.to_string(), rule)
+        }
         _ => return error.into(),
     };
     let key = key.rsplit_once("].").map_or(key, |(_, key)| key);

@@ -57,6 +57,7 @@ pub use vocabulary::Vocabulary;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use indicatif::ProgressBar;
@@ -66,7 +67,8 @@ use shardloom::collectives::{Algorithm, CollectiveError};
 use shardloom::data::{Progress, Reading, Stage};
 use shardloom::exchange::Project;
 use shardloom::plan::{AttentionKind, Number, Recompute};
-use shardloom::profile::Scope;
+use shardloom::profile::{Scope, is_busy};
+use shardloom::program::quantity::percent;
 use shardloom::{
     CheckpointFolder, Data, Launched, LocalProfile, Model, ModelType, Sampling, TextTokenizer,
 };
@@ -221,7 +223,7 @@ fn machines_of(
         return Ok((cluster, file));
     }
     let bar = terminal.share();
-    let mut hear = measuring(&bar, "all machines");
+    let mut hear = measuring(&bar, "all machines", terminal);
     let measured = launched.measure_and_keep(local, Scope::default(), &mut hear);
     bar.finish_and_clear();
     let cluster = measured?;
@@ -233,15 +235,18 @@ fn machines_of(
 fn load_cluster(text: &str, local: &LocalProfile, terminal: Terminal) -> Result<Cluster, Failure> {
     let bar = terminal.share();
     let mut is_said = false;
-    let mut show = measuring(&bar, "this machine");
+    let mut show = measuring(&bar, "this machine", terminal);
     let mut hear = |what: &str, share: f64| {
         if !is_said {
             is_said = true;
             let path = local.path().display();
             bar.suspend(|| {
+                let takes = match is_busy() {
+                    true => "several minutes, as other programs are at work",
+                    false => "half a minute to two",
+                };
                 terminal.note(format_args!(
-                    "measuring this machine, once, for half a minute or more, twice as long where other programs \
-                     disturb it; kept in {path}"
+                    "measuring this machine, once, for {takes}; kept in {path}"
                 ));
             });
         }
@@ -256,11 +261,17 @@ fn load_cluster(text: &str, local: &LocalProfile, terminal: Terminal) -> Result<
     Ok(cluster)
 }
 
-/// Shows on a bar what is being measured.
-fn measuring(bar: &ProgressBar, machines: &str) -> impl FnMut(&str, f64) {
+/// Shows on a bar what is being measured; where there is no bar to be seen, a line a minute says how far it is.
+fn measuring(bar: &ProgressBar, machines: &str, terminal: Terminal) -> impl FnMut(&str, f64) {
+    const NOTED_EVERY: Duration = Duration::from_secs(60);
+    let mut noted = Instant::now();
     move |what, share| {
         bar.set_message(format!("measuring {machines}: {what}"));
         bar.set_position((share * 1000.0) as u64);
+        if bar.is_hidden() && noted.elapsed() >= NOTED_EVERY {
+            noted = Instant::now();
+            terminal.note(format_args!("measuring {machines}: {} done", percent(share)));
+        }
     }
 }
 

@@ -31,7 +31,7 @@ use super::{
     DeviceAnswer, ProfileFile, StackAnswer, StackName, devices_described, number, project,
 };
 use crate::failure::Failure;
-use crate::number::{decimal, whole};
+use crate::number::{decimal, size, whole};
 use crate::output_file::OutputFile;
 use crate::table::table;
 use crate::terminal::Terminal;
@@ -78,7 +78,7 @@ pub struct Plan {
     global_batch: usize,
 
     /// Sequence length [default: the model's]
-    #[arg(long, value_name = "TOKENS", value_parser = whole::<usize>)]
+    #[arg(long, value_name = "TOKENS", value_parser = size)]
     seq: Option<usize>,
 
     /// Plan as this published system does (`shardloom methods` lists them) instead of searching

@@ -13,7 +13,7 @@ use super::order::OrderOptions;
 use super::uplink::Network;
 use super::{StackName, is_plan, require_no_option};
 use crate::failure::Failure;
-use crate::number::whole;
+use crate::number::size;
 use crate::terminal::Terminal;
 
 /// A plan file, or a model and its machines. [`Shape`] says how the model is split; it is apart so that its
@@ -36,7 +36,7 @@ pub struct PlanOrModel {
     pub stack: StackName,
 
     /// Sequence length of a MODEL [default: the model's]
-    #[arg(long, value_name = "TOKENS", value_parser = whole::<usize>)]
+    #[arg(long, value_name = "TOKENS", value_parser = size)]
     seq: Option<usize>,
 }
 

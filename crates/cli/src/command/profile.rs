@@ -121,7 +121,7 @@ impl Profile {
         }
         let local = self.profile.local()?;
         let bar = terminal.share();
-        let mut hear = super::measuring(&bar, "all machines");
+        let mut hear = super::measuring(&bar, "all machines", terminal);
         let start = Instant::now();
         let (cluster, path) = match &output {
             Some(file) => {
@@ -166,7 +166,7 @@ impl Profile {
         self.require_cores()?;
         let options = Options { ranks: self.ranks, memory_bytes: None, scope: self.scope() };
         let bar = terminal.share();
-        let mut hear = super::measuring(&bar, "this machine");
+        let mut hear = super::measuring(&bar, "this machine", terminal);
         let start = Instant::now();
         let (profile, path) = match &output {
             Some(file) => {

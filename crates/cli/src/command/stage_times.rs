@@ -82,14 +82,15 @@ impl StageTimes {
 
     /// A bound on the makespan of so many steps of any order of `kind`, known before one is made. A micro-batch
     /// goes through all stages and back, all of a pipeline's go one after another through its last, and a device
-    /// does one thing at a time.
+    /// does one thing at a time, once the first has come to it.
     pub fn least_makespan(&self, map: &StageMap, kind: ScheduleKind, steps: u32) -> f64 {
         let mut busy = vec![0.0; map.devices()];
+        let mut reached = vec![f64::INFINITY; map.devices()];
         let mut least = 0.0f64;
         for (chain, pipeline) in map.chains().iter().zip(0..) {
             let first = Instance { pipeline, stage: 0 };
             let microbatches = map.microbatches_of(first).len() as f64 * f64::from(steps);
-            let mut way = 0.0;
+            let (mut way, mut there) = (0.0, 0.0);
             for (stage, &device) in chain.0.iter().enumerate() {
                 let [forward, input, weight] = self.stages[stage];
                 // Only input gradients are waited for where they come without weight gradients.
@@ -97,12 +98,16 @@ impl StageTimes {
                 let is_last = stage + 1 == chain.stages();
                 way += if is_last { microbatches } else { 1.0 } * (forward + back);
                 let crosses = chain.0.get(stage + 1).is_some_and(|&next| next != device);
-                way += if crosses { 2.0 * self.device.message } else { 0.0 };
+                let message = if crosses { self.device.message } else { 0.0 };
+                way += 2.0 * message;
+                reached[device] = reached[device].min(there);
+                there += forward + message;
                 busy[device] += microbatches * (forward + input + weight);
             }
             least = least.max(way);
         }
-        busy.into_iter().fold(least, f64::max)
+        let of_device = busy.into_iter().zip(reached).map(|(busy, reached)| reached + busy);
+        of_device.fold(least, f64::max)
     }
 
     /// How long the shortest action of any order of `kind` is at most.
@@ -187,6 +192,8 @@ mod tests {
         for (kind, microbatches, least) in [
             (ScheduleKind::OneForwardOneBackward, 1000, 999 * 3 + 1000 * 3),
             (ScheduleKind::VHalf, 30, 1999 * 2 + 30 * 2),
+            // All of the last device, once a micro-batch has come to it.
+            (ScheduleKind::VMin, 1000, 999 + 1000 * 6),
         ] {
             let arrangement = kind.arrangement().unwrap_or(Arrangement::Chain);
             let chunks = arrangement.least_chunks();

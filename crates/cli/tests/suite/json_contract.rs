@@ -266,7 +266,14 @@ fn reports_and_traces_are_written_once() {
 #[test]
 fn what_cannot_be_written_is_a_failed_run_and_not_refused_input() {
     let place = Place::new();
-    for arguments in ["methods --json", "schedule 1f1b --stages 2 --microbatches 2 --json"] {
+    let commands = [
+        "methods --json",
+        "schedule 1f1b --stages 2 --microbatches 2 --json",
+        "--help --json",
+        "plan --help --json",
+        "--version --json",
+    ];
+    for arguments in commands {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("a device");
         let output = place.command(arguments).stdout(full).output().expect("the program starts");
         let stderr = String::from_utf8(output.stderr).expect("UTF-8");

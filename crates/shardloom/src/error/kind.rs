@@ -27,13 +27,18 @@ impl Error {
             Error::Sim(_) => "simulation",
             Error::Search(_) => "search",
             Error::Method(_) => "method",
-            Error::NoProfilePlace | Error::Profile { .. } | Error::OtherMachine { .. } => "profile",
-            Error::Io { .. } | Error::Exists { .. } => "file",
-            Error::NoWeights { .. } | Error::FrozenAnew { .. } | Error::WeightIndex { .. } => {
-                "weights"
-            }
+            Error::NoProfilePlace
+            | Error::Profile { .. }
+            | Error::ProfileOfCluster { .. }
+            | Error::OtherMachine { .. } => "profile",
+            Error::Io { .. } | Error::Exists { .. } | Error::NotFolder { .. } => "file",
+            Error::NoWeights { .. }
+            | Error::FrozenAnew { .. }
+            | Error::WeightIndex { .. }
+            | Error::NonFiniteWeights { .. } => "weights",
             Error::ModelInput { .. }
             | Error::Documents { .. }
+            | Error::TokenizerChanged { .. }
             | Error::Vocabulary { .. }
             | Error::Features { .. }
             | Error::Category { .. }

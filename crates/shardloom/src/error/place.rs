@@ -56,6 +56,10 @@ impl Error {
             }
             Error::ModelInput { input, .. } => Some(input.clone()),
             Error::Documents { tokenizer } => tokenizer.clone(),
+            Error::TokenizerChanged { path }
+            | Error::ProfileOfCluster { path }
+            | Error::NonFiniteWeights { path, .. }
+            | Error::NotFolder { path } => Some(path.display().to_string()),
             Error::FrozenAnew { parameter } => Some(parameter.clone()),
             Error::NoSampling { model, .. }
             | Error::NoClasses { model, .. }

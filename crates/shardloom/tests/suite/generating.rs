@@ -4,13 +4,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use shardloom::checkpoint::{Checkpoint, Piece, Writer};
+use shardloom::checkpoint::{Checkpoint, Piece, Stored, Writer};
 use shardloom::plan::Uniform;
 use shardloom::train::learning_rate::{Curve, LearningRate};
 use shardloom::train::{OnNonFinite, RunClock, Settings};
 use shardloom::{
-    Data, Drawing, Error, Generator, Model, Sampling, Session, TextTokenizer, classify,
-    export_weights,
+    Data, Drawing, Error, FolderForm, Generator, Model, Sampling, Session, TextTokenizer, classify,
+    export_huggingface, export_weights,
 };
 
 const DRAWING: Drawing = Drawing { temperature: 0.0, top_k: None, seed: 1 };
@@ -121,4 +121,25 @@ fn a_checkpoint_of_another_model_than_it_says_is_refused_before_anything_is_allo
         classify(&forged, &folder.path().join("rows.csv")).expect_err("refused");
         export_weights(&forged, &folder.path().join("weights")).expect_err("refused");
     }
+}
+
+/// Tokens would be other words than the model was trained on.
+#[test]
+fn a_tokenizer_whose_file_has_changed_since_is_not_taken() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let checkpoints = trained(folder.path());
+    let export = |name: &str| {
+        let (stored, file_bytes) = (Stored::F32, u64::MAX);
+        let form = FolderForm { model_type: None, stored, file_bytes, force: false };
+        export_huggingface(&checkpoints, &folder.path().join(name), form).expect("exported")
+    };
+    assert_eq!(export("before").no_tokenizer, None);
+    let changed = words(folder.path(), "trained.json", &["three", "two", "one"]);
+    let refused = Generator::open(&checkpoints, None, DRAWING).err().expect("other words");
+    assert!(matches!(refused, Error::TokenizerChanged { .. }), "{refused}");
+    assert!(Generator::open(&checkpoints, Some(&changed), DRAWING).is_ok());
+    let after = export("after");
+    let reason = after.no_tokenizer.expect("it is not the model's");
+    assert!(reason.contains("has changed since the model was trained with it"), "{reason}");
+    assert!(!folder.path().join("after/tokenizer.json").exists());
 }

@@ -91,7 +91,6 @@ impl Dealing {
     }
 
     fn cost(&self, cut: &[usize]) -> Cost {
-        let square = |sum: u64| u128::from(sum) * u128::from(sum);
         let sums = self.devices.iter().map(|stages| self.device(cut, stages));
         let stages = (0..cut.len() - 1).map(|stage| self.stage(cut, stage));
         let largest = sums.clone().max().unwrap_or(0);
@@ -100,39 +99,165 @@ impl Dealing {
 
     /// Moves blocks from stage to stage as long as that makes the cut better.
     fn improved(&self, mut cut: Vec<usize>) -> Vec<usize> {
-        while let Some(better) = self.better(&cut) {
-            cut = better;
+        let holder = self.holder();
+        while let Some((from, to)) = self.better(&cut, &holder) {
+            move_block(&mut cut, from, to);
         }
         cut
     }
 
-    /// The best cut with one block of the fullest device moved that has one whose move is for the better.
-    fn better(&self, cut: &[usize]) -> Option<Vec<usize>> {
-        let cost = self.cost(cut);
+    /// Which device holds each stage. Where several do, all hold the same stages, in pipelines that run the other way.
+    fn holder(&self) -> Vec<Vec<usize>> {
+        let mut holder: Vec<Vec<usize>> = vec![];
+        for (device, stages) in self.devices.iter().enumerate() {
+            for &stage in stages {
+                if holder.len() <= stage {
+                    holder.resize(stage + 1, vec![]);
+                }
+                holder[stage].push(device);
+            }
+        }
+        holder
+    }
+
+    /// The best move of one block, by where it comes from and goes to, of the fullest device that has one for the
+    /// better.
+    fn better(&self, cut: &[usize], holder: &[Vec<usize>]) -> Option<(usize, usize)> {
+        let moves = Moves::of(self, cut, holder);
         let mut giving: Vec<&Vec<usize>> = self.devices.iter().collect();
         giving.sort_by_key(|stages| Reverse(self.device(cut, stages)));
         giving.into_iter().find_map(|stages| {
-            let moves = stages
-                .iter()
-                .flat_map(|&from| (0..cut.len() - 1).filter_map(move |to| moved(cut, from, to)));
-            let better = moves.map(|cut| (self.cost(&cut), cut)).filter(|(new, _)| *new < cost);
-            better.min_by_key(|(new, _)| *new).map(|(_, cut)| cut)
+            let best = stages.iter().enumerate().filter_map(|(order, &from)| {
+                let (cost, to) = moves.best_from(from)?;
+                Some((cost, order, from, to))
+            });
+            best.min().map(|(.., from, to)| (from, to))
         })
     }
 }
 
-/// `cut` with one block fewer in stage `from` and one more in `to`; the stages between move along. None if
-/// `from` has no block to give.
-fn moved(cut: &[usize], from: usize, to: usize) -> Option<Vec<usize>> {
-    if from == to || cut[from + 1] - cut[from] < 2 {
-        return None;
+/// What cuts cost in which one block has moved from one stage to another. From one such cut to the next, whose block
+/// goes a stage further, only two stages change, so that each is judged without going through all stages.
+struct Moves<'a> {
+    dealing: &'a Dealing,
+    cut: &'a [usize],
+    holder: &'a [Vec<usize>],
+    cost: Cost,
+    sums: Vec<u64>,
+    stages: Vec<u64>,
+}
+
+impl<'a> Moves<'a> {
+    fn of(dealing: &'a Dealing, cut: &'a [usize], holder: &'a [Vec<usize>]) -> Moves<'a> {
+        let sums = dealing.devices.iter().map(|stages| dealing.device(cut, stages)).collect();
+        let stages = (0..cut.len() - 1).map(|stage| dealing.stage(cut, stage)).collect();
+        Moves { dealing, cut, holder, cost: dealing.cost(cut), sums, stages }
     }
-    let mut moved = cut.to_vec();
+
+    /// The best of all moves out of `from` that are for the better, and where its block goes: to the first of several
+    /// as good.
+    fn best_from(&self, from: usize) -> Option<(Cost, usize)> {
+        if self.cut[from + 1] - self.cut[from] < 2 {
+            return None;
+        }
+        let last = self.cut.len() - 2;
+        let up = self.best_of(from, (from + 1..=last).map(|to| (to - 1, to, self.cut[to] - 1)));
+        let down = self.best_of(from, (0..from).rev().map(|to| (to + 1, to, self.cut[to + 1])));
+        up.into_iter().chain(down).min()
+    }
+
+    /// The best of moves of which each goes a stage further than the one before: from which stage a block goes last, to
+    /// which, and the block.
+    fn best_of(
+        &self,
+        from: usize,
+        steps: impl Iterator<Item = (usize, usize, usize)>,
+    ) -> Option<(Cost, usize)> {
+        let (limit, squares, squares_of_stages) = self.cost;
+        let mut state = State {
+            sums: self.sums.clone(),
+            at_limit: self.sums.iter().filter(|&&sum| sum == limit).count(),
+            over_limit: 0,
+            limit,
+            squares,
+            squares_of_stages,
+        };
+        let mut giver_has = self.stages[from];
+        let mut best: Option<(Cost, usize)> = None;
+        for (giver, taker, block) in steps {
+            let weight = self.dealing.before[block + 1] - self.dealing.before[block];
+            // What the giver has by now: what it had, and the block that came with the step before.
+            let (gives, takes) = (giver_has, self.stages[taker]);
+            state.change_stage(gives, gives - weight);
+            state.change_stage(takes, takes + weight);
+            for &device in &self.holder[giver] {
+                let sum = state.sums[device];
+                state.change_device(device, sum - weight);
+            }
+            for &device in &self.holder[taker] {
+                let sum = state.sums[device];
+                state.change_device(device, sum + weight);
+            }
+            giver_has = takes + weight;
+            let Some(cost) = state.cost_within_limit().filter(|cost| *cost < self.cost) else {
+                continue;
+            };
+            if best.is_none_or(|known| (cost, taker) < known) {
+                best = Some((cost, taker));
+            }
+        }
+        best
+    }
+}
+
+/// Sums of devices and what a cut with them costs.
+struct State {
+    sums: Vec<u64>,
+    /// How many devices have just the sum `limit`, and more.
+    at_limit: usize,
+    over_limit: usize,
+    limit: u64,
+    squares: u128,
+    squares_of_stages: u128,
+}
+
+impl State {
+    fn change_device(&mut self, device: usize, sum: u64) {
+        let before = std::mem::replace(&mut self.sums[device], sum);
+        self.at_limit += usize::from(sum == self.limit);
+        self.at_limit -= usize::from(before == self.limit);
+        self.over_limit += usize::from(sum > self.limit);
+        self.over_limit -= usize::from(before > self.limit);
+        self.squares += square(sum);
+        self.squares -= square(before);
+    }
+
+    fn change_stage(&mut self, before: u64, sum: u64) {
+        self.squares_of_stages += square(sum);
+        self.squares_of_stages -= square(before);
+    }
+
+    /// What it costs, if no device has more than `limit`.
+    fn cost_within_limit(&self) -> Option<Cost> {
+        let largest = match (self.over_limit, self.at_limit) {
+            (0, 0) => self.sums.iter().copied().max().unwrap_or(0),
+            (0, _) => self.limit,
+            _ => return None,
+        };
+        Some((largest, self.squares, self.squares_of_stages))
+    }
+}
+
+fn square(sum: u64) -> u128 {
+    u128::from(sum) * u128::from(sum)
+}
+
+/// Takes a block out of stage `from` and gives stage `to` one; the stages between move along.
+fn move_block(cut: &mut [usize], from: usize, to: usize) {
     match from < to {
-        true => moved[from + 1..=to].iter_mut().for_each(|first| *first -= 1),
-        false => moved[to + 1..=from].iter_mut().for_each(|first| *first += 1),
+        true => cut[from + 1..=to].iter_mut().for_each(|first| *first -= 1),
+        false => cut[to + 1..=from].iter_mut().for_each(|first| *first += 1),
     }
-    Some(moved)
 }
 
 /// Runs from the end, each as long as its sum stays below `bound` and every stage before keeps a block.
@@ -249,6 +374,54 @@ mod tests {
             };
             prop_assert!(largest(&cut) <= largest(&even_cuts(weights.len(), stages)));
             prop_assert!(largest(&cut) <= largest(&balanced_cut(&before, stages)));
+        }
+    }
+    /// The best move by what every cut with a block moved costs, of the fullest device that has one for the better.
+    fn better_by_trying_all(dealing: &Dealing, cut: &[usize]) -> Option<(usize, usize)> {
+        let stages = cut.len() - 1;
+        let mut giving: Vec<&Vec<usize>> = dealing.devices.iter().collect();
+        giving.sort_by_key(|stages| Reverse(dealing.device(cut, stages)));
+        giving.into_iter().find_map(|from| {
+            let moves = from.iter().flat_map(|&from| (0..stages).map(move |to| (from, to)));
+            let moves = moves.filter(|&(from, to)| from != to && cut[from + 1] - cut[from] > 1);
+            let costs = moves.map(|(from, to)| {
+                let mut moved = cut.to_vec();
+                move_block(&mut moved, from, to);
+                (dealing.cost(&moved), (from, to))
+            });
+            let better = costs.filter(|(cost, _)| *cost < dealing.cost(cut));
+            better.min_by_key(|(cost, _)| *cost).map(|(_, way)| way)
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_move_is_the_best_of_all(
+            weights in prop::collection::vec(1u32..4, 24..48),
+            kind in 0usize..4,
+            ends in prop::collection::btree_set(1usize..24, 7),
+        ) {
+            let places = match kind {
+                0 => places(ScheduleKind::Interleaved, 4, 2),
+                1 => places(ScheduleKind::ZeroBubbleV, 4, 2),
+                2 => places(ScheduleKind::Chimera, 8, 2),
+                // Two pipelines that share devices in turn.
+                _ => vec![vec![0, 2, 3, 4, 4, 5, 6, 7], vec![1, 2, 3, 4, 4, 5, 6, 7]],
+            };
+            let mut held: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+            for (stage, &device) in places.iter().flat_map(|it| it.iter().enumerate()) {
+                held.entry(device).or_default().push(stage);
+            }
+            let before = sums(&weights);
+            let dealing = Dealing::new(&before, held.into_values().collect());
+            let mut cut: Vec<usize> = [0].into_iter().chain(ends).chain([weights.len()]).collect();
+            let holder = dealing.holder();
+            loop {
+                let better = dealing.better(&cut, &holder);
+                prop_assert_eq!(better, better_by_trying_all(&dealing, &cut));
+                let Some((from, to)) = better else { break };
+                move_block(&mut cut, from, to);
+            }
         }
     }
 }

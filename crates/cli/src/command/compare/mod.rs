@@ -19,7 +19,7 @@ use super::plan_line::plan_line;
 use super::uplink::Network;
 use super::{ProfileFile, StackName};
 use crate::failure::Failure;
-use crate::number::whole;
+use crate::number::size;
 use crate::terminal::Terminal;
 use answer::Answer;
 use contender::{Choosers, Contenders, Planned, choosers, every_order};
@@ -81,7 +81,7 @@ pub struct Compare {
     methods: Option<Choosers>,
 
     /// Sequence length [default: the model's]
-    #[arg(long, value_name = "TOKENS", value_parser = whole::<usize>)]
+    #[arg(long, value_name = "TOKENS", value_parser = size)]
     seq: Option<usize>,
 
     #[command(flatten)]

@@ -167,6 +167,7 @@ impl Dimensions {
             "sync.compression" => Named::of("--compression", value),
             "attention" => Named::of("--attention", value),
             "mask_documents" => Named::of("--mask-documents", value),
+            key if key.starts_with("parameters[") => Named::of("--freeze", self.freeze.join(",")),
             _ => {
                 let setting = key.strip_prefix("optimizer.")?;
                 Named::of("--optimizer", format!("{setting} = {value}"))

@@ -26,7 +26,7 @@ use super::cost::Cost;
 use super::{DataOptions, ProfileFile, in_processes, is_plan, require_kept, require_no_option};
 use crate::failure::Failure;
 use crate::interrupt;
-use crate::number::{decimal, whole};
+use crate::number::{share_below_one, size, whole};
 use crate::output_file::OutputFile;
 use crate::terminal::Terminal;
 use rate::Rate;
@@ -76,7 +76,7 @@ pub struct Train {
     text_field: String,
 
     /// Sequence length [default: the model's]
-    #[arg(long, value_name = "TOKENS", value_parser = whole::<usize>)]
+    #[arg(long, value_name = "TOKENS", value_parser = size)]
     seq: Option<usize>,
 
     /// Where several processes cannot share the plan's ranks out, find another plan for them, with the same batch,
@@ -105,7 +105,7 @@ pub struct Train {
 
     /// Share of the data, from its end, that is kept for validation [default: 0.05 if another option
     /// asks for validation, else 0]
-    #[arg(long, value_name = "SHARE", value_parser = decimal)]
+    #[arg(long, value_name = "SHARE", value_parser = share_below_one)]
     validation_fraction: Option<f64>,
 
     /// Validate after every so many steps [default: after the last]
@@ -370,6 +370,7 @@ impl Train {
         let job = Job {
             model,
             data: self.data.clone(),
+            tokenizer: data.tokenizer().map(str::to_owned),
             plan,
             steps: self.steps.get(),
             weights,

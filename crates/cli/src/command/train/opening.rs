@@ -36,7 +36,7 @@ impl Samples {
 pub fn say(
     job: &Job,
     session: &Session,
-    (samples, is_timed): (Samples, bool),
+    (origin, samples, is_timed): (&str, Samples, bool),
     terminal: Terminal,
 ) -> Result<(), Failure> {
     if terminal.json() {
@@ -46,6 +46,7 @@ pub fn say(
     let spec = job.model.spec();
     let parameters = whole(job.model.graph().parameter_count());
     terminal.line(format_args!("Model: {}, {parameters} parameters", spec.name()))?;
+    terminal.line(format_args!("Weights: {origin}"))?;
     terminal.line(format_args!("Data: {}", data(job, samples)))?;
     terminal.line(format_args!("Steps: {}", steps(job, samples, first)))?;
     terminal.line(format_args!("Plan: {}", plan_line(&job.plan)))?;
@@ -69,7 +70,12 @@ fn data(job: &Job, samples: Samples) -> String {
         0 => String::new(),
         _ => format!(", {} to validate on", whole(validation)),
     };
-    format!("{name}{others}, {} samples{each} to train on{kept}", whole(training))
+    let tokens = match job.tokenizer.as_deref() {
+        None => String::new(),
+        Some("bytes") => ", by bytes".into(),
+        Some(file) => format!(", by {file}"),
+    };
+    format!("{name}{others}, {} samples{each} to train on{kept}{tokens}", whole(training))
 }
 
 fn steps(job: &Job, samples: Samples, first: u64) -> String {

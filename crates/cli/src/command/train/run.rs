@@ -28,6 +28,8 @@ pub struct Job {
     pub model: Model,
     /// Where its data are.
     pub data: Vec<PathBuf>,
+    /// `bytes` or the file of the tokenizer that text becomes tokens by; none for rows of a table.
+    pub tokenizer: Option<String>,
     /// How it is trained.
     pub plan: Plan,
     /// Steps that it has been trained for in the end.
@@ -155,8 +157,8 @@ impl Job {
         if let Some(delay_bound) = self.delay_bound.take() {
             session.trainer().follow_distances(delay_bound);
         }
-        self.begin(&mut session, terminal)?;
-        history.print(|| opening::say(&self, &session, (samples, is_timed), terminal));
+        let origin = self.begin(&mut session, terminal)?;
+        history.print(|| opening::say(&self, &session, (&origin, samples, is_timed), terminal));
         interrupt::listen()?;
         let first = session.next_step();
         let bar = terminal.progress(self.steps);
@@ -177,8 +179,8 @@ impl Job {
         }
     }
 
-    /// Weights and checkpoints, before the first step.
-    fn begin(&self, session: &mut Session, terminal: Terminal) -> Result<(), Failure> {
+    /// Weights and checkpoints, before the first step; says where weights are from.
+    fn begin(&self, session: &mut Session, terminal: Terminal) -> Result<String, Failure> {
         if let Some(Checkpoints { folder, resume: true, .. }) = &self.checkpoints {
             if let Some(resumed) = session.resume(folder.path())? {
                 if let Some(weights) = &self.weights {
@@ -188,7 +190,8 @@ impl Job {
                     ));
                 }
                 self.resumed(&resumed, terminal)?;
-                return self.note_frozen(true, terminal);
+                self.note_frozen(true, terminal)?;
+                return Ok(format!("those of {}", resumed.path.display()));
             }
             terminal.note(format_args!(
                 "no checkpoint in {} yet; starting with step 0",
@@ -204,31 +207,35 @@ impl Job {
                 other => other.into(),
             })?;
         }
-        self.load(session, terminal)?;
+        let origin = self.load(session, terminal)?;
         // Only now that nothing is wrong with the weights.
         if let Some(Checkpoints { folder, resume: false, force: true, .. }) = &self.checkpoints {
             folder.clear(true)?;
         }
-        self.note_frozen(self.weights.is_some(), terminal)
+        self.note_frozen(self.weights.is_some(), terminal)?;
+        Ok(origin)
     }
 
-    /// The weights that are given, if there are any.
-    fn load(&self, session: &mut Session, terminal: Terminal) -> Result<(), Failure> {
-        let Some(weights) = &self.weights else { return Ok(()) };
+    /// The weights that are given, if there are any; says where weights are from.
+    fn load(&self, session: &mut Session, terminal: Terminal) -> Result<String, Failure> {
+        let Some(weights) = &self.weights else {
+            return Ok(format!("drawn with seed {}", session.seed()));
+        };
         let place = weights.display();
         match self.new_head {
             false => {
                 session.load_weights(weights)?;
                 terminal.note(format_args!("starting from the weights in {place}"));
+                Ok(format!("those in {place}"))
             }
             true => {
                 let anew = session.load_weights_without_head(weights)?.join(", ");
                 terminal.note(format_args!(
                     "starting from the weights in {place}, but for what starts anew: {anew}"
                 ));
+                Ok(format!("those in {place}, but for what starts anew"))
             }
         }
-        Ok(())
     }
 
     /// Says how much is frozen, and whether that `is_loaded` and not as it was drawn.
