@@ -13,6 +13,7 @@ use shardloom_sim::matmul_precision;
 
 use crate::baseline::Baseline;
 use crate::search::{MOST_BLOCKS, Search, is_deep};
+use crate::space::{MOST_STAGES, Space};
 use crate::subset::Subset;
 use crate::{Judgement, Request, SearchError, closest, judge, nearby, with_fastest_reductions};
 
@@ -312,6 +313,9 @@ fn not_searched(request: &Request, search: &Search<'_>, several_nodes: bool) -> 
     found.push(format!("{}, which change what is learnt", names(&mut unflushed)));
     found.push(format!("{} and orders in tables", ScheduleKind::ChimeraDoubling.name()));
     found.push("stages that differ in width, layout or recomputation".into());
+    if search.spaces.iter().any(Space::leaves_out_stages) {
+        found.push(format!("more than {MOST_STAGES} stages with several on a device"));
+    }
     if several_nodes && search.spaces.len() == 1 {
         found.push("tensor parallelism across nodes".into());
     }

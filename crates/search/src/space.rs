@@ -275,9 +275,15 @@ impl Space {
         };
         let exists = |&chunks: &u32| match arrangement {
             Arrangement::Bidirectional => pp.is_multiple_of(chunks),
-            _ => pp * chunks <= self.blocks,
+            _ => pp * chunks <= self.blocks && (chunks == 1 || pp * chunks <= MOST_STAGES),
         };
         tried.into_iter().filter(exists).collect()
+    }
+
+    /// Whether it has no plans of more than [`MOST_STAGES`] stages though there are blocks for them.
+    pub(crate) fn leaves_out_stages(&self) -> bool {
+        let may_have_more = |shape: &Shape| shape.pp > 1 && shape.pp * MOST_CHUNKS > MOST_STAGES;
+        self.blocks > MOST_STAGES && self.shapes.iter().any(may_have_more)
     }
 
     /// Whether so many stages can have as many blocks each, the first and the last block counted or not:
@@ -290,6 +296,9 @@ impl Space {
 
 /// The most stages on a mesh that are tried.
 const MOST_CHUNKS: u32 = 16;
+
+/// The most stages of a pipeline that are tried where meshes have several.
+pub(crate) const MOST_STAGES: u32 = 1024;
 
 /// The widths of context parallelism that are tried where there is `room` for so many ranks with the same
 /// parameters.

@@ -34,6 +34,11 @@ const LANGUAGE_FAMILIES: [&str; 4] = ["gpt", "llama", "u-transformer", "lstm"];
 const ONE_LINE: [&str; 7] = ["gpt", "llama", "mlp", "u-transformer", "lstm", "dlrm", "custom"];
 
 impl Model {
+    /// The names of published models.
+    pub fn preset_names() -> impl Iterator<Item = &'static str> {
+        ModelSpec::presets()
+    }
+
     /// The model that `text` names: the path of a Hugging Face `config.json`, or of a folder with one,
     /// whose [weights](Model::weights) belong to it if it has any; the path of a model TOML, a preset
     /// (`llama-3-8b`), a family with parameters (`gpt:layers=2,hidden=64,heads=4,seq=32,vocab=256`), or what

@@ -1,9 +1,16 @@
 //! `shardloom completions`: what a shell completes.
 
-use clap::{Args, Command};
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, Args, Command};
 use clap_complete::Shell;
 use serde::Serialize;
+use shardloom::Model;
+use shardloom::cluster::{Profile, Stack};
+use shardloom::exchange::Project;
+use shardloom::methods;
+use shardloom::plan::ScheduleKind;
 
+use super::schedule_kind;
 use crate::failure::Failure;
 use crate::terminal::Terminal;
 
@@ -27,6 +34,7 @@ struct Answer<'a> {
 impl Completions {
     /// Prints the script for `program`.
     pub fn run(&self, mut program: Command, terminal: Terminal) -> Result<(), Failure> {
+        program = program.mut_subcommands(|command| command.mut_args(with_names));
         let mut script = vec![];
         clap_complete::generate(self.shell, &mut program, "shardloom", &mut script);
         let script = String::from_utf8_lossy(&script);
@@ -35,4 +43,23 @@ impl Completions {
             false => terminal.line(script.trim_end()),
         }
     }
+}
+
+/// An argument with the names that it may have, where there is a list of them; files and what is put together from
+/// names are typed.
+fn with_names(argument: Arg) -> Arg {
+    let is_known = !argument.get_possible_values().is_empty();
+    let what = argument.get_value_names().and_then(<[_]>::first).map(|name| name.to_string());
+    let names: Vec<&str> = match what.as_deref() {
+        _ if is_known => return argument,
+        Some("KIND") => schedule_kind::names().map(|named| named.name).collect(),
+        Some("SCHEDULE") => ScheduleKind::SEARCHED.iter().map(|kind| kind.name()).collect(),
+        Some("METHOD") => methods::all().iter().map(|method| method.name).collect(),
+        Some("PROJECT") => Project::ALL.iter().map(|project| project.name()).collect(),
+        Some("STACK") => Stack::preset_names().collect(),
+        Some("CLUSTER") => ["local"].into_iter().chain(Profile::preset_names()).collect(),
+        Some("MODEL" | "PLAN|MODEL") => Model::preset_names().collect(),
+        _ => return argument,
+    };
+    argument.value_parser(PossibleValuesParser::new(names)).hide_possible_values(true)
 }

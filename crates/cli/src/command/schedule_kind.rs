@@ -95,7 +95,7 @@ pub fn listing() -> String {
 }
 
 /// Every name: the kinds' own first.
-fn names() -> impl Iterator<Item = Named> {
+pub fn names() -> impl Iterator<Item = Named> {
     ScheduleKind::ALL.into_iter().map(Named::own).chain(ALIASES)
 }
 

@@ -245,7 +245,9 @@ fn shells_and_man_know_every_command() {
     assert!(commands.len() > 15, "{commands:?}");
     for shell in ["bash", "zsh", "fish"] {
         let script = place.run(&format!("completions {shell}")).succeeds();
-        for word in commands.iter().chain(&["microbatches", "huggingface"]) {
+        let names =
+            ["zb-2p", "pipedream-2bw", "torchtitan", "megatron-2021", "a100-40g", "llama-3-70b"];
+        for word in commands.iter().chain(&["microbatches", "huggingface"]).chain(&names) {
             script
                 .check(script.stdout.contains(word), &format!("{shell} does not complete {word}"));
         }

@@ -39,7 +39,8 @@ pub fn balanced_cut(before: &[f64], stages: usize) -> Vec<usize> {
 /// With a stage for each device that is [`balanced_cut`]. Where devices hold several, one pipeline's or
 /// several's, their sum is what they work on. The cut is then the better of two that no block taken from
 /// one stage and given to another makes better: by the largest sum of a device, and if that stays by how
-/// much sums of devices, and then of stages, differ.
+/// much sums of devices, and then of stages, differ. Of thousands of stages it is the best of those that the most
+/// moves that are judged come to.
 pub fn balanced_stages(before: &[f64], places: &[Vec<usize>]) -> Vec<usize> {
     let stages = places[0].len();
     let mut held: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
@@ -67,6 +68,10 @@ struct Dealing {
     /// The stages of each device.
     devices: Vec<Vec<usize>>,
 }
+
+/// How many moves of a block are judged for a cut: all there are of some hundreds of stages, and some thousandths of a second's
+/// work.
+const MOST_MOVES: usize = 1 << 19;
 
 /// What a cut is judged by: the largest sum of a device, and the squares of the sums of devices and of
 /// stages.
@@ -97,10 +102,10 @@ impl Dealing {
         (largest, sums.map(square).sum(), stages.map(square).sum())
     }
 
-    /// Moves blocks from stage to stage as long as that makes the cut better.
+    /// Moves blocks from stage to stage as long as that makes the cut better, and no more than [`MOST_MOVES`] are judged.
     fn improved(&self, mut cut: Vec<usize>) -> Vec<usize> {
-        let holder = self.holder();
-        while let Some((from, to)) = self.better(&cut, &holder) {
+        let (holder, mut moves_left) = (self.holder(), MOST_MOVES);
+        while let Some((from, to)) = self.better(&cut, &holder, &mut moves_left) {
             move_block(&mut cut, from, to);
         }
         cut
@@ -121,12 +126,18 @@ impl Dealing {
     }
 
     /// The best move of one block, by where it comes from and goes to, of the fullest device that has one for the
-    /// better.
-    fn better(&self, cut: &[usize], holder: &[Vec<usize>]) -> Option<(usize, usize)> {
+    /// better. None of one for whose moves `moves_left` is too little.
+    fn better(
+        &self,
+        cut: &[usize],
+        holder: &[Vec<usize>],
+        moves_left: &mut usize,
+    ) -> Option<(usize, usize)> {
         let moves = Moves::of(self, cut, holder);
         let mut giving: Vec<&Vec<usize>> = self.devices.iter().collect();
         giving.sort_by_key(|stages| Reverse(self.device(cut, stages)));
         giving.into_iter().find_map(|stages| {
+            *moves_left = moves_left.checked_sub(stages.len() * (cut.len() - 1))?;
             let best = stages.iter().enumerate().filter_map(|(order, &from)| {
                 let (cost, to) = moves.best_from(from)?;
                 Some((cost, order, from, to))
@@ -417,7 +428,7 @@ mod tests {
             let mut cut: Vec<usize> = [0].into_iter().chain(ends).chain([weights.len()]).collect();
             let holder = dealing.holder();
             loop {
-                let better = dealing.better(&cut, &holder);
+                let better = dealing.better(&cut, &holder, &mut usize::MAX.clone());
                 prop_assert_eq!(better, better_by_trying_all(&dealing, &cut));
                 let Some((from, to)) = better else { break };
                 move_block(&mut cut, from, to);
