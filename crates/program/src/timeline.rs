@@ -139,6 +139,9 @@ pub struct Track {
     pub multiplicity: u64,
     /// Where the rank stands: `stage 0, dp 1, tp 0`.
     pub place: String,
+    /// The number of its class in the program: ranks of one class run the same instructions.
+    #[serde(default)]
+    pub class: u32,
     /// What it did, in order of start on each lane.
     pub intervals: Vec<Interval>,
     /// Messages to and from other stages, in order of their end on each lane. Each is among `intervals`, too, as far as

@@ -12,7 +12,7 @@ const SERIES_COLOURS = [
   "#64748b",
 ];
 const MOST_RANKS = SERIES_COLOURS.length;
-// How many times the highest peak memory has to be for its line to be out of scale.
+// A memory of so many times the highest peak would leave the lines no height: it is told of instead of drawn.
 const FAR = 4;
 
 function axis(options) {
@@ -123,12 +123,11 @@ function drawMemory(root, help, data, view) {
     }
   }
   const times = new Set([0, view.span]);
-  for (const { track, timeline } of lines) {
+  for (const { track } of lines) {
     for (const time of track.memory_at) times.add(time);
-    times.add(timeline.span);
   }
   const moments = [...times].sort((a, b) => a - b);
-  const columns = [moments, ...lines.map(({ track, timeline }) => heldAt(moments, track, timeline.span))];
+  const columns = [moments, ...lines.map(({ track }) => heldAt(moments, track))];
   const several = data.timelines.length > 1;
   const series = [
     { label: "time", value: (plot, value) => (value === null ? "–" : formatTime(value, view.span)) },
@@ -144,13 +143,14 @@ function drawMemory(root, help, data, view) {
       value: (plot, value) => (value === null ? "–" : formatBytes(value)),
     });
   }
-  // Far above everything that is held, its line at the top leaves room for what happens below.
   const most = Math.max(1, ...ranks.values());
   const isFar = (bytes) => bytes > FAR * most;
-  for (const bytes of data.device_memory) {
-    columns.push(moments.map(() => (isFar(bytes) ? 1.2 * most : bytes)));
+  const far = data.device_memory.filter(isFar);
+  const near = data.device_memory.filter((bytes) => !isFar(bytes));
+  for (const bytes of near) {
+    columns.push(moments.map(() => bytes));
     series.push({
-      label: isFar(bytes) ? "memory of the device, far above" : "memory of the device",
+      label: "memory of the device",
       stroke: () => themeColour("--warning"),
       width: 2,
       dash: [2, 3],
@@ -164,7 +164,8 @@ function drawMemory(root, help, data, view) {
       series,
       scales: {
         x: { time: false, min: 0, max: view.span },
-        y: { range: (plot, low, high) => [0, high > 0 ? high * 1.06 : 1] },
+        // What is told of at the top has room there.
+        y: { range: (plot, low, high) => [0, high > 0 ? high * (far.length > 0 ? 1.18 : 1.06) : 1] },
       },
       axes: [
         axis({
@@ -179,6 +180,7 @@ function drawMemory(root, help, data, view) {
         }),
       ],
       hooks: {
+        draw: [(plot) => writeAbove(plot, far, most)],
         setScale: [
           (plot, key) => {
             if (key === "x" && plot.scales.x.min !== null) view.show(plot.scales.x.min, plot.scales.x.max);
@@ -196,16 +198,28 @@ function drawMemory(root, help, data, view) {
   if (ranks.size > chosen.length)
     parts.push(`Drawn: the ${chosen.length} of ${ranks.size} ranks with the highest peaks.`);
   if (several) parts.push("Dashed lines are predicted.");
-  if (data.device_memory.length > 0)
-    parts.push("The dotted line is the memory of the device.");
-  for (const bytes of data.device_memory.filter(isFar)) {
-    parts.push(`It is not to scale: ${formatBytes(bytes)} are ${Math.round(bytes / most)} times the highest peak.`);
-  }
+  if (near.length > 0) parts.push("The dotted line is the memory of the device.");
   help.textContent = parts.join(" ");
 }
 
-// The bytes held at every moment: the last change at or before it, nothing known outside the step.
-function heldAt(moments, track, span) {
+// Says at the top edge of a plot which memory devices have that is far above it.
+function writeAbove(plot, far, most) {
+  if (far.length === 0) return;
+  const sizes = far.map((bytes) => `${formatBytes(bytes)}, ${Math.round(bytes / most)} times the highest peak`);
+  const { ctx, bbox } = plot;
+  const ratio = window.devicePixelRatio || 1;
+  ctx.save();
+  ctx.font = `${12 * ratio}px system-ui, sans-serif`;
+  ctx.textAlign = "right";
+  ctx.textBaseline = "top";
+  ctx.fillStyle = themeColour("--warning");
+  const room = bbox.width - 16 * ratio;
+  ctx.fillText(`↑ memory of the device: ${sizes.join("; ")}`, bbox.left + bbox.width - 8 * ratio, bbox.top + 6 * ratio, room);
+  ctx.restore();
+}
+
+// The bytes held at every moment: the last change at or before it.
+function heldAt(moments, track) {
   let next = 0;
   let held = null;
   return moments.map((moment) => {
@@ -213,7 +227,7 @@ function heldAt(moments, track, span) {
       held = track.memory_bytes[next];
       next += 1;
     }
-    return moment <= span ? held : null;
+    return held;
   });
 }
 

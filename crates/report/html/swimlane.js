@@ -8,6 +8,8 @@ const BAND_GAP = 10;
 // What a picture for print is drawn at, in pixels, of which a sheet has about 700 by 1000.
 const PRINTED_WIDTH = 1000;
 const PRINTED_HEIGHT = 1000;
+// Over the last rows that are in sight, while there are more below.
+const HINT_HEIGHT = 30;
 const LANE_NAMES = {
   compute: "compute",
   "communication-in": "receiving and collectives",
@@ -172,6 +174,25 @@ class Swimlane {
     }
     g.restore();
     this.drawAxis();
+    if (bands === this.bands) this.drawHint(scroll);
+  }
+
+  // Says at the lower edge how many ranks are below it.
+  drawHint(scroll) {
+    const hidden = this.bands.filter((band) => band.bottom - BAND_GAP - scroll > this.shown).length;
+    if (hidden === 0) return;
+    const g = this.context;
+    const top = this.shown - HINT_HEIGHT;
+    const shade = g.createLinearGradient(0, top, 0, this.shown);
+    shade.addColorStop(0, "transparent");
+    shade.addColorStop(0.45, this.colours["--surface"]);
+    g.fillStyle = shade;
+    g.fillRect(0, top, this.width, HINT_HEIGHT);
+    g.font = this.fonts.name;
+    g.textAlign = "center";
+    g.fillStyle = this.colours["--ink"];
+    const rows = hidden === 1 ? "1 more rank" : `${hidden} more ranks`;
+    g.fillText(`▼ ${rows} below: scroll here`, this.width / 2, this.shown - 9);
   }
 
   ticks() {

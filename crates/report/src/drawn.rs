@@ -1,8 +1,9 @@
 //! What a page or a trace has of timelines: no more than what shows them can.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 
-use shardloom_program::quantity::{counted, seconds};
+use shardloom_program::quantity::{counted, seconds, whole};
 use shardloom_program::timeline::{Picos, Timeline, Track};
 
 use crate::totals::first_start;
@@ -13,6 +14,9 @@ pub(crate) const MOST_DRAWN: usize = 500_000;
 /// The most that a Perfetto trace has of them. They make about 100 MB.
 pub(crate) const MOST_TRACED: usize = 2_000_000;
 
+/// The most runs of ranks that are named one by one.
+const MOST_NAMED: usize = 16;
+
 /// The timelines of a page or a trace as they are in it.
 pub(crate) struct Drawn<'a> {
     /// With where each comes from.
@@ -22,8 +26,9 @@ pub(crate) struct Drawn<'a> {
 }
 
 impl<'a> Drawn<'a> {
-    /// As many of the first ranks of each timeline as have `most` intervals and changes of memory together; of a
-    /// first rank that has more by itself the first of them. What they are for is said by `has`, such as
+    /// Of each timeline the ranks that have `most` intervals and changes of memory together: the first of every class,
+    /// which are whole pipelines of the first replica, then the second of every class, and so on. Where the first ones
+    /// have more by themselves, all that begins before a time. What they are for is said by `has`, such as
     /// `a page draws`.
     pub(crate) fn of(
         timelines: &[(&'static str, &'a Timeline)],
@@ -33,54 +38,120 @@ impl<'a> Drawn<'a> {
         let each = most / timelines.len().max(1);
         let mut drawn = Drawn { timelines: vec![], left_out: vec![] };
         for &(source, timeline) in timelines {
-            let (part, left_out) = first_part(timeline, each);
+            let (part, left_out) = part(timeline, each);
             drawn.timelines.push((source, part));
-            drawn.left_out.extend(left_out.map(|what| {
-                format!("Of the {source} timeline {what}, since {has} {each} at most.")
+            drawn.left_out.extend(left_out.map(|LeftOut { rows, size, left }| {
+                let (rows, size) = (counted(rows, "row"), whole(size as u64));
+                let most = whole(each as u64);
+                format!(
+                    "The {source} timeline has {rows} with {size} intervals and changes of memory, and {has} {most} at \
+                     most: {left}."
+                )
             }));
         }
         drawn
     }
 }
 
+/// Why not all of a timeline is there.
+struct LeftOut {
+    rows: usize,
+    /// Intervals and changes of memory.
+    size: usize,
+    /// What is there and what is not, in words.
+    left: String,
+}
+
 fn size(track: &Track) -> usize {
     track.intervals.len() + track.memory.len()
 }
 
-/// What there is of a timeline, and what of it that is in words if it is not all.
-fn first_part(timeline: &Timeline, most: usize) -> (Cow<'_, Timeline>, Option<String>) {
+/// What there is of a timeline, and what of it that is if it is not all.
+fn part(timeline: &Timeline, most: usize) -> (Cow<'_, Timeline>, Option<LeftOut>) {
     let all: usize = timeline.tracks.iter().map(size).sum();
     if all <= most {
         return (Cow::Borrowed(timeline), None);
     }
-    let mut tracks = vec![];
+    let rounds = rounds(&timeline.tracks);
+    let Some(first) = rounds.first() else { return (Cow::Borrowed(timeline), None) };
+    let mut chosen: Vec<usize> = vec![];
     let mut left = most;
-    for track in &timeline.tracks {
-        let Some(less) = left.checked_sub(size(track)) else { break };
+    for round in &rounds {
+        let needed = round.iter().map(|&index| size(&timeline.tracks[index])).sum();
+        let Some(less) = left.checked_sub(needed) else { break };
         left = less;
-        tracks.push(track.clone());
+        chosen.extend(round);
     }
-    let of = counted(timeline.tracks.len(), "row");
-    let sum = format!("with {all} intervals and changes of memory");
-    if !tracks.is_empty() {
-        let words = format!("{of} {sum} the first {} are there", tracks.len());
-        return (Cow::Owned(Timeline { tracks, ..*timeline }), Some(words));
+    let rows = timeline.tracks.len();
+    let told = |left| Some(LeftOut { rows, size: all, left });
+    if !chosen.is_empty() {
+        chosen.sort_unstable();
+        let tracks = chosen.iter().map(|&index| timeline.tracks[index].clone()).collect();
+        let others = rows - chosen.len();
+        let verb = if others == 1 { "is" } else { "are" };
+        let left = format!(
+            "{} are there, {} {verb} not",
+            ranks(&timeline.tracks, &chosen),
+            counted(others, "other")
+        );
+        return (Cow::Owned(Timeline { tracks, ..*timeline }), told(left));
     }
-    let Some(track) = timeline.tracks.first() else { return (Cow::Borrowed(timeline), None) };
-    let end = end_of_first(track, most);
+    let end = end_of(first.iter().map(|&index| &timeline.tracks[index]), most);
+    let tracks = first.iter().map(|&index| before(&timeline.tracks[index], end)).collect();
+    let length = seconds(end.since(first_start(timeline)).seconds());
+    let left = format!("only the first {length} of {} are there", ranks(&timeline.tracks, first));
+    (Cow::Owned(Timeline { tracks, ..*timeline }), told(left))
+}
+
+/// Positions of tracks: the first of every class, the second of every class, and so on; in order in each of these.
+fn rounds(tracks: &[Track]) -> Vec<Vec<usize>> {
+    let mut met: HashMap<u32, usize> = HashMap::new();
+    let mut rounds: Vec<Vec<usize>> = vec![];
+    for (index, track) in tracks.iter().enumerate() {
+        let round = met.entry(track.class).or_default();
+        if *round == rounds.len() {
+            rounds.push(vec![]);
+        }
+        rounds[*round].push(index);
+        *round += 1;
+    }
+    rounds
+}
+
+/// Which ranks those at these positions, in order, begin with: `ranks 0 to 3, 8 to 11 and 16`.
+fn ranks(tracks: &[Track], positions: &[usize]) -> String {
+    let follow = |one: &usize, other: &usize| {
+        one + 1 == *other && tracks[*one].class == tracks[*other].class
+    };
+    let run = |run: &[usize]| {
+        let (first, last) = (tracks[run[0]].rank, tracks[run[run.len() - 1]].rank);
+        if first == last { first.to_string() } else { format!("{first} to {last}") }
+    };
+    let mut runs: Vec<String> = positions.chunk_by(follow).map(run).collect();
+    let noun = if positions.len() == 1 { "rank" } else { "ranks" };
+    let last = runs.pop().unwrap_or_default();
+    match runs.len() {
+        0 => format!("{noun} {last}"),
+        few if few < MOST_NAMED => format!("{noun} {} and {last}", runs.join(", ")),
+        _ => format!("{noun} {} and so on to {last}", runs[..MOST_NAMED / 2].join(", ")),
+    }
+}
+
+/// What of a track begins before a time.
+fn before(track: &Track, end: Picos) -> Track {
     let intervals = track.intervals.iter().filter(|it| it.start < end).cloned().collect();
     let memory = track.memory.iter().copied().filter(|&(at, _)| at < end).collect();
     let messages = track.messages.iter().filter(|it| it.interval.start < end).cloned().collect();
-    let track = Track { intervals, messages, memory, ..track.clone() };
-    let length = seconds(end.since(first_start(timeline)).seconds());
-    let words = format!("{of} {sum} only the first {length} of the first are there");
-    (Cow::Owned(Timeline { tracks: vec![track], ..*timeline }), Some(words))
+    Track { intervals, messages, memory, place: track.place.clone(), ..*track }
 }
 
-/// The time before which no more than `most` intervals and changes of memory of a track begin.
-fn end_of_first(track: &Track, most: usize) -> Picos {
-    let starts = track.intervals.iter().map(|interval| interval.start);
-    let mut times: Vec<Picos> = starts.chain(track.memory.iter().map(|&(at, _)| at)).collect();
+/// The time before which no more than `most` intervals and changes of memory of these tracks begin.
+fn end_of<'a>(tracks: impl Iterator<Item = &'a Track>, most: usize) -> Picos {
+    let of_track = |track: &'a Track| {
+        let starts = track.intervals.iter().map(|interval| interval.start);
+        starts.chain(track.memory.iter().map(|&(at, _)| at))
+    };
+    let mut times: Vec<Picos> = tracks.flat_map(of_track).collect();
     times.sort_unstable();
     times.get(most).copied().unwrap_or(Picos::MAX)
 }
@@ -126,9 +197,48 @@ mod tests {
     fn of_more_the_first_ranks_are_drawn_and_the_page_says_so() {
         let (sizes, left_out) = drawn(&[3, 2, 4], 12);
         assert_eq!(sizes, [6, 4]);
-        let told = "Of the predicted timeline 3 rows with 18 intervals and changes of memory the first 2 are \
-                    there, since a page draws 12 at most.";
+        let told = "The predicted timeline has 3 rows with 18 intervals and changes of memory, and a page draws 12 at \
+                    most: ranks 0 to 1 are there, 1 other is not.";
         assert_eq!(left_out, [told]);
+    }
+
+    /// Three stages of four ranks each, which are whole pipelines one after the other.
+    #[test]
+    fn ranks_of_all_stages_are_drawn_in_whole_pipelines() {
+        let mut timeline = timeline(&[2; 12]);
+        for (track, class) in
+            timeline.tracks.iter_mut().zip([0, 1, 2].iter().flat_map(|it| [it; 4]))
+        {
+            track.class = *class;
+        }
+        let of = |most| {
+            let Drawn { timelines, left_out } =
+                Drawn::of(&[("predicted", &timeline)], most, "a page draws");
+            let tracks = &timelines[0].1.tracks;
+            let drawn: Vec<(u32, usize)> = tracks.iter().map(|it| (it.rank, size(it))).collect();
+            (drawn, left_out.concat())
+        };
+        let (drawn, told) = of(30);
+        assert_eq!(drawn, [0, 1, 4, 5, 8, 9].map(|rank| (rank, 4)));
+        assert!(
+            told.ends_with(": ranks 0 to 1, 4 to 5 and 8 to 9 are there, 6 others are not."),
+            "{told}"
+        );
+        // Where there is no room for the first of each, all of them have their first pass.
+        let (drawn, told) = of(7);
+        assert_eq!(drawn, [0, 4, 8].map(|rank| (rank, 2)));
+        assert!(
+            told.ends_with(": only the first 10.0 ps of ranks 0, 4 and 8 are there."),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn of_many_stages_not_all_ranks_are_named() {
+        let timeline = timeline(&[1; 40]);
+        let every_other: Vec<usize> = (0..20).map(|it| 2 * it).collect();
+        let named = ranks(&timeline.tracks, &every_other);
+        assert_eq!(named, "ranks 0, 2, 4, 6, 8, 10, 12, 14 and so on to 38");
     }
 
     #[test]
@@ -136,7 +246,7 @@ mod tests {
         let (sizes, left_out) = drawn(&[100, 1], 10);
         assert_eq!(sizes, [10], "five passes, and as many changes of memory");
         assert!(
-            left_out[0].contains("only the first 50.0 ps of the first are there"),
+            left_out[0].ends_with("10 at most: only the first 50.0 ps of rank 0 are there."),
             "{left_out:?}"
         );
     }

@@ -1,5 +1,6 @@
 //! One self-contained web page about a plan, a simulation or a training run.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use maud::{Markup, PreEscaped, html};
@@ -12,7 +13,7 @@ use crate::palette::{ACTIVITIES, look};
 use crate::payload::Payload;
 use crate::shade::{Part, Parts};
 use crate::tables::{capitalised, comparison, ranks, table};
-use crate::totals::clock_words;
+use crate::totals::{Summed, clock_words};
 
 const SCRIPTS: [&str; 4] = [
     include_str!("../html/time_view.js"),
@@ -52,7 +53,7 @@ pub struct Table {
 
 /// What a page tells. Parts that are empty are left out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct Report<'a> {
     /// The page's title.
     pub title: String,
     /// The model, in words.
@@ -68,9 +69,9 @@ pub struct Report {
     /// Losses, in order of step.
     pub losses: Vec<LossPoint>,
     /// The predicted timeline of a step.
-    pub predicted: Option<Timeline>,
+    pub predicted: Option<Cow<'a, Timeline>>,
     /// The measured timeline of a step.
-    pub measured: Option<Timeline>,
+    pub measured: Option<Cow<'a, Timeline>>,
     /// Bytes of memory of the device of each rank, or of the first of those that are alike, where that is known.
     pub device_memory: BTreeMap<u32, u64>,
     /// Sentences that explain the plan or the result.
@@ -79,12 +80,12 @@ pub struct Report {
     pub tables: Vec<Table>,
 }
 
-impl Report {
+impl Report<'_> {
     /// The page: one HTML document without references to anything outside itself.
     ///
     /// With a predicted and a measured timeline, both are drawn per rank under each other on one time
-    /// axis, each from its own first start, and their totals are compared. Of timelines of very many intervals a
-    /// part is drawn, as the page then says; tables are of all.
+    /// axis, each from its own first start, and their totals are compared. Of timelines of very many intervals
+    /// some ranks of every stage are drawn, and the page says which; tables are of all.
     ///
     /// # Examples
     ///
@@ -101,16 +102,18 @@ impl Report {
         let drawn = Drawn::of(&timelines, MOST_DRAWN, "a page draws");
         let shown: Vec<(&'static str, &Timeline)> =
             drawn.timelines.iter().map(|(source, timeline)| (*source, timeline.as_ref())).collect();
+        let summed: Vec<Summed<'_>> =
+            timelines.iter().map(|&(source, timeline)| Summed::of(source, timeline)).collect();
         let payload = Payload::new(&self.losses, &self.device_memory, shown.iter().copied());
         let main = html! {
             (warnings(&self.warnings))
             noscript { p.notice { "The charts need JavaScript; the tables do not." } }
             (figures(&self.summary))
             (notes(&self.notes))
-            (comparison(&timelines))
+            (comparison(&summed))
             (swimlanes(&shown, &drawn.left_out))
             (memory(&shown))
-            (ranks(&timelines, &self.device_memory))
+            (ranks(&summed, &self.device_memory))
             (losses(&self.losses))
             (accuracies(&self.losses))
             @for table in &self.tables { (extra(table)) }
@@ -126,8 +129,9 @@ impl Report {
     }
 
     fn timelines(&self) -> Vec<(&'static str, &Timeline)> {
-        let predicted = self.predicted.iter().map(|timeline| ("predicted", timeline));
-        predicted.chain(self.measured.iter().map(|timeline| ("measured", timeline))).collect()
+        let named = [("predicted", &self.predicted), ("measured", &self.measured)];
+        let named = named.into_iter().filter_map(|(name, it)| Some((name, it.as_deref()?)));
+        named.collect()
     }
 
     fn facts(&self, timelines: &[(&str, &Timeline)]) -> Markup {
@@ -211,7 +215,12 @@ fn swimlanes(timelines: &[(&str, &Timeline)], left_out: &[String]) -> Markup {
                         button type="button" data-view="all" { "Show all" }
                     }
                 }
-                @for sentence in left_out { p.help { (sentence) } }
+                @if !left_out.is_empty() {
+                    p.notice {
+                        @for sentence in left_out { (sentence) " " }
+                        "Totals and the table of ranks are of all."
+                    }
+                }
                 ul.legend aria-label="Colours" {
                     @for activity in ACTIVITIES {
                         @if occurs(activity) {
@@ -319,6 +328,7 @@ mod tests {
             rank: 0,
             multiplicity: 2,
             place: "stage 0".to_owned(),
+            class: 0,
             intervals: vec![interval(Activity::Forward, "F0", 0, end)],
             messages: vec![],
             memory: vec![(Picos(0), 1 << 20)],
@@ -331,7 +341,7 @@ mod tests {
         Timeline { clock, tracks: vec![track] }
     }
 
-    fn full() -> Report {
+    fn full() -> Report<'static> {
         Report {
             title: "Run 1".to_owned(),
             model: "gpt".to_owned(),
@@ -343,8 +353,8 @@ mod tests {
                 LossPoint { step: 1, train: 4.5, validation: None, accuracy: None },
                 LossPoint { step: 2, train: 4.25, validation: Some(4.4), accuracy: Some(0.75) },
             ],
-            predicted: Some(timeline(Clock::Simulated, 2_000_000_000)),
-            measured: Some(timeline(Clock::Wall, 2_500_000_000)),
+            predicted: Some(Cow::Owned(timeline(Clock::Simulated, 2_000_000_000))),
+            measured: Some(Cow::Owned(timeline(Clock::Wall, 2_500_000_000))),
             device_memory: BTreeMap::from([(0, 3 << 20)]),
             notes: vec!["Memory limits it.".to_owned()],
             tables: vec![Table {
@@ -428,7 +438,7 @@ mod tests {
     fn nothing_is_no_times_nothing() {
         let mut report = full();
         for timeline in [&mut report.predicted, &mut report.measured].into_iter().flatten() {
-            timeline.tracks[0].sent_bytes = 0;
+            timeline.to_mut().tracks[0].sent_bytes = 0;
         }
         let page = report.html();
         let row = between(&page, ">Sent by all ranks</td>", "</tr>");
@@ -484,13 +494,14 @@ mod tests {
 
     #[test]
     fn the_legend_explains_chunks_and_directions_where_there_are_any() {
-        let legend =
-            |report: &Report| between(&report.html(), "aria-label=\"Colours\"", "</ul>").to_owned();
+        let legend = |report: &Report<'_>| {
+            between(&report.html(), "aria-label=\"Colours\"", "</ul>").to_owned()
+        };
         let plain = legend(&full());
         assert!(!plain.contains("chunk") && !plain.contains("reverse"), "{plain}");
         let mut report = full();
         let predicted = report.predicted.as_mut().expect("a timeline");
-        let first = &mut predicted.tracks[0].intervals[0];
+        let first = &mut predicted.to_mut().tracks[0].intervals[0];
         *first = Interval { label: "F0@1<".to_owned(), chunk: Some(1), ..first.clone() };
         let parts = legend(&report);
         for name in ["chunk 0", "chunk 1", "pipeline the reverse way"] {
@@ -539,7 +550,7 @@ mod tests {
             warnings: vec![text()],
             summary: vec![(text(), text())],
             losses: Vec::new(),
-            predicted: Some(evil),
+            predicted: Some(Cow::Owned(evil)),
             measured: None,
             device_memory: BTreeMap::new(),
             notes: vec![text()],
@@ -556,7 +567,8 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(32))]
         #[test]
         fn any_timeline_makes_a_page(one in any_timeline(), other in any_timeline()) {
-            let report = Report { predicted: Some(one), measured: Some(other), ..Report::default() };
+            let (predicted, measured) = (Some(Cow::Owned(one)), Some(Cow::Owned(other)));
+            let report = Report { predicted, measured, ..Report::default() };
             let page = report.html();
             prop_assert!(page.ends_with("</html>"));
             prop_assert_eq!(page.matches("</script").count(), 3);

@@ -424,7 +424,8 @@ mod tests {
     #[test]
     fn of_more_than_a_trace_has_the_first_ranks_are_there_and_it_says_so() {
         let mut timeline = small();
-        timeline.tracks = vec![timeline.tracks[0].clone(); 3];
+        let of_rank = |rank| Track { rank, ..timeline.tracks[0].clone() };
+        timeline.tracks = (0..3).map(of_rank).collect();
         let each = timeline.tracks[0].intervals.len() + timeline.tracks[0].memory.len();
         let whole = traced(&[&timeline], 3 * each);
         assert_eq!(whole, perfetto_trace(&[&timeline]));
@@ -432,7 +433,8 @@ mod tests {
         let part = traced(&[&timeline], 3 * each - 1);
         timeline.tracks.truncate(2);
         assert_eq!(part.bytes, perfetto_trace(&[&timeline]).bytes);
-        let told = format!("the first 2 are there, since a trace has {} at most.", 3 * each - 1);
+        let most = 3 * each - 1;
+        let told = format!("a trace has {most} at most: ranks 0 to 1 are there, 1 other is not.");
         assert!(part.left_out[0].ends_with(&told), "{:?}", part.left_out);
     }
 

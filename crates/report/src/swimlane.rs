@@ -9,7 +9,7 @@ use crate::label::{printable, shortened};
 use crate::legend::{Style, legend, subscript};
 use crate::palette::{self, Colour, IDLE, look};
 use crate::shade::{Part, Parts, is_pass};
-use crate::totals::{Totals, clock_words, first_start, shares};
+use crate::totals::{Summed, clock_words, first_start};
 use crate::visible::{Segment, visible};
 
 /// The fewest columns of time that are drawn, however narrow the terminal.
@@ -64,17 +64,19 @@ pub fn swimlane(timeline: &Timeline, width: usize, colour: Colour) -> String {
 
     let parts = Parts::of(std::iter::once(timeline));
     let mut text = String::new();
-    for (track, heading) in timeline.tracks.iter().zip(&headings) {
+    let summed = Summed::of("drawn", timeline);
+    let tracks = timeline.tracks.iter().zip(&summed.shares);
+    for ((track, shares), heading) in tracks.zip(&headings) {
         let padding = " ".repeat(heading_width - heading.chars().count());
         text.push_str(&format!("{heading}{padding} │"));
         draw_row(track, span, (plot_width, parts), colour, &mut text);
-        let busy = percent(shares(track, timeline.makespan()).busy);
+        let busy = percent(shares.busy);
         text.push_str(&format!("│ {busy:>6}\n"));
     }
     let axis = axis(span.length(), plot_width);
     palette::dim(&format!("{}  {axis}", " ".repeat(heading_width)), colour, &mut text);
     text.push('\n');
-    text.push_str(&totals_line(timeline));
+    text.push_str(&totals_line(&summed));
     let intervals = timeline.tracks.iter().flat_map(|track| &track.intervals);
     let occurring: BTreeSet<Activity> = intervals.map(|interval| interval.activity).collect();
     text + &legend(|activity| occurring.contains(&activity), parts, Style::Blocks, colour)
@@ -290,8 +292,8 @@ fn axis(length: Picos, columns: usize) -> String {
     line
 }
 
-fn totals_line(timeline: &Timeline) -> String {
-    let totals = Totals::of(timeline);
+fn totals_line(summed: &Summed<'_>) -> String {
+    let (totals, timeline) = (summed.totals(), summed.timeline);
     format!(
         "drawn {} · busy {} · waiting for others {} · exposed communication {} · {}\n",
         seconds(totals.step_seconds),

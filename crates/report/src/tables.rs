@@ -4,19 +4,27 @@ use std::collections::BTreeMap;
 
 use maud::{Markup, html};
 use shardloom_program::quantity::{bytes, percent, seconds, signed_percent};
-use shardloom_program::timeline::{Activity, Picos, Timeline, Track};
+use shardloom_program::timeline::{Activity, Timeline, Track};
 
-use crate::totals::{Totals, shares};
+use crate::totals::{Shares, Summed, Totals};
 
 /// Tables of more columns become lists where there is little room.
 const FEW_COLUMNS: usize = 4;
+
+/// Columns with longer texts are broken into lines.
+const ONE_LINE: usize = 40;
 
 /// A table that scrolls sideways in itself, reachable with the keyboard.
 pub(crate) fn table(label: &str, columns: &[String], rows: &[Vec<String>]) -> Markup {
     let numeric: Vec<bool> = (0..columns.len())
         .map(|column| rows.iter().all(|row| is_number(row.get(column))))
         .collect();
+    let is_long = |row: &Vec<String>, column: usize| {
+        row.get(column).is_some_and(|cell| cell.chars().count() > ONE_LINE)
+    };
+    // A sentence may begin with a number.
     let class = |column: usize| match numeric.get(column) {
+        _ if rows.iter().any(|row| is_long(row, column)) => Some("prose"),
         Some(true) => Some("number"),
         _ => None,
     };
@@ -53,10 +61,10 @@ fn is_number(cell: Option<&String>) -> bool {
 
 /// The totals of each timeline, and how far the first, predicted, is from the second, measured: as everywhere, errors are of
 /// what was measured.
-pub(crate) fn comparison(timelines: &[(&str, &Timeline)]) -> Markup {
-    let totals: Vec<Totals> = timelines.iter().map(|(_, timeline)| Totals::of(timeline)).collect();
+pub(crate) fn comparison(timelines: &[Summed<'_>]) -> Markup {
+    let totals: Vec<Totals> = timelines.iter().map(Summed::totals).collect();
     // Of other numbers of steps, as where steps are not drawn apart, sums are not to be compared.
-    let passes: Vec<usize> = timelines.iter().map(|(_, timeline)| passes(timeline)).collect();
+    let passes: Vec<usize> = timelines.iter().map(|it| passes(it.timeline)).collect();
     let both = match (totals.as_slice(), &passes[..]) {
         ([predicted, measured], [one, other]) if one == other => Some((predicted, measured)),
         _ => None,
@@ -82,7 +90,7 @@ pub(crate) fn comparison(timelines: &[(&str, &Timeline)]) -> Markup {
     };
     let size = |value: f64| bytes(value as u64);
     let mut columns = vec![String::new()];
-    columns.extend(timelines.iter().map(|(source, _)| capitalised(source)));
+    columns.extend(timelines.iter().map(|it| capitalised(it.source)));
     columns.extend(both.map(|_| "Predicted against measured".to_owned()));
     let rows = vec![
         amount("Time", |totals| totals.step_seconds, seconds),
@@ -102,8 +110,8 @@ pub(crate) fn comparison(timelines: &[(&str, &Timeline)]) -> Markup {
     }
 }
 
-/// What a table says of a track in a timeline of such a length.
-type ValueOf = fn(&Track, Picos) -> String;
+/// What a table says of a track that has such shares of its timeline.
+type ValueOf = fn(&Track, Shares) -> String;
 
 /// The most forward passes that a rank has in a timeline.
 fn passes(timeline: &Timeline) -> usize {
@@ -114,37 +122,37 @@ fn passes(timeline: &Timeline) -> usize {
 }
 
 /// What each rank does and holds in what is drawn, of each timeline side by side: the swimlane for those who read.
-pub(crate) fn ranks(timelines: &[(&str, &Timeline)], device_memory: &BTreeMap<u32, u64>) -> Markup {
+pub(crate) fn ranks(timelines: &[Summed<'_>], device_memory: &BTreeMap<u32, u64>) -> Markup {
     let values: [(&str, ValueOf); 6] = [
-        ("Computing", |track, makespan| percent(shares(track, makespan).busy)),
-        ("Exposed communication", |track, makespan| percent(shares(track, makespan).exposed)),
-        ("Idle", |track, makespan| percent(shares(track, makespan).idle)),
+        ("Computing", |_, shares| percent(shares.busy)),
+        ("Exposed communication", |_, shares| percent(shares.exposed)),
+        ("Idle", |_, shares| percent(shares.idle)),
         ("Communicating for", |track, _| seconds(track.communicating().seconds())),
         ("Peak memory", |track, _| bytes(track.peak_bytes)),
         ("Sent", |track, _| bytes(track.sent_bytes)),
     ];
     // By rank the track of each timeline, as far as it has one that begins with that rank.
-    let mut by_rank: BTreeMap<u32, Vec<Option<&Track>>> = BTreeMap::new();
-    for (index, (_, timeline)) in timelines.iter().enumerate() {
-        for track in &timeline.tracks {
+    let mut by_rank: BTreeMap<u32, Vec<Option<(&Track, Shares)>>> = BTreeMap::new();
+    for (index, it) in timelines.iter().enumerate() {
+        for (track, shares) in it.timeline.tracks.iter().zip(&it.shares) {
             let tracks = by_rank.entry(track.rank).or_insert_with(|| vec![None; timelines.len()]);
-            tracks[index] = Some(track);
+            tracks[index] = Some((track, *shares));
         }
     }
     let known = !device_memory.is_empty();
     let mut columns = ["Rank", "Ranks alike", "Place"].map(str::to_owned).to_vec();
     columns.extend(values.iter().map(|(name, _)| (*name).to_owned()));
     columns.extend(known.then(|| "Memory of the device".to_owned()));
-    let row = |(rank, tracks): (&u32, &Vec<Option<&Track>>)| {
-        let any = tracks.iter().flatten().next();
+    let row = |(rank, tracks): (&u32, &Vec<Option<(&Track, Shares)>>)| {
+        let any = tracks.iter().flatten().next().map(|(track, _)| track);
         let mut row = vec![rank.to_string()];
         row.push(any.map(|track| track.multiplicity.to_string()).unwrap_or_default());
         row.push(any.map(|track| track.place.clone()).unwrap_or_default());
         for (_, value) in values {
-            let of_timeline = |(track, (_, timeline)): (&Option<&Track>, &(&str, &Timeline))| {
-                track.map_or_else(|| "–".to_owned(), |track| value(track, timeline.makespan()))
+            let of_timeline = |track: &Option<(&Track, Shares)>| {
+                track.map_or_else(|| "–".to_owned(), |(track, shares)| value(track, shares))
             };
-            let of_timelines: Vec<String> = tracks.iter().zip(timelines).map(of_timeline).collect();
+            let of_timelines: Vec<String> = tracks.iter().map(of_timeline).collect();
             row.push(of_timelines.join(" / "));
         }
         let memory = device_memory.get(rank).map(|&size| bytes(size));
@@ -152,7 +160,7 @@ pub(crate) fn ranks(timelines: &[(&str, &Timeline)], device_memory: &BTreeMap<u3
         row
     };
     let rows: Vec<Vec<String>> = by_rank.iter().map(row).collect();
-    let sources: Vec<&str> = timelines.iter().map(|(source, _)| *source).collect();
+    let sources: Vec<&str> = timelines.iter().map(|it| it.source).collect();
     let title = format!("Ranks, {}", sources.join(" / "));
     html! {
         @if !timelines.is_empty() {
@@ -174,7 +182,7 @@ pub(crate) fn capitalised(word: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use shardloom_program::timeline::{Clock, Interval, Lane};
+    use shardloom_program::timeline::{Clock, Interval, Lane, Picos};
 
     use super::*;
 
@@ -216,7 +224,7 @@ mod tests {
     fn the_first_timeline_is_set_against_the_second() {
         let predicted = timeline(Clock::Simulated, 60, 100, 512);
         let measured = timeline(Clock::Wall, 90, 200, 768);
-        let both = [("predicted", &predicted), ("measured", &measured)];
+        let both = [Summed::of("predicted", &predicted), Summed::of("measured", &measured)];
         let expected = [
             ["Time", "100 µs", "200 µs", "-50.0%"],
             ["Computing", "60.0%", "45.0%", "+15.0 points"],
@@ -230,7 +238,8 @@ mod tests {
         let mut longer = measured.clone();
         let forward = longer.tracks[0].intervals[0].clone();
         longer.tracks[0].intervals.push(forward);
-        let apart = cells(&comparison(&[both[0], ("measured", &longer)]).into_string());
+        let apart = [Summed::of("predicted", &predicted), Summed::of("measured", &longer)];
+        let apart = cells(&comparison(&apart).into_string());
         assert!(apart.iter().all(|row| row.len() == 3), "{apart:?}");
         // One alone is set against nothing.
         let alone = cells(&comparison(&both[..1]).into_string());
@@ -244,7 +253,8 @@ mod tests {
         let second = Track { rank: 1, ..measured.tracks[0].clone() };
         measured.tracks.push(second);
         let memory = BTreeMap::from([(0, 4 << 20)]);
-        let both = ranks(&[("predicted", &predicted), ("measured", &measured)], &memory);
+        let both = [Summed::of("predicted", &predicted), Summed::of("measured", &measured)];
+        let both = ranks(&both, &memory);
         let rows = cells(&both.into_string());
         let first = [
             "0",
@@ -262,7 +272,8 @@ mod tests {
         assert_eq!(rows.len(), 2, "one row for each rank");
         assert_eq!((rows[1][0].as_str(), rows[1][3].as_str()), ("1", "– / 45.0%"));
         // Memory that is not known has no column.
-        let alone = ranks(&[("predicted", &predicted)], &BTreeMap::new()).into_string();
+        let alone = ranks(&[Summed::of("predicted", &predicted)], &BTreeMap::new());
+        let alone = alone.into_string();
         assert!(alone.contains(">Ranks, predicted</h2>") && !alone.contains("of the device"));
     }
 
@@ -285,5 +296,12 @@ mod tests {
         assert!(
             markup.contains("<th scope=\"col\">a</th><th scope=\"col\" class=\"number\">b</th>")
         );
+    }
+
+    #[test]
+    fn a_column_of_sentences_is_not_numeric_though_they_begin_with_numbers() {
+        let cell = format!("8 devices{}", ", and what they do".repeat(3));
+        let markup = table("t", &["a".to_owned()], &[vec![cell]]).into_string();
+        assert!(markup.contains("<th scope=\"col\" class=\"prose\">a</th>"), "{markup}");
     }
 }

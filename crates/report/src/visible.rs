@@ -22,6 +22,7 @@ impl Segment<'_> {
         self.interval.lane == Lane::Compute
     }
 
+    #[cfg(test)]
     pub(crate) fn length(&self) -> Picos {
         self.end.since(self.start)
     }
@@ -134,6 +135,7 @@ pub(crate) mod tests {
             rank: n.0,
             multiplicity: n.1,
             place,
+            class: n.0 % 3,
             intervals,
             messages: vec![],
             memory,

@@ -69,6 +69,7 @@ impl<'p> TrackWriter<'p> {
             rank: actor.rank.0,
             multiplicity: u64::from(actor.multiplicity),
             place: place(program, actor, folded),
+            class: actor.class.0,
             ..Track::default()
         };
         TrackWriter {

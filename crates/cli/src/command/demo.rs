@@ -84,7 +84,8 @@ impl Demo {
         let model = Model::load(MODEL)?;
         let usual = usual_request(&model, &cluster, &text, GLOBAL_BATCH);
         let request = Request { precision: Precision::FP32, formats_by_machines: false, ..usual };
-        let plan = find_plan(&model, &cluster, &request)?.outcome.plan;
+        let search = find_plan(&model, &cluster, &request)?.outcome;
+        let plan = search.plan.clone();
         let prediction = predict_here(&model, &plan, &local)?;
         let predicted = prediction.as_ref().map(|prediction| prediction.summary.step_seconds);
         let usual = predicted.map_or(500.0, |step| TRAINING_SECONDS / step).clamp(50.0, 5000.0);
@@ -118,6 +119,7 @@ impl Demo {
             data: vec![source],
             tokenizer: data.tokenizer().map(str::to_owned),
             plan,
+            search: Some(search),
             steps,
             weights: None,
             new_head: false,

@@ -1,6 +1,7 @@
 //! Whether a plan fits into memory, and what it is that fills it.
 
 use serde::Serialize;
+use shardloom::program::MemoryUse;
 use shardloom::program::quantity::bytes;
 use shardloom::sim::{Fit, MemoryFit};
 
@@ -62,11 +63,29 @@ pub fn described(it: &MemoryFit) -> String {
         ("activations", it.activation_bytes),
         ("buffers", it.buffer_bytes()),
     ];
-    let parts = parts.into_iter().filter(|&(_, size)| size > 0);
-    let parts: Vec<String> = parts.map(|(name, size)| format!("{name} {}", bytes(size))).collect();
     let (verdict, rank) = (it.verdict(), it.fullest_rank);
     let (peak, all) = (bytes(it.peak_bytes), bytes(it.memory_bytes));
-    format!("{verdict}; rank {rank} holds {peak} of {all}: {}", parts.join(", "))
+    format!("{verdict}; rank {rank} holds {peak} of {all}: {}", listed(&parts))
+}
+
+/// What the peak of a rank is made of, whatever its device has.
+pub fn held(rank: usize, it: &MemoryUse) -> String {
+    let MemoryUse { persistent, peak_bytes } = *it;
+    let parts = [
+        ("weights", persistent.weights),
+        ("gradients", persistent.gradients),
+        ("optimizer state", persistent.state),
+        ("other", persistent.other),
+        ("activations and buffers", peak_bytes.saturating_sub(persistent.total())),
+    ];
+    format!("rank {rank} holds {}: {}", bytes(peak_bytes), listed(&parts))
+}
+
+/// The parts that there are, with their sizes.
+fn listed(parts: &[(&str, u64)]) -> String {
+    let parts = parts.iter().filter(|&&(_, size)| size > 0);
+    let parts: Vec<String> = parts.map(|(name, size)| format!("{name} {}", bytes(*size))).collect();
+    parts.join(", ")
 }
 
 #[cfg(test)]

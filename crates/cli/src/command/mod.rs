@@ -2,6 +2,7 @@
 
 mod compare;
 mod completions;
+mod considered;
 mod cost;
 mod demo;
 mod dimensions;
@@ -34,6 +35,7 @@ mod train;
 mod uplink;
 mod validate;
 mod vocabulary;
+mod written;
 
 pub use compare::Compare;
 pub use completions::Completions;

@@ -1,13 +1,37 @@
 //! What a page says of a predicted plan besides its timeline.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use shardloom::plan::Plan;
 use shardloom::program::quantity::{bytes, percent};
+use shardloom::program::{MemoryUse, Program, Rank};
 use shardloom::sim::{Fit, MemoryFit};
-use shardloom::{Plan, Prediction};
+use shardloom::{Model, Prediction};
+use shardloom_report::Report;
 
 use super::memory;
 use super::plan_line::plan_line;
+
+/// The page of a plan of which nothing but a prediction is known; its figures, and what else there is to say, are left
+/// to the command.
+pub fn of_prediction<'a>(
+    (title, model): (&str, &Model),
+    plan: &Plan,
+    prediction: &'a Prediction,
+) -> Report<'a> {
+    Report {
+        title: format!("{title} {}", model.spec().name()),
+        model: plan.model.clone(),
+        cluster: plan.cluster.clone(),
+        plan_toml: plan.to_toml(),
+        warnings: warnings(&prediction.memory),
+        predicted: Some(Cow::Borrowed(&prediction.timeline)),
+        device_memory: device_memory(&prediction.memory),
+        notes: why(plan, prediction),
+        ..Report::default()
+    }
+}
 
 /// That the plan does not fit, if so: of the rank whose device lacks most.
 pub fn warnings(ranks: &[MemoryFit]) -> Vec<String> {
@@ -47,6 +71,26 @@ pub fn why(plan: &Plan, prediction: &Prediction) -> Vec<String> {
     ];
     let fullest = MemoryFit::fullest(&prediction.memory);
     said.extend(fullest.map(|it| format!("Memory: {}.", memory::described(it))));
+    said
+}
+
+/// What each rank of a program holds, by rank: what can be said where no times are known.
+pub fn memory_uses(program: &Program) -> Vec<MemoryUse> {
+    let of_rank = |rank| {
+        let (class, position) = program.locate(Rank(rank));
+        program.class(class).memory_use(program, position)
+    };
+    (0..program.ranks() as u32).map(of_rank).collect()
+}
+
+/// What the plan is and what fills the memory of the fullest rank, where no times are known, which is said with why.
+pub fn why_untimed(plan: &Plan, uses: &[MemoryUse], unpredicted: &str) -> Vec<String> {
+    let mut said = vec![format!("The plan: {}.", plan_line(plan))];
+    let fullest = uses.iter().enumerate().rev().max_by_key(|(_, it)| it.peak_bytes);
+    said.extend(fullest.map(|(rank, it)| format!("Memory: {}.", memory::held(rank, it))));
+    said.push(format!(
+        "Times, a predicted timeline and the share of peak FLOP/s (MFU) are {unpredicted}."
+    ));
     said
 }
 

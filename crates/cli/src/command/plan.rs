@@ -2,11 +2,12 @@
 
 mod clusters;
 mod constraints;
+mod page;
 mod trials;
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use serde::Serialize;
 use shardloom::cluster::Cluster;
 use shardloom::exchange::Project;
@@ -28,7 +29,8 @@ use super::plan_line::plan_line;
 use super::targets::counted;
 use super::uplink::Network;
 use super::{
-    DeviceAnswer, ProfileFile, StackAnswer, StackName, devices_described, number, project,
+    DeviceAnswer, ProfileFile, StackAnswer, StackName, considered, devices_described, number,
+    project, written,
 };
 use crate::failure::Failure;
 use crate::number::{decimal, size, whole};
@@ -43,8 +45,10 @@ use trials::Trials;
 /// The plan is the fastest in the simulator of those that an analytic estimate finds promising. Plain
 /// data parallelism, ZeRO-3 and the Megatron rules are always simulated beside it.
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("written").args(["output", "html"]).multiple(true)))]
 #[command(after_help = "Examples:
   shardloom plan llama-3-8b --cluster h100-80g:2x8 --global-batch 256 -o plan.toml
+  shardloom plan llama-3-8b --cluster h100-80g:2x8 --global-batch 256 --html report.html
   shardloom plan gpt-2-xl --cluster a100-80g:8 --global-batch 64 --method chimera
   shardloom plan llama-3-8b --cluster h100-80g:2x8 --global-batch 256 --for torchtitan -o plan.toml
   shardloom plan config.json --cluster a100-80g:8 --global-batch 64 --seq 4096 --json
@@ -129,8 +133,12 @@ pub struct Plan {
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Overwrite the file if it exists
-    #[arg(long, requires = "output")]
+    /// Write a report as one HTML page: a step of the plan, and the plans that it was found among
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
+    /// Overwrite files that exist
+    #[arg(long, requires = "written")]
     force: bool,
 
     #[command(flatten)]
@@ -230,6 +238,8 @@ impl Plan {
     /// Plans.
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
         let output = OutputFile::optional(self.output.as_ref(), self.force)?;
+        let html = OutputFile::optional(self.html.as_ref(), self.force)?;
+        OutputFile::require_distinct([&output, &html])?;
         if let Some(tokens) = self.tokens.filter(|tokens| !(tokens.is_finite() && *tokens > 0.0)) {
             let message = format!("--tokens {tokens}: a number above 0 is needed, such as 15e12");
             return Err(Failure::usage("--tokens", message));
@@ -238,6 +248,10 @@ impl Plan {
         let model = Model::load_with(&self.model, defaults)?;
         let text = match &self.cluster[..] {
             [text] => text,
+            _ if html.is_some() => {
+                let message = "--html: a page is of one plan; give one --cluster".to_owned();
+                return Err(Failure::usage("--html", message));
+            }
             several => return clusters::run(self, several, &model, output.as_ref(), terminal),
         };
         let on = self.find(&model, &self.network.of(text)?, terminal)?;
@@ -251,9 +265,18 @@ impl Plan {
                 ));
             }
         }
+        if let Some(file) = &html {
+            let spinner = terminal.spinner("simulating");
+            let page = page::html(&model, &on);
+            spinner.finish_and_clear();
+            file.write(page?)?;
+        }
         match terminal.json() {
             true => terminal.object(&self.answer(&on)),
-            false => self.show(&on, terminal),
+            false => {
+                self.show(&on, terminal)?;
+                written::say(html.as_ref(), None, terminal)
+            }
         }
     }
 
@@ -375,18 +398,7 @@ impl Plan {
         let outcome = &planned.outcome;
         let step_seconds = outcome.judgement.step_seconds;
         terminal.line(plan_line(&outcome.plan))?;
-        let mut rows = vec![vec!["this plan".to_owned(), seconds(step_seconds), String::new()]];
-        for baseline in &outcome.baselines {
-            let (time, verdict) = match (baseline.step_seconds(), baseline.fits) {
-                (None, _) => ("-".into(), "does not divide".into()),
-                (Some(time), false) => (seconds(time), "does not fit in memory".into()),
-                (Some(time), true) => {
-                    (seconds(time), format!("{:.2} times as long", time / step_seconds))
-                }
-            };
-            rows.push(vec![baseline.name.to_owned(), time, verdict]);
-        }
-        terminal.text(table(&["plan", "step", ""], &rows))?;
+        terminal.text(table(&["plan", "step", ""], &considered::rows(outcome)))?;
         let utilisation = planned
             .model_flops_utilisation
             .map(|share| format!(", {} of peak FLOP/s", percent(share)));

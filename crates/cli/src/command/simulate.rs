@@ -16,7 +16,7 @@ use super::memory::{self, Memory};
 use super::page_facts;
 use super::plan_or_model::{PlanOrModel, Planned, Shape};
 use super::targets::per_second;
-use super::{DeviceAnswer, ProfileFile, StackAnswer, devices_described};
+use super::{DeviceAnswer, ProfileFile, StackAnswer, devices_described, written};
 use crate::failure::Failure;
 use crate::output_file::OutputFile;
 use crate::table::table;
@@ -99,7 +99,7 @@ fn is_zero(count: &u64) -> bool {
 
 /// Steps after the last average.
 #[derive(Clone, Copy, Serialize)]
-struct After {
+pub(super) struct After {
     /// The first of them.
     step: u64,
     step_seconds: f64,
@@ -158,18 +158,10 @@ impl Simulate {
             left_out.into_iter().for_each(|what| terminal.note(what));
         }
         if let Some(file) = &html {
-            let report = Report {
-                title: format!("Simulation of {}", model.spec().name()),
-                model: plan.model.clone(),
-                cluster: plan.cluster.clone(),
-                plan_toml: plan.to_toml(),
-                warnings: page_facts::warnings(&prediction.memory),
-                summary: page_figures(&figures, &model, &plan, &prediction, interval.as_ref()),
-                predicted: Some(prediction.timeline.clone()),
-                device_memory: page_facts::device_memory(&prediction.memory),
-                notes: page_facts::why(&plan, &prediction),
-                ..Report::default()
-            };
+            let page = page_facts::of_prediction(("Simulation of", &model), &plan, &prediction);
+            let summary = page_figures(&figures, &model, &plan, &prediction, interval.as_ref());
+            let mut report = Report { summary, ..page };
+            report.notes.push(ALONE.to_owned());
             file.write(report.html())?;
         }
         let buffers = self.buffers.then(|| Buffers::of(&prediction.program));
@@ -207,12 +199,16 @@ impl Simulate {
             };
             terminal.line(format_args!("{why}, so each was simulated by itself."))?;
         }
-        match MemoryFit::fullest(&prediction.memory) {
-            Some(it) => terminal.line(format_args!("Memory: {}", memory::described(it))),
-            None => Ok(()),
+        if let Some(it) = MemoryFit::fullest(&prediction.memory) {
+            terminal.line(format_args!("Memory: {}", memory::described(it)))?;
         }
+        written::say(html.as_ref(), trace.as_ref(), terminal)
     }
 }
+
+/// What a page says of other plans.
+const ALONE: &str = "No other plan was simulated: `shardloom explain` says what other values of this plan's keys would \
+                     do, and `shardloom plan` finds the fastest and says what others take.";
 
 const MEMORY: [&str; 7] =
     ["rank", "ranks alike", "peak", "of", "computing", "communicating", "sent"];
@@ -229,7 +225,7 @@ fn buffer_rows(buffers: &Buffers) -> Vec<Vec<String>> {
 
 /// What a step is once steps follow each other; the timeline beside it shows one that begins with all
 /// ranks idle, which takes a little longer.
-fn figures(
+pub(super) fn figures(
     prediction: &Prediction,
     cluster: &Cluster,
     interval: Option<&Interval>,
@@ -252,7 +248,7 @@ fn figures(
 }
 
 /// The figures of the page: the step without its interval, which is long, and how much of the devices is used.
-fn page_figures(
+pub(super) fn page_figures(
     figures: &[(String, String)],
     model: &Model,
     plan: &Plan,

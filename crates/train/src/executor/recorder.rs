@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use shardloom_program::timeline::{Interval, Lane, Picos, Track};
-use shardloom_program::{Class, Issued};
+use shardloom_program::{Class, ClassId, Issued};
 
 use super::waiting::Recorded;
 
@@ -16,9 +16,18 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    pub fn new(origin: Instant, rank: u32, place: String) -> Recorder {
-        let track = Track { rank, multiplicity: 1, place, ..Track::default() };
-        Recorder { origin, track, issued: vec![] }
+    /// Of a rank of `class` at a place, which holds `live_bytes` from now on.
+    pub fn new(
+        origin: Instant,
+        rank: u32,
+        (class, place): (ClassId, String),
+        live_bytes: u64,
+    ) -> Recorder {
+        let class = class.0;
+        let track = Track { rank, multiplicity: 1, place, class, ..Track::default() };
+        let mut recorder = Recorder { origin, track, issued: vec![] };
+        recorder.track.memory.push((recorder.picos(Instant::now()), live_bytes));
+        recorder
     }
 
     /// Notes from when to when an instruction ran, and how many bytes lived from when on, after it. Computation

@@ -261,8 +261,9 @@ impl Worker {
     }
 
     fn recorder(&self, origin: Instant) -> Recorder {
-        let place = self.rank.place();
-        Recorder::new(origin, self.endpoint.rank(), place)
+        let place = (self.rank.class_id(), self.rank.place());
+        let live = self.rank.memory().live_bytes() as u64;
+        Recorder::new(origin, self.endpoint.rank(), place, live)
     }
 
     fn sent_bytes(&self) -> u64 {

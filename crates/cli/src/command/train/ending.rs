@@ -1,19 +1,20 @@
 //! What a run says at its end.
 
-use std::path::Path;
+use std::borrow::Cow;
 
 use serde::Serialize;
 use shardloom::Session;
-use shardloom::program::quantity::{bytes, digits, percent, seconds, signed_percent};
+use shardloom::program::MemoryUse;
+use shardloom::program::quantity::{bytes, digits, percent, seconds, signed_percent, whole};
 use shardloom::program::timeline::Timeline;
 use shardloom::train::Straggler;
 use shardloom_report::{PerfettoTrace, Report, Table, perfetto_trace, swimlane};
 
+use super::opening;
 use super::run::{History, Job, averages_ended, bound_changed, straggling, taken_over};
-use crate::command::page_facts;
 use crate::command::targets::per_second;
+use crate::command::{considered, page_facts, written};
 use crate::failure::Failure;
-use crate::output_file::OutputFile;
 use crate::table::table;
 use crate::terminal::Terminal;
 
@@ -62,10 +63,9 @@ pub fn conclude(
     terminal: Terminal,
 ) -> Result<(), Failure> {
     let summary = summary(job, session, history)?;
-    let memory = memory_rows(job, session);
-    let written = write_files(job, history, &summary, terminal);
-    let report = job.html.as_ref().filter(|_| written.is_ok()).map(OutputFile::path);
-    let said = say(job, history, (summary, &memory, report), terminal);
+    let memory = memory(job, session);
+    let written = write_files(job, history, (&summary, &memory), terminal);
+    let said = say(job, history, (summary, &memory.rows, written.is_ok()), terminal);
     if history.interrupted.is_some() {
         let outlook = match (&history.checkpoint, &job.checkpoints) {
             (Some(path), Some(checkpoints)) if checkpoints.resumable => {
@@ -84,7 +84,7 @@ pub fn conclude(
 fn say(
     job: &Job,
     history: &History,
-    (summary, memory, report): (Summary, &[Vec<String>], Option<&Path>),
+    (summary, memory, is_written): (Summary, &[Vec<String>], bool),
     terminal: Terminal,
 ) -> Result<(), Failure> {
     let predicted = job.prediction.as_ref().map(|prediction| &prediction.timeline);
@@ -104,8 +104,8 @@ fn say(
         for (name, value) in figures(&summary).into_iter().chain(remains(&summary)) {
             terminal.line(format_args!("{name}: {value}"))?;
         }
-        if let Some(report) = report {
-            terminal.line(format_args!("Report: {}", report.display()))?;
+        if is_written {
+            written::say(job.html.as_ref(), job.trace.as_ref(), terminal)?;
         }
     }
     Ok(())
@@ -115,7 +115,7 @@ fn say(
 fn write_files(
     job: &Job,
     history: &History,
-    summary: &Summary,
+    (summary, memory): (&Summary, &RunPeaks),
     terminal: Terminal,
 ) -> Result<(), Failure> {
     let predicted = job.prediction.as_ref().map(|prediction| &prediction.timeline);
@@ -134,27 +134,46 @@ fn write_files(
             cluster: job.plan.cluster.clone(),
             plan_toml: job.plan.to_toml(),
             warnings: predictions.map(page_facts::warnings).unwrap_or_default(),
-            summary: page_figures(job, summary),
+            summary: page_figures(job, summary, memory),
             losses: history.losses.clone(),
-            predicted: predicted.cloned(),
-            measured: history.measured.clone(),
+            predicted: predicted.map(Cow::Borrowed),
+            measured: history.measured.as_ref().map(Cow::Borrowed),
             device_memory: predictions.map(page_facts::device_memory).unwrap_or_default(),
-            notes: {
-                let why = job.prediction.iter().flat_map(|it| page_facts::why(&job.plan, it));
-                let ended = history.averages_ended.map(averages_ended);
-                let lost = why.chain(ended).chain(history.lost.iter().map(taken_over));
-                let lost = lost.chain(history.bound_changes.iter().map(bound_changed));
-                lost.chain(history.stragglers.iter().map(straggling)).collect()
-            },
-            tables: vec![Table {
-                title: "What it left".into(),
-                columns: ["what", "which"].map(str::to_owned).into(),
-                rows: remains(summary).map(|(name, value)| vec![name, value]).collect(),
-            }],
+            notes: notes(job, history, memory),
+            tables: tables(job, summary, memory),
         };
         file.write(report.html())?;
     }
     trace
+}
+
+/// Why the plan is what it is, and what happened to the run.
+fn notes(job: &Job, history: &History, memory: &RunPeaks) -> Vec<String> {
+    let mut said = match &job.prediction {
+        Some(prediction) => page_facts::why(&job.plan, prediction),
+        None => page_facts::why_untimed(&job.plan, &memory.uses, opening::unpredicted(job)),
+    };
+    said.extend(job.search.iter().flat_map(considered::sentences));
+    said.extend(history.averages_ended.map(averages_ended));
+    said.extend(history.lost.iter().map(taken_over));
+    said.extend(history.bound_changes.iter().map(bound_changed));
+    said.extend(history.stragglers.iter().map(straggling));
+    said
+}
+
+fn tables(job: &Job, summary: &Summary, memory: &RunPeaks) -> Vec<Table> {
+    let mut tables = vec![Table {
+        title: "Memory and messages of the run".into(),
+        columns: COLUMNS.map(str::to_owned).into(),
+        rows: memory.rows.clone(),
+    }];
+    tables.extend(job.search.as_ref().map(considered::table));
+    tables.push(Table {
+        title: "What it left".into(),
+        columns: ["what", "which"].map(str::to_owned).into(),
+        rows: remains(summary).map(|(name, value)| vec![name, value]).collect(),
+    });
+    tables
 }
 
 impl From<&Straggler> for Slow {
@@ -208,13 +227,18 @@ fn figures(summary: &Summary) -> Vec<(String, String)> {
 }
 
 /// The figures of the page, with how much of the devices is used and what they cost.
-fn page_figures(job: &Job, summary: &Summary) -> Vec<(String, String)> {
+fn page_figures(job: &Job, summary: &Summary, memory: &RunPeaks) -> Vec<(String, String)> {
     let mut of_page = figures(summary);
+    let parameters = whole(job.model.graph().parameter_count());
+    of_page.push(("Parameters".to_owned(), parameters));
     if let Some((prediction, median)) = job.prediction.as_ref().zip(summary.median_step_seconds) {
         of_page.extend(page_facts::utilisation(prediction, median));
     }
     let peak = summary.peak_bytes_per_rank.iter().max();
-    of_page.extend(peak.map(|&peak| ("Peak memory".to_owned(), bytes(peak))));
+    of_page.extend(peak.map(|&peak| ("Peak memory of a rank".to_owned(), bytes(peak))));
+    let peak = memory.predicted.iter().max();
+    of_page.extend(peak.map(|&peak| ("Predicted peak".to_owned(), bytes(peak))));
+    of_page.push(("Memory of the run".to_owned(), memory.needed.clone()));
     of_page.extend(job.cost.map(|cost| ("Cost".to_owned(), cost.described())));
     of_page
 }
@@ -228,19 +252,38 @@ fn remains(summary: &Summary) -> impl Iterator<Item = (String, String)> {
 
 const COLUMNS: [&str; 4] = ["rank", "peak memory", "predicted peak", "sent in the run"];
 
-fn memory_rows(job: &Job, session: &mut Session) -> Vec<Vec<String>> {
+/// What ranks of a run hold at their peaks.
+struct RunPeaks {
+    /// What each was predicted to hold, by rank; nothing once a server was lost.
+    predicted: Vec<u64>,
+    /// Where no times are predicted, what that is made of.
+    uses: Vec<MemoryUse>,
+    /// By rank: what was held, what was predicted, and what was sent.
+    rows: Vec<Vec<String>>,
+    /// What all of them needed together, and what there was.
+    needed: String,
+}
+
+fn memory(job: &Job, session: &mut Session) -> RunPeaks {
+    let needed = opening::memory(session.memory());
     let trainer = session.trainer();
-    // What was predicted is of ranks among which there was every server.
-    let prediction = job.prediction.as_ref().filter(|_| trainer.lost_servers().is_empty());
-    let predicted = prediction.map(|it| it.peak_bytes_per_rank()).unwrap_or_default();
+    let uses = match &job.prediction {
+        Some(_) => vec![],
+        None => page_facts::memory_uses(trainer.program()),
+    };
+    let predicted = match &job.prediction {
+        // What was predicted is of ranks among which there was every server.
+        _ if !trainer.lost_servers().is_empty() => vec![],
+        Some(prediction) => prediction.peak_bytes_per_rank(),
+        None => uses.iter().map(|it| it.peak_bytes).collect(),
+    };
     let ranks = trainer.peak_bytes_per_rank().iter().zip(trainer.sent_bytes_per_rank());
-    ranks
-        .enumerate()
-        .map(|(rank, (&peak, &sent))| {
-            let predicted = predicted.get(rank).map_or("-".to_owned(), |&peak| bytes(peak));
-            vec![rank.to_string(), bytes(peak), predicted, bytes(sent)]
-        })
-        .collect()
+    let row = |(rank, (&peak, &sent)): (usize, (&u64, &u64))| {
+        let predicted = predicted.get(rank).map_or("-".to_owned(), |&peak| bytes(peak));
+        vec![rank.to_string(), bytes(peak), predicted, bytes(sent)]
+    };
+    let rows = ranks.enumerate().map(row).collect();
+    RunPeaks { predicted, uses, rows, needed }
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ use crate::output_file::OutputFile;
 use crate::terminal::Terminal;
 use rate::Rate;
 use run::{Checkpoints, Job, Validation, claim};
-use shape::Shape;
+use shape::{Chosen, Shape};
 
 /// Train a model on this machine, every rank a thread; under mpirun or srun, in all processes they start
 #[derive(Debug, Args)]
@@ -295,7 +295,7 @@ impl Train {
         }
         // What is wrong with the data is said before a search, which may measure this machine first.
         let data = self.data(&model, &tokenizer, validation_fraction, Some(terminal))?;
-        let plan = match launched {
+        let Chosen { plan, search } = match launched {
             None => self.plan(&model, plan_file, &local, terminal)?,
             Some(launched) => {
                 self.plan_for_processes(&model, plan_file, (launched, &local), terminal)?
@@ -372,6 +372,7 @@ impl Train {
             data: self.data.clone(),
             tokenizer: data.tokenizer().map(str::to_owned),
             plan,
+            search,
             steps: self.steps.get(),
             weights,
             new_head: self.new_head.is_some(),
@@ -406,9 +407,9 @@ impl Train {
         plan_file: Option<Plan>,
         local: &LocalProfile,
         terminal: Terminal,
-    ) -> Result<Plan, Failure> {
+    ) -> Result<Chosen, Failure> {
         match plan_file {
-            Some(plan) => Ok(plan),
+            Some(plan) => Ok(plan.into()),
             None => self.shape.plan(model, local, terminal),
         }
     }
@@ -421,17 +422,17 @@ impl Train {
         plan_file: Option<Plan>,
         (launched, local): (&Launched, &LocalProfile),
         terminal: Terminal,
-    ) -> Result<Plan, Failure> {
+    ) -> Result<Chosen, Failure> {
         self.shape.require_no_ranks()?;
         if plan_file.is_none() && self.shape.leaves_split() {
             return self.shape.found_for(model, (launched, local), terminal);
         }
-        let plan = self.plan(model, plan_file, local, terminal)?;
-        match launched.require_shares(&plan) {
+        let chosen = self.plan(model, plan_file, local, terminal)?;
+        match launched.require_shares(&chosen.plan) {
             Err(_) if self.replan => {
-                self.shape.found_instead(&plan, model, (launched, local), terminal)
+                self.shape.found_instead(&chosen.plan, model, (launched, local), terminal)
             }
-            checked => Ok(checked.map(|()| plan)?),
+            checked => Ok(checked.map(|()| chosen)?),
         }
     }
 

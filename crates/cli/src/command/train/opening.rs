@@ -98,7 +98,8 @@ fn steps(job: &Job, samples: Samples, first: u64) -> String {
     )
 }
 
-fn memory(memory: RunMemory) -> String {
+/// What the ranks of this process need together, and what there is.
+pub fn memory(memory: RunMemory) -> String {
     let RunMemory { needed_bytes, ranks, data_bytes, available_bytes } = memory;
     let data = match data_bytes {
         0 => String::new(),
@@ -109,22 +110,24 @@ fn memory(memory: RunMemory) -> String {
     format!("{} on {}{data}{available}", bytes(needed_bytes), number_of(ranks, "rank"))
 }
 
+/// Why times are not predicted where they are not.
+pub fn unpredicted(job: &Job) -> &'static str {
+    match job.in_processes {
+        true => {
+            "not known, as the machines of these processes have not been measured as they are now (`shardloom \
+             profile` does, started as this was) or not in the plan's number format, or there are more ranks than \
+             processes"
+        }
+        false => {
+            "not known, as this machine has not been measured as it is now (`shardloom profile` does) or not in \
+             the plan's number format (profiles are of fp32 and bf16), or has fewer cores than there are ranks"
+        }
+    }
+}
+
 /// What a step takes and when the last ends, or why that is not known.
 fn prediction(job: &Job, first: u64, is_timed: bool) -> String {
-    let Some(prediction) = &job.prediction else {
-        return match job.in_processes {
-            true => {
-                "not known, as the machines of these processes have not been measured as they are now (`shardloom \
-                 profile` does, started as this was) or not in the plan's number format, or there are more ranks than \
-                 processes"
-            }
-            false => {
-                "not known, as this machine has not been measured as it is now (`shardloom profile` does) or not in \
-                 the plan's number format (profiles are of fp32 and bf16), or has fewer cores than there are ranks"
-            }
-        }
-        .into();
-    };
+    let Some(prediction) = &job.prediction else { return unpredicted(job).into() };
     let step = prediction.summary.step_seconds;
     if !is_timed {
         return format!("{}, simulated", seconds(step));

@@ -8,6 +8,7 @@ use serde::Serialize;
 use shardloom::plan::{Number, Plan};
 use shardloom::program::quantity::{digits, percent, seconds};
 use shardloom::program::timeline::Timeline;
+use shardloom::search::Outcome;
 use shardloom::train::{
     BoundChange, DelayBound, Evaluation, LostServer, RunClock, Settings, Step, Straggler,
 };
@@ -32,6 +33,8 @@ pub struct Job {
     pub tokenizer: Option<String>,
     /// How it is trained.
     pub plan: Plan,
+    /// The search that found the plan, if one did.
+    pub search: Option<Outcome>,
     /// Steps that it has been trained for in the end.
     pub steps: u64,
     /// Weights to start from.

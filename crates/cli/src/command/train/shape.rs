@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use clap::Args;
 use shardloom::cluster::Cluster;
 use shardloom::plan::{LossScale, Number, Plan, Precision, Sync};
-use shardloom::search::Request;
+use shardloom::search::{Outcome, Request};
 use shardloom::{Launched, LocalProfile, Model, find_plan, usual_request};
 
 use crate::command::dimensions::{Dimensions, Place};
@@ -32,6 +32,21 @@ pub struct Shape {
     dimensions: Dimensions,
 }
 
+/// A plan to train with.
+pub struct Chosen {
+    /// The plan.
+    pub plan: Plan,
+    /// The search that found it, if one did.
+    pub search: Option<Outcome>,
+}
+
+impl From<Plan> for Chosen {
+    /// A plan that was given.
+    fn from(plan: Plan) -> Chosen {
+        Chosen { plan, search: None }
+    }
+}
+
 impl Shape {
     /// The first of these options that was given.
     pub fn given(&self) -> Option<&'static str> {
@@ -45,10 +60,10 @@ impl Shape {
         model: &Model,
         local: &LocalProfile,
         terminal: Terminal,
-    ) -> Result<Plan, Failure> {
+    ) -> Result<Chosen, Failure> {
         match self.ranks {
             Some(ranks) => self.found_here(ranks.get(), model, local, terminal),
-            None => self.said(model),
+            None => self.said(model).map(Chosen::from),
         }
     }
 
@@ -73,7 +88,7 @@ impl Shape {
         model: &Model,
         on: (&Launched, &LocalProfile),
         terminal: Terminal,
-    ) -> Result<Plan, Failure> {
+    ) -> Result<Chosen, Failure> {
         self.dimensions.refuse_unjudged("a search for a plan")?;
         found_on(on, terminal, |cluster, file| self.found(model, cluster, file, terminal))
     }
@@ -88,7 +103,7 @@ impl Shape {
         model: &Model,
         on: (&Launched, &LocalProfile),
         terminal: Terminal,
-    ) -> Result<Plan, Failure> {
+    ) -> Result<Chosen, Failure> {
         if !plan.parameters.is_empty() {
             let message = "--replan: groups of parameters are not found; start as many processes as the plan has \
                            ranks, or give another plan";
@@ -109,7 +124,7 @@ impl Shape {
             let usual = usual_request(model, cluster, file, plan.global_batch);
             fastest(model, cluster, &anew(plan, usual), terminal)
         })?;
-        Ok(as_before(found, plan))
+        Ok(Chosen { plan: as_before(found.plan, plan), ..found })
     }
 
     /// The plan that options say.
@@ -125,7 +140,7 @@ impl Shape {
         model: &Model,
         local: &LocalProfile,
         terminal: Terminal,
-    ) -> Result<Plan, Failure> {
+    ) -> Result<Chosen, Failure> {
         self.dimensions.leave_choice_to("--ranks", self.order.given())?;
         self.dimensions.refuse_unjudged("--ranks")?;
         let cores = load_cluster("local", local, terminal)?.device_count();
@@ -145,7 +160,7 @@ impl Shape {
         cluster: &Cluster,
         text: &str,
         terminal: Terminal,
-    ) -> Result<Plan, Failure> {
+    ) -> Result<Chosen, Failure> {
         let usual = usual_request(model, cluster, text, self.dimensions.global_batch());
         let request = self.dimensions.request(
             Request { precision: Precision::FP32, formats_by_machines: false, ..usual },
@@ -160,18 +175,18 @@ fn fastest(
     cluster: &Cluster,
     request: &Request,
     terminal: Terminal,
-) -> Result<Plan, Failure> {
-    let plan = find_plan(model, cluster, request).map_err(of_request)?.outcome.plan;
-    terminal.note(format_args!("plan: {}", plan_line(&plan)));
-    Ok(plan)
+) -> Result<Chosen, Failure> {
+    let outcome = find_plan(model, cluster, request).map_err(of_request)?.outcome;
+    terminal.note(format_args!("plan: {}", plan_line(&outcome.plan)));
+    Ok(Chosen { plan: outcome.plan.clone(), search: Some(outcome) })
 }
 
 /// A plan that is found on the machines of several processes; `find` is told these and the file that has them.
 fn found_on(
     (launched, local): (&Launched, &LocalProfile),
     terminal: Terminal,
-    find: impl FnOnce(&Cluster, &str) -> Result<Plan, Failure>,
-) -> Result<Plan, Failure> {
+    find: impl FnOnce(&Cluster, &str) -> Result<Chosen, Failure>,
+) -> Result<Chosen, Failure> {
     let (cluster, file) = machines_of(launched, local, terminal)?;
     find(&cluster, &file.display().to_string())
 }

@@ -15,6 +15,7 @@ use shardloom_validate::{
     residuals,
 };
 
+use super::written;
 use crate::failure::Failure;
 use crate::output_file::OutputFile;
 use crate::terminal::Terminal;
@@ -139,6 +140,7 @@ impl Validate {
         if let Some(interval) = interval.filter(|_| reports.len() > 1) {
             terminal.line(format_args!("\nall files\n  {}", coverage(interval)))?;
         }
+        written::say(html.as_ref(), None, terminal)?;
         for group in residuals.iter().flatten() {
             terminal.text(group_toml(group))?;
         }
