@@ -53,7 +53,10 @@ fn group<'a>(spec: &str, part: &'a str) -> Option<Result<GroupSpec<'a>, ClusterE
     let impossible = counts.iter().find(|(.., count)| !(1..=most).contains(count));
     if let Some(&(count, what, _)) = impossible {
         let (spec, count) = (spec.to_owned(), count.to_owned());
-        let rule = format!("there are 1 to {most}");
+        let rule = match count.trim_matches('0') {
+            "" => "at least 1 is needed".to_owned(),
+            _ => format!("over the limit of {most}"),
+        };
         return Some(Err(ClusterError::Size { spec, count, what, rule }));
     }
     let [(.., nodes), (.., devices_per_node)] = counts;

@@ -53,7 +53,8 @@ impl Generator {
         }
         let (checkpoint, refused) = open_checkpoint(path)?;
         let model = model_of(&checkpoint)?;
-        let tokenizer = match tokenizer {
+        let given = tokenizer;
+        let tokenizer = match given {
             Some(name) => TextTokenizer::open(name)?,
             None => trained_tokenizer(&checkpoint)?,
         };
@@ -71,7 +72,7 @@ impl Generator {
                 }
             })?;
         require_vocabulary(&model, tokenizer.tokenizer().vocabulary_size(), || {
-            format!("tokens of the tokenizer {}", tokenizer.name())
+            format!("tokens of the tokenizer {}", given.unwrap_or(tokenizer.name()))
         })?;
         let random = SplitMix64(seed);
         let model = model.spec().name().to_owned();

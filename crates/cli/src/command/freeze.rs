@@ -17,7 +17,7 @@ pub fn frozen(given: &[String], model: &Model) -> Result<Vec<ParameterGroup>, Fa
             "--freeze {}: all parameters are frozen, so that there is nothing to train; leave some out",
             given.join(",")
         );
-        return Err(Failure::usage("--freeze", message));
+        return Err(Failure::option("--freeze", message));
     }
     Ok(groups.into_iter().map(|(group, _)| group).collect())
 }
