@@ -42,7 +42,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Plan(Plan),
+    Plan(Box<Plan>),
     Explain(Explain),
     Simulate(Box<Simulate>),
     Program(Box<Program>),

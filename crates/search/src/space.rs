@@ -275,9 +275,10 @@ impl Space {
         };
         let exists = |&chunks: &u32| match arrangement {
             Arrangement::Bidirectional => pp.is_multiple_of(chunks),
-            _ => pp * chunks <= self.blocks && (chunks == 1 || pp * chunks <= MOST_STAGES),
+            _ => pp * chunks <= self.blocks,
         };
-        tried.into_iter().filter(exists).collect()
+        let is_tried = |&chunks: &u32| chunks == 1 || pp * chunks <= MOST_STAGES;
+        tried.into_iter().filter(exists).filter(is_tried).collect()
     }
 
     /// Whether it has no plans of more than [`MOST_STAGES`] stages though there are blocks for them.
@@ -297,7 +298,7 @@ impl Space {
 /// The most stages on a mesh that are tried.
 const MOST_CHUNKS: u32 = 16;
 
-/// The most stages of a pipeline that are tried where meshes have several.
+/// The most stages on all meshes of a pipeline that are tried where they have several.
 pub(crate) const MOST_STAGES: u32 = 1024;
 
 /// The widths of context parallelism that are tried where there is `room` for so many ranks with the same

@@ -432,6 +432,40 @@ fn what_is_wrong_with_options_is_said_by_their_names() {
         outcome.refuses("plan", said);
         outcome.check(outcome.stderr.contains("\"where\":\"--"), "no option is named");
     }
+    place.write("text.txt", "a b c ".repeat(100));
+    let train = format!("train {GPT} --data text.txt --global-batch 4 --steps 2");
+    let simulate = format!("simulate {GPT} --cluster h100-80g:2");
+    for (command, kind, said) in [
+        (
+            "schedule zb-v --stages 4 --microbatches 8 --chunks 3",
+            "plan",
+            "--chunks 3: zb-v wants 2 stages on each device",
+        ),
+        (
+            "schedule dualpipe --stages 4 --microbatches 6",
+            "plan",
+            "--microbatches 6: dualpipe wants at least 8 micro-batches on 4 devices",
+        ),
+        (
+            &format!("{simulate} --dp 2 --servers 1 --freeze embed*"),
+            "plan",
+            "--freeze embed*: with servers, which hold all parameters alike, there are no groups",
+        ),
+        (&format!("{train} --freeze *"), "plan", "--freeze *: all parameters are frozen"),
+        (&format!("{train} --seq 0"), "usage", "'--seq <TOKENS>': at least 1 is needed"),
+        (
+            &format!("{train} --checkpoint text.txt"),
+            "file",
+            "text.txt is a file; checkpoints go in a folder",
+        ),
+        (
+            "generate text.txt --prompt a --temperature -1",
+            "usage",
+            "'--temperature <T>': it is finite and at least 0",
+        ),
+    ] {
+        place.run(&format!("{command} --json")).refuses(kind, said);
+    }
 }
 
 #[test]

@@ -130,6 +130,13 @@ fn what_megatron_has_encoded_is_read_by_any_of_its_names() {
     huge[18..26].fill(0xff);
     fs::write(&index, &huge).expect("written");
     refused("it ends too early");
+    // It is not read as a text then.
+    let mut damaged = sound.clone();
+    damaged[0] = b'X';
+    fs::write(&index, &damaged).expect("written");
+    refused("it is no index of Megatron-LM");
+    fs::write(&index, "").expect("written");
+    refused("it ends too early");
     let mut newer = sound;
     newer[9] = 2;
     fs::write(&index, &newer).expect("written");

@@ -182,3 +182,17 @@ fn what_cannot_be_asked_for_is_named() {
     let none = Request { memory_share: 0.0, ..request };
     assert_eq!(message(none), "memory_share = 0: above 0, and at most 1 for all memory");
 }
+
+/// With one stage on each there may be more: as many as there are blocks.
+#[test]
+fn no_more_than_a_thousand_stages_are_tried_where_devices_have_several() {
+    let text = "gpt:layers=2046,hidden=32,heads=4,seq=32,vocab=64";
+    let graph = model(text);
+    let cluster = h100(256, 8, 80_000_000_000);
+    let space = Space::new(&graph, &cluster, &Request::new(text, "c", 64)).expect("a space");
+    let stages = |several: bool| {
+        let candidates = space.candidates().filter(|it| (it.chunks > 1) == several);
+        candidates.map(|it| it.pp * it.chunks).max()
+    };
+    assert_eq!((stages(true), stages(false)), (Some(1024), Some(2048)));
+}

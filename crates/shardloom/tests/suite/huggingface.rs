@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::json;
-use shardloom::checkpoint::{Stored, Tensor, read_safetensors};
+use shardloom::checkpoint::{CheckpointError, Stored, Tensor, read_safetensors, write_safetensors};
 use shardloom::plan::{AttentionKind, Mesh, Optimizer, Plan, Uniform};
 use shardloom::train::learning_rate::{Curve, LearningRate};
 use shardloom::train::{OnNonFinite, RunClock, Settings};
@@ -207,6 +207,23 @@ fn exported(session: &mut Session, folder: &Path) -> BTreeMap<String, Tensor> {
     session.save(&folder.join("run"), None).expect("saved");
     export_huggingface(&folder.join("run"), &folder.join("out"), WHOLE).expect("exported");
     tensors(&folder.join("out"))
+}
+
+/// With such weights every loss would be none, whatever the data.
+#[test]
+fn weights_that_are_no_numbers_are_refused_by_their_place() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let model = load(&golden("qwen2"));
+    let mut there = tensors(&golden("qwen2"));
+    let norm = there.get_mut("model.norm.weight").expect("every model of the kind has it");
+    norm.values[3] = f32::NAN;
+    let path = folder.path().join("model.safetensors");
+    let shapes = there.iter().map(|(name, it)| (name.clone(), it.shape.clone())).collect();
+    let values = |name: &str| Ok::<_, CheckpointError>(there[name].values.clone());
+    write_safetensors(&path, Stored::F32, shapes, None, values).expect("written");
+    let mut session = start(&model, folder.path(), 1);
+    let error = session.load_weights(&path).expect_err("there is a NaN");
+    assert!(matches!(error, Error::NonFiniteWeights { element: 3, .. }), "{error}");
 }
 
 #[test]
