@@ -3,7 +3,11 @@
 The golden files of crates/exchange/tests are what is judged, so what continuous integration compares with is what
 these parsers have accepted:
 
-    python judge.py [--megatron CHECKOUT] [--nanotron CHECKOUT] [--only PROJECT] [--json DIRECTORY]
+    python judge.py [--megatron CHECKOUT] [--nanotron CHECKOUT] [--only PROJECT] [--exports DIRECTORY] [--json DIRECTORY]
+
+With `--exports` it is instead what the tests of fifty plans for each project have written there:
+
+    SHARDLOOM_EXPORTS=DIRECTORY cargo test -p shardloom-exchange --test suite fifty
 
 A project that cannot be imported is said to be missing, and the exit status is 1 if anything was refused or missing.
 `--json` keeps the configuration that torchtitan writes of its own, which `shardloom import` reads.
@@ -42,6 +46,16 @@ def golden():
         last = parts[-2]
         files[last] = re.sub(r"^unsaid: .*\n?", "", files[last], flags=re.M)
         yield case, project, files
+
+
+def exported(directory):
+    """Yields the same of each folder of a directory."""
+    folders = sorted(path for path in pathlib.Path(directory).iterdir() if path.is_dir())
+    if not folders:
+        sys.exit(f"there is nothing in {directory}")
+    for folder in folders:
+        case, project = folder.name.rsplit("_", 1)
+        yield case, project, {path.name: path.read_text() for path in folder.iterdir()}
 
 
 def devices_of(text):
@@ -259,11 +273,12 @@ def main():
     parser.add_argument("--megatron", default="Megatron-LM", help="a checkout of Megatron-LM")
     parser.add_argument("--nanotron", default="nanotron", help="a checkout of nanotron")
     parser.add_argument("--only", choices=PROJECTS, help="judge for this project only")
+    parser.add_argument("--exports", help="a folder with what was exported, in place of the golden files")
     parser.add_argument("--json", help="a folder for the configurations that torchtitan writes")
     options = parser.parse_args()
-    failed = 0
+    failed, judged = 0, {}
     print("| plan | project | read as |\n| --- | --- | --- |")
-    for case, project, files in golden():
+    for case, project, files in exported(options.exports) if options.exports else golden():
         if options.only not in (None, project):
             continue
         with tempfile.TemporaryDirectory() as temporary:
@@ -277,7 +292,9 @@ def main():
                 failed, verdict = failed + 1, f"MISSING: {error}"
             except BaseException as error:
                 failed, verdict = failed + 1, f"REFUSED: {type(error).__name__}: {error}"
+        judged[project] = judged.get(project, 0) + 1
         print(f"| {case} | {project} | {verdict} |", flush=True)
+    print(f"\njudged {judged}; {failed} refused or missing")
     return int(failed > 0)
 
 

@@ -1,8 +1,14 @@
-//! Fifty plans for every project, which have all words that it takes between them: each comes back the same.
+//! Fifty plans for every project, which have all words that it takes between them: each comes back the same. What is
+//! written for them is kept in a folder of its own below the one that `SHARDLOOM_EXPORTS` names, if it does, for
+//! `benches/exchange/judge.py`.
+
+use std::env;
+use std::fs;
+use std::path::Path;
 
 use crate::plans::{Case, GPT, LLAMA, SMALL_LLAMA, data_slowest, numbers, plan, plan_with_experts};
 use crate::there_and_back::assert_back;
-use shardloom_exchange::{Project, own_cuts};
+use shardloom_exchange::{Project, export, own_cuts};
 use shardloom_graph::ModelSpec;
 use shardloom_plan::{
     AttentionKind, Axis, AxisSet, LossScale, Mesh, Number, Optimizer, Plan, Precision, Recompute,
@@ -51,7 +57,27 @@ fn check(project: Project, plans: &[Plan]) {
     for (index, plan) in plans.iter().enumerate() {
         let name = format!("plan {index}: {}", plan.to_toml());
         assert!(!plans[..index].contains(plan), "{name}: twice");
-        assert_back(&Case::of(&name, plan.clone()), project, plan);
+        let case = Case::of(&name, plan.clone());
+        assert_back(&case, project, plan);
+        if let Some(folder) = env::var_os("SHARDLOOM_EXPORTS") {
+            keep(
+                &case,
+                project,
+                &Path::new(&folder).join(format!("plan-{index:02}_{}", project.name())),
+            );
+        }
+    }
+}
+
+/// Writes what is written for a plan, anew.
+fn keep(case: &Case, project: Project, folder: &Path) {
+    let exported = export(project, &case.plan, &case.spec, &case.graph, case.machines());
+    if folder.exists() {
+        fs::remove_dir_all(folder).expect("it is deleted");
+    }
+    fs::create_dir_all(folder).expect("a folder");
+    for file in exported.expect("it was exported before").files {
+        fs::write(folder.join(file.name), file.text).expect("written");
     }
 }
 
