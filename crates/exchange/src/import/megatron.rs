@@ -114,7 +114,7 @@ pub(super) fn import(
     recipe.stages = stages;
     recipe.recompute = recompute(&arguments, &recipe)?;
     // What a plan's arguments have that nothing depends on here.
-    for read in ["overlap-param-gather", "no-gradient-accumulation-fusion", "ckpt-format"] {
+    for read in ["no-gradient-accumulation-fusion", "ckpt-format"] {
         arguments.has(read);
     }
     let mut notes = vec![];
@@ -125,6 +125,7 @@ pub(super) fn import(
     }
     notes.extend(scales(&arguments)?);
     notes.extend(sharding_note(&arguments)?);
+    notes.extend(gathers_note(&arguments, recipe.zero)?);
     notes.extend(context(&arguments, cp)?);
     notes.extend(unread_note(&arguments.unread()?));
     notes.extend(arguments.commands_note());
@@ -477,6 +478,27 @@ fn sharding_note(arguments: &Arguments) -> Result<Option<String>, ExchangeError>
         "--use-megatron-fsdp without --data-parallel-sharding-strategy is optim_grads_params, ZeRO 3, as from \
          Megatron-LM core_v0.18.0 on; before that it was no_shard"
             .into()
+    }))
+}
+
+/// Where weights are gathered beside the next step's forward passes, as they are in plans under ZeRO 3 only.
+fn gathers_note(arguments: &Arguments, zero: u8) -> Result<Option<String>, ExchangeError> {
+    let name = "overlap-param-gather";
+    if !arguments.has(name) {
+        return Ok(None);
+    }
+    let shards = ["use-distributed-optimizer", "use-megatron-fsdp"];
+    let shards = shards.into_iter().filter(|it| arguments.has(it)).count() > 0;
+    if !shards || !arguments.has("overlap-grad-reduce") {
+        let rule = "Megatron-LM takes it with --use-distributed-optimizer or --use-megatron-fsdp, and with \
+                    --overlap-grad-reduce";
+        return arguments.error(name, "given", rule);
+    }
+    Ok((zero < 3).then(|| {
+        format!(
+            "weights are gathered beside the next step's forward passes there (--{name}), and behind the update in \
+             the plan"
+        )
     }))
 }
 

@@ -269,6 +269,26 @@ fn megatrons_words_for_offloading_that_are_not_known_are_refused() {
     assert!(off.notes.iter().any(|it| it.starts_with(note) && it.contains("offload-fraction")));
 }
 
+#[test]
+fn weights_that_megatron_gathers_beside_forward_passes_are_noted_where_plans_gather_them_before() {
+    let base = Base { place: "run.sh", text: MEGATRON, given: given(16) };
+    let overlaps = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather";
+    let fsdp = "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params";
+    for (words, is_noted) in [
+        (overlaps.to_owned(), true),
+        ("--use-distributed-optimizer --overlap-grad-reduce".to_owned(), false),
+        (format!("{overlaps} {fsdp}"), false),
+    ] {
+        let notes = base.read("--use-distributed-optimizer", &words).expect("a plan").notes;
+        let found = notes.iter().any(|note| note.contains("behind the update in the plan"));
+        assert_eq!(found, is_noted, "{words}: {notes:?}");
+    }
+    for words in ["--use-distributed-optimizer --overlap-param-gather", "--overlap-param-gather"] {
+        let error = base.read("--use-distributed-optimizer", words).expect_err(words).to_string();
+        assert!(error.contains("--overlap-param-gather = given: Megatron-LM takes it"), "{error}");
+    }
+}
+
 /// As documented for all projects.
 /// Before core_v0.18.0 the same words sharded nothing.
 #[test]
