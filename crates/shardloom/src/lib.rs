@@ -45,6 +45,7 @@ mod saved;
 mod session;
 mod trained_tokenizer;
 mod training_data;
+mod unpredicted;
 
 pub use buffers::{Buffers, RankBuffers};
 pub use checkpoint_folder::CheckpointFolder;
@@ -75,6 +76,7 @@ pub use run_memory::RunMemory;
 pub use saved::{Exported, export_weights};
 pub use session::{Resumed, Session, guarded};
 pub use training_data::{Data, Sampling, TextTokenizer};
+pub use unpredicted::Unpredicted;
 
 pub use shardloom_interop::ModelType;
 pub use shardloom_plan::Plan;

@@ -11,7 +11,7 @@ use shardloom_sim::{
 
 use crate::arithmetic::sample_flops;
 use crate::planning::peak_flops;
-use crate::{Error, Launched, LocalProfile, Model, Result, lower};
+use crate::{Error, Launched, LocalProfile, Model, Result, Unpredicted, lower};
 
 /// What a step of a plan is predicted to be.
 #[derive(Clone, Debug)]
@@ -141,9 +141,8 @@ fn are_devices_alike(program: &Program, cluster: &Cluster) -> Result<bool> {
     Ok(true)
 }
 
-/// Simulates `plan` with its ranks on the cores of this machine, as [`crate::Session`] runs them. Nothing
-/// if this machine has not been measured as it is now, or not in the plan's number format, or has fewer cores
-/// than the plan has ranks.
+/// Simulates `plan` with its ranks on the cores of this machine, as [`crate::Session`] runs them, or says why it is not
+/// predicted.
 ///
 /// # Errors
 /// As [`simulate`], and if the profile cannot be read.
@@ -151,24 +150,26 @@ pub fn predict_here(
     model: &Model,
     plan: &Plan,
     local: &LocalProfile,
-) -> Result<Option<Prediction>> {
+) -> Result<std::result::Result<Prediction, Unpredicted>> {
     let profile = match local.load() {
         Ok(Some(profile)) => profile,
-        Ok(None) | Err(Error::OtherMachine { .. }) => return Ok(None),
+        Ok(None) | Err(Error::OtherMachine { .. }) => return Ok(Err(Unpredicted::Here)),
         Err(error) => return Err(error),
     };
-    let devices_per_node = u32::try_from(plan.least_devices()).unwrap_or(u32::MAX);
-    let precision = matmul_precision(plan.precision.compute);
-    let is_measured = profile.device.peak_flops(precision).is_ok();
-    if devices_per_node > profile.node.devices || !is_measured {
-        return Ok(None);
+    let (ranks, there) = (plan.least_devices(), profile.node.devices as usize);
+    if ranks > there {
+        return Ok(Err(Unpredicted::Ranks { ranks, there, of: "core" }));
     }
+    let compute = plan.precision.compute;
+    if profile.device.peak_flops(matmul_precision(compute)).is_err() {
+        return Ok(Err(Unpredicted::Format(compute)));
+    }
+    let devices_per_node = ranks as u32;
     let cluster = Cluster::new(vec![NodeGroup { profile, nodes: 1, devices_per_node }])?;
-    simulate(model, plan, &cluster, false).map(Some)
+    simulate(model, plan, &cluster, false).map(Ok)
 }
 
-/// Simulates `plan` with its ranks in these processes, at most one in each. Nothing if their machines have not
-/// been measured as they are now, or not in the plan's number format, or there are more ranks.
+/// Simulates `plan` with its ranks in these processes, at most one in each, or says why it is not predicted.
 ///
 /// # Errors
 /// As [`simulate`], and if what was measured cannot be read.
@@ -177,13 +178,18 @@ pub fn predict_in_processes(
     plan: &Plan,
     local: &LocalProfile,
     launched: &Launched,
-) -> Result<Option<Prediction>> {
-    let Some(cluster) = launched.measured_before(local)? else { return Ok(None) };
-    let precision = matmul_precision(plan.precision.compute);
-    let is_measured = cluster.profiles().iter().all(|it| it.device.peak_flops(precision).is_ok());
-    let of = launched.processes().process().of;
-    if plan.least_devices() > of as usize || !is_measured {
-        return Ok(None);
+) -> Result<std::result::Result<Prediction, Unpredicted>> {
+    let Some(cluster) = launched.measured_before(local)? else {
+        return Ok(Err(Unpredicted::InProcesses));
+    };
+    let (ranks, there) = (plan.least_devices(), launched.processes().process().of as usize);
+    if ranks > there {
+        return Ok(Err(Unpredicted::Ranks { ranks, there, of: "process" }));
     }
-    simulate(model, plan, &cluster, false).map(Some)
+    let compute = plan.precision.compute;
+    let precision = matmul_precision(compute);
+    if cluster.profiles().iter().any(|it| it.device.peak_flops(precision).is_err()) {
+        return Ok(Err(Unpredicted::Format(compute)));
+    }
+    simulate(model, plan, &cluster, false).map(Ok)
 }

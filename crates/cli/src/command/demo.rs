@@ -135,7 +135,6 @@ impl Demo {
             prediction,
             prediction_after: None,
             cost: None,
-            in_processes: false,
             html: Some(OutputFile::new(&folder.join("report.html"), true)?),
             trace: None,
             drain_every: super::train::DRAIN_EVERY,

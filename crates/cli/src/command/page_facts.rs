@@ -7,7 +7,7 @@ use shardloom::plan::Plan;
 use shardloom::program::quantity::{bytes, percent};
 use shardloom::program::{MemoryUse, Program, Rank};
 use shardloom::sim::{Fit, MemoryFit};
-use shardloom::{Model, Prediction};
+use shardloom::{Model, Prediction, Unpredicted};
 use shardloom_report::Report;
 
 use super::memory;
@@ -84,12 +84,12 @@ pub fn memory_uses(program: &Program) -> Vec<MemoryUse> {
 }
 
 /// What the plan is and what fills the memory of the fullest rank, where no times are known, which is said with why.
-pub fn why_untimed(plan: &Plan, uses: &[MemoryUse], unpredicted: &str) -> Vec<String> {
+pub fn why_untimed(plan: &Plan, uses: &[MemoryUse], unpredicted: &Unpredicted) -> Vec<String> {
     let mut said = vec![format!("The plan: {}.", plan_line(plan))];
     let fullest = uses.iter().enumerate().rev().max_by_key(|(_, it)| it.peak_bytes);
     said.extend(fullest.map(|(rank, it)| format!("Memory: {}.", memory::held(rank, it))));
     said.push(format!(
-        "Times, a predicted timeline and the share of peak FLOP/s (MFU) are {unpredicted}."
+        "Times, a predicted timeline and the share of peak FLOP/s (MFU) are not known, as {unpredicted}."
     ));
     said
 }

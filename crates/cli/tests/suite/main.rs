@@ -17,6 +17,7 @@ mod methods;
 mod model_files;
 mod network;
 mod nothing_lost;
+mod opening;
 mod packed_documents;
 mod predict;
 mod program;

@@ -1,11 +1,11 @@
 //! The numbers beside a plan, and the predictions for this machine.
 
 use shardloom::cluster::{Cluster, NodeGroup, Profile};
-use shardloom::plan::{AttentionKind, Mesh, Precision, Uniform};
+use shardloom::plan::{AttentionKind, Mesh, Number, Precision, Uniform};
 use shardloom::search::{Request, single_device_seconds};
 use shardloom::{
-    LocalProfile, Model, Planned, find_plan, methods, plan_by_method, predict_here, read_plan,
-    read_plan_and_model, read_plan_of, simulate, uniform_plan, usual_request,
+    LocalProfile, Model, Planned, Unpredicted, find_plan, methods, plan_by_method, predict_here,
+    read_plan, read_plan_and_model, read_plan_of, simulate, uniform_plan, usual_request,
 };
 
 const TEXT: &str = "gpt:layers=4,hidden=512,heads=8,seq=256,vocab=1024";
@@ -157,7 +157,7 @@ fn a_step_here_is_predicted_if_this_machine_was_measured_and_has_enough_cores() 
         let found = predict_here(&model, &plan(dp, precision), &local).expect("it can be read");
         found.map(|it| it.summary.step_seconds)
     };
-    assert_eq!(predicted(1, Precision::FP32), None);
+    assert_eq!(predicted(1, Precision::FP32), Err(Unpredicted::Here));
     let mut profile = Profile::preset("gtx-1080-ti").expect("a preset");
     profile.node.devices = 2;
     let text = profile.to_toml().expect("TOML");
@@ -166,10 +166,12 @@ fn a_step_here_is_predicted_if_this_machine_was_measured_and_has_enough_cores() 
         let groups = vec![NodeGroup { profile: profile.clone(), nodes: 1, devices_per_node: dp }];
         let cluster = Cluster::new(groups).expect("a cluster");
         let right = simulate(&model, &plan(dp, Precision::FP32), &cluster, false).expect("a step");
-        assert_eq!(predicted(dp, Precision::FP32), Some(right.summary.step_seconds));
+        assert_eq!(predicted(dp, Precision::FP32), Ok(right.summary.step_seconds));
     }
-    assert_eq!(predicted(4, Precision::FP32), None, "two cores");
-    assert_eq!(predicted(1, Precision::MIXED), None, "it was not measured in bf16");
+    let two_cores = Unpredicted::Ranks { ranks: 4, there: 2, of: "core" };
+    assert_eq!(predicted(4, Precision::FP32), Err(two_cores));
+    let format = Unpredicted::Format(Number::Bf16);
+    assert_eq!(predicted(1, Precision::MIXED), Err(format));
     std::fs::write(local.path(), "speed = 3").expect("written");
     predict_here(&model, &plan(1, Precision::FP32), &local).expect_err("no profile");
 }

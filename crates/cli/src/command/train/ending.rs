@@ -87,7 +87,7 @@ fn say(
     (summary, memory, is_written): (Summary, &[Vec<String>], bool),
     terminal: Terminal,
 ) -> Result<(), Failure> {
-    let predicted = job.prediction.as_ref().map(|prediction| &prediction.timeline);
+    let predicted = job.prediction.as_ref().ok().map(|prediction| &prediction.timeline);
     if terminal.json() {
         terminal.object(&Line { summary })?;
     } else {
@@ -118,7 +118,7 @@ fn write_files(
     (summary, memory): (&Summary, &RunPeaks),
     terminal: Terminal,
 ) -> Result<(), Failure> {
-    let predicted = job.prediction.as_ref().map(|prediction| &prediction.timeline);
+    let predicted = job.prediction.as_ref().ok().map(|prediction| &prediction.timeline);
     let trace = job.trace.as_ref().map_or(Ok(()), |file| {
         let timelines: Vec<&Timeline> = predicted.into_iter().chain(&history.measured).collect();
         let PerfettoTrace { bytes, left_out } = perfetto_trace(&timelines);
@@ -127,7 +127,7 @@ fn write_files(
         Ok(())
     });
     if let Some(file) = &job.html {
-        let predictions = job.prediction.as_ref().map(|it| &it.memory[..]);
+        let predictions = job.prediction.as_ref().ok().map(|it| &it.memory[..]);
         let report = Report {
             title: format!("Training of {}", job.model.spec().name()),
             model: job.model.text(),
@@ -150,8 +150,8 @@ fn write_files(
 /// Why the plan is what it is, and what happened to the run.
 fn notes(job: &Job, history: &History, memory: &RunPeaks) -> Vec<String> {
     let mut said = match &job.prediction {
-        Some(prediction) => page_facts::why(&job.plan, prediction),
-        None => page_facts::why_untimed(&job.plan, &memory.uses, opening::unpredicted(job)),
+        Ok(prediction) => page_facts::why(&job.plan, prediction),
+        Err(reason) => page_facts::why_untimed(&job.plan, &memory.uses, reason),
     };
     said.extend(job.search.iter().flat_map(considered::sentences));
     said.extend(history.averages_ended.map(averages_ended));
@@ -190,7 +190,7 @@ fn summary(job: &Job, session: &mut Session, history: &History) -> Result<Summar
         steps: history.losses.len(),
         final_loss: history.losses.last().map(|point| point.train),
         median_step_seconds,
-        predicted_step_seconds: job.prediction.as_ref().map(|it| it.summary.step_seconds),
+        predicted_step_seconds: job.prediction.as_ref().ok().map(|it| it.summary.step_seconds),
         bubble_fraction: measured.map(Timeline::bubble_fraction),
         dependency_idle_fraction: measured.map(Timeline::dependency_idle_fraction),
         exposed_communication_fraction: measured.map(Timeline::exposed_communication_fraction),
@@ -231,7 +231,9 @@ fn page_figures(job: &Job, summary: &Summary, memory: &RunPeaks) -> Vec<(String,
     let mut of_page = figures(summary);
     let parameters = whole(job.model.graph().parameter_count());
     of_page.push(("Parameters".to_owned(), parameters));
-    if let Some((prediction, median)) = job.prediction.as_ref().zip(summary.median_step_seconds) {
+    if let Some((prediction, median)) =
+        job.prediction.as_ref().ok().zip(summary.median_step_seconds)
+    {
         of_page.extend(page_facts::utilisation(prediction, median));
     }
     let peak = summary.peak_bytes_per_rank.iter().max();
@@ -268,14 +270,14 @@ fn memory(job: &Job, session: &mut Session) -> RunPeaks {
     let needed = opening::memory(session.memory());
     let trainer = session.trainer();
     let uses = match &job.prediction {
-        Some(_) => vec![],
-        None => page_facts::memory_uses(trainer.program()),
+        Ok(_) => vec![],
+        Err(_) => page_facts::memory_uses(trainer.program()),
     };
     let predicted = match &job.prediction {
         // What was predicted is of ranks among which there was every server.
         _ if !trainer.lost_servers().is_empty() => vec![],
-        Some(prediction) => prediction.peak_bytes_per_rank(),
-        None => uses.iter().map(|it| it.peak_bytes).collect(),
+        Ok(prediction) => prediction.peak_bytes_per_rank(),
+        Err(_) => uses.iter().map(|it| it.peak_bytes).collect(),
     };
     let ranks = trainer.peak_bytes_per_rank().iter().zip(trainer.sent_bytes_per_rank());
     let row = |(rank, (&peak, &sent)): (usize, (&u64, &u64))| {

@@ -18,7 +18,7 @@ use shardloom::plan::Plan;
 use shardloom::train::{DelayBound, OnNonFinite, RunClock, Settings};
 use shardloom::{
     CheckpointFolder, Data, Defaults, Launched, LocalProfile, Model, Prediction, Sampling, Session,
-    TextTokenizer, folder_has_weights, guarded, predict_here, predict_in_processes,
+    TextTokenizer, Unpredicted, folder_has_weights, guarded, predict_here, predict_in_processes,
     read_plan_and_model, simulate, tokenizer_of,
 };
 
@@ -337,16 +337,16 @@ impl Train {
         };
         let prediction_after = match plan.averaging_ends().map(|end| plan.in_step(end)) {
             None => None,
-            Some(after) => match (&clock, launched) {
-                (RunClock::Virtual(cluster), _) => Some(simulate(&model, &after, cluster, false)?),
+            Some(after) => Some(match (&clock, launched) {
+                (RunClock::Virtual(cluster), _) => Ok(simulate(&model, &after, cluster, false)?),
                 (RunClock::Wall, None) => predict_here(&model, &after, &local)?,
                 (RunClock::Wall, Some(launched)) => {
                     predict_in_processes(&model, &after, &local, launched)?
                 }
-            },
+            }),
         };
         let cost = match (&clock, &prediction) {
-            (RunClock::Virtual(cluster), Some(prediction)) => {
+            (RunClock::Virtual(cluster), Ok(prediction)) => {
                 let targets = model.graph().targets_per_sample();
                 Cost::of(&plan, cluster, prediction.summary.step_seconds, targets)
             }
@@ -381,7 +381,6 @@ impl Train {
             prediction,
             prediction_after,
             cost,
-            in_processes: launched.is_some(),
             html,
             trace,
             drain_every: self.drain_every,
@@ -486,7 +485,7 @@ impl Train {
         plan: &Plan,
         local: &LocalProfile,
         terminal: Terminal,
-    ) -> Result<(RunClock, Option<Prediction>), Failure> {
+    ) -> Result<(RunClock, Result<Prediction, Unpredicted>), Failure> {
         match self.clock {
             Clock::Wall if self.cluster.is_some() => {
                 let message = "--cluster is for --clock virtual; in real time, ranks run here";
@@ -498,7 +497,7 @@ impl Train {
                 // What runs is this program's own trainer, whatever the machines usually run under.
                 let cluster = super::load_cluster(text, local, terminal)?.under(Stack::default());
                 let prediction = simulate(model, plan, &cluster, false)?;
-                Ok((RunClock::Virtual(cluster), Some(prediction)))
+                Ok((RunClock::Virtual(cluster), Ok(prediction)))
             }
         }
     }

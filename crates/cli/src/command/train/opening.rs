@@ -110,30 +110,22 @@ pub fn memory(memory: RunMemory) -> String {
     format!("{} on {}{data}{available}", bytes(needed_bytes), number_of(ranks, "rank"))
 }
 
-/// Why times are not predicted where they are not.
-pub fn unpredicted(job: &Job) -> &'static str {
-    match job.in_processes {
-        true => {
-            "not known, as the machines of these processes have not been measured as they are now (`shardloom \
-             profile` does, started as this was) or not in the plan's number format, or there are more ranks than \
-             processes"
-        }
-        false => {
-            "not known, as this machine has not been measured as it is now (`shardloom profile` does) or not in \
-             the plan's number format (profiles are of fp32 and bf16), or has fewer cores than there are ranks"
-        }
-    }
-}
-
 /// What a step takes and when the last ends, or why that is not known.
 fn prediction(job: &Job, first: u64, is_timed: bool) -> String {
-    let Some(prediction) = &job.prediction else { return unpredicted(job).into() };
+    let prediction = match &job.prediction {
+        Ok(prediction) => prediction,
+        Err(reason) => return format!("not known, as {reason}"),
+    };
     let step = prediction.summary.step_seconds;
     if !is_timed {
         return format!("{}, simulated", seconds(step));
     }
     let until = job.plan.averaging_ends().map_or(job.steps, |end| end.clamp(first, job.steps));
-    let after = job.prediction_after.as_ref().map_or(step, |it| it.summary.step_seconds);
+    let after = job
+        .prediction_after
+        .as_ref()
+        .and_then(|it| it.as_ref().ok())
+        .map_or(step, |it| it.summary.step_seconds);
     let all = step * (until - first) as f64 + after * (job.steps - until) as f64;
     let end = Duration::try_from_secs_f64(all).ok().and_then(|all| {
         let end = Zoned::now().checked_add(all).and_then(|end| end.round(Unit::Second)).ok()?;

@@ -12,7 +12,9 @@ use shardloom::search::Outcome;
 use shardloom::train::{
     BoundChange, DelayBound, Evaluation, LostServer, RunClock, Settings, Step, Straggler,
 };
-use shardloom::{CheckpointFolder, Data, Launched, Model, Prediction, Resumed, Session};
+use shardloom::{
+    CheckpointFolder, Data, Launched, Model, Prediction, Resumed, Session, Unpredicted,
+};
 use shardloom_report::LossPoint;
 
 use super::{ending, opening};
@@ -46,13 +48,11 @@ pub struct Job {
     /// How it is validated.
     pub validation: Option<Validation>,
     /// What a step is predicted to be.
-    pub prediction: Option<Prediction>,
+    pub prediction: Result<Prediction, Unpredicted>,
     /// What the predicted step costs where prices of the devices are known.
     pub cost: Option<Cost>,
     /// What one is predicted to be once averages have ended, where they do.
-    pub prediction_after: Option<Prediction>,
-    /// Whether ranks are in several processes.
-    pub in_processes: bool,
+    pub prediction_after: Option<Result<Prediction, Unpredicted>>,
     /// Where a report goes.
     pub html: Option<OutputFile>,
     /// Where a trace goes.
@@ -170,7 +170,7 @@ impl Job {
         bar.finish_and_clear();
         outcome?;
         if self.plan.averaging_ends().is_some_and(|end| session.next_step() > end) {
-            self.prediction = self.prediction_after.take();
+            self.prediction = self.prediction_after.take().unwrap_or(self.prediction);
         }
         let concluded = ending::conclude(&self, &mut session, &history, terminal);
         // That nobody reads on is the least of reasons to end.
