@@ -168,7 +168,8 @@ fn a_format_that_was_not_measured_is_trained_without_a_prediction() {
     outcome.check(predicted.is_null(), "a prediction in a format that has no rate");
     outcome.check(outcome.losses().len() == 3, "not three steps");
     let outcome = place.run(train).succeeds();
-    outcome.check(outcome.stdout.contains("not in the plan's number format"), "no reason");
+    let reason = "not known, as nothing was measured in bf16 (`shardloom profile` does)";
+    outcome.check(outcome.stdout.contains(reason), "no reason");
     place.write(
         "fp32.toml",
         BF16.replace("bf16", "fp32").replace("master = true", "master = false"),
