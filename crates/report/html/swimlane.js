@@ -62,8 +62,9 @@ class Swimlane {
     const several = this.data.timelines.length > 1;
     this.bands = [];
     let top = AXIS_HEIGHT + 4;
-    for (const rank of [...byRank.keys()].sort((a, b) => a - b)) {
-      const band = { top, rows: [], parts: byRank.get(rank) };
+    // In the order that they are given in: of very many, one pipeline after the other.
+    for (const parts of byRank.values()) {
+      const band = { top, rows: [], parts };
       for (const { timeline, track } of band.parts) {
         const partTop = top;
         for (const lane of track.lanes) {
@@ -184,7 +185,7 @@ class Swimlane {
     const g = this.context;
     const top = this.shown - HINT_HEIGHT;
     const shade = g.createLinearGradient(0, top, 0, this.shown);
-    shade.addColorStop(0, "transparent");
+    shade.addColorStop(0, `${this.colours["--surface"]}00`);
     shade.addColorStop(0.45, this.colours["--surface"]);
     g.fillStyle = shade;
     g.fillRect(0, top, this.width, HINT_HEIGHT);

@@ -27,7 +27,7 @@ pub(crate) struct Drawn<'a> {
 
 impl<'a> Drawn<'a> {
     /// Of each timeline the ranks that have `most` intervals and changes of memory together: the first of every class,
-    /// which are whole pipelines of the first replica, then the second of every class, and so on. Where the first ones
+    /// which are a whole pipeline, then the second of every class, and so on. Where the first ones
     /// have more by themselves, all that begins before a time. What they are for is said by `has`, such as
     /// `a page draws`.
     pub(crate) fn of(
@@ -85,7 +85,6 @@ fn part(timeline: &Timeline, most: usize) -> (Cow<'_, Timeline>, Option<LeftOut>
     let rows = timeline.tracks.len();
     let told = |left| Some(LeftOut { rows, size: all, left });
     if !chosen.is_empty() {
-        chosen.sort_unstable();
         let tracks = chosen.iter().map(|&index| timeline.tracks[index].clone()).collect();
         let others = rows - chosen.len();
         let verb = if others == 1 { "is" } else { "are" };
@@ -118,8 +117,10 @@ fn rounds(tracks: &[Track]) -> Vec<Vec<usize>> {
     rounds
 }
 
-/// Which ranks those at these positions, in order, begin with: `ranks 0 to 3, 8 to 11 and 16`.
+/// Which ranks those at these positions begin with: `ranks 0 to 3, 8 to 11 and 16`.
 fn ranks(tracks: &[Track], positions: &[usize]) -> String {
+    let mut positions = positions.to_vec();
+    positions.sort_unstable();
     let follow = |one: &usize, other: &usize| {
         one + 1 == *other && tracks[*one].class == tracks[*other].class
     };
@@ -219,7 +220,7 @@ mod tests {
             (drawn, left_out.concat())
         };
         let (drawn, told) = of(30);
-        assert_eq!(drawn, [0, 1, 4, 5, 8, 9].map(|rank| (rank, 4)));
+        assert_eq!(drawn, [0, 4, 8, 1, 5, 9].map(|rank| (rank, 4)));
         assert!(
             told.ends_with(": ranks 0 to 1, 4 to 5 and 8 to 9 are there, 6 others are not."),
             "{told}"

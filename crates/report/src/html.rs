@@ -166,10 +166,13 @@ pub(crate) fn figures(summary: &[(String, String)]) -> Markup {
     let halved = count.div_ceil(2);
     let wide = if count > 7 { halved } else { count };
     let narrow = if count > 4 { halved } else { count };
+    // As many columns as have room for a number each and are all full, the first of an odd number taking two.
+    let full = |columns: &usize| count.next_multiple_of(2).is_multiple_of(*columns);
+    let small = if count > 4 { [4, 3].into_iter().find(full).unwrap_or(2) } else { count };
     html! {
         @if !summary.is_empty() {
             section aria-label="Summary" {
-                dl.figures style={ "--wide:" (wide) ";--narrow:" (narrow) } {
+                dl.figures style={ "--wide:" (wide) ";--narrow:" (narrow) ";--small:" (small) } {
                     @for (name, value) in summary { div { dt { (name) } dd { (value) } } }
                 }
             }
@@ -516,10 +519,10 @@ mod tests {
             let page = Report { summary, ..Report::default() }.html();
             between(&page, "<dl class=\"figures\" style=\"", "\"").to_owned()
         };
-        assert_eq!(columns(2), "--wide:2;--narrow:2");
-        assert_eq!(columns(7), "--wide:7;--narrow:4");
-        assert_eq!(columns(8), "--wide:4;--narrow:4");
-        assert_eq!(columns(10), "--wide:5;--narrow:5");
+        assert_eq!(columns(2), "--wide:2;--narrow:2;--small:2");
+        assert_eq!(columns(7), "--wide:7;--narrow:4;--small:4");
+        assert_eq!(columns(8), "--wide:4;--narrow:4;--small:4");
+        assert_eq!(columns(10), "--wide:5;--narrow:5;--small:2");
     }
 
     #[test]

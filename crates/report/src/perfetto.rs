@@ -33,8 +33,8 @@ const NO_FLOWS: &[u64] = &[];
 /// several tracks of the lane's name. Every timeline starts at time zero, so that a predicted and a
 /// measured one lie under each other. Times are whole nanoseconds, rounded down.
 ///
-/// Of timelines with more than 2,000,000 intervals and changes of memory together the first ranks are there, and the
-/// trace says so.
+/// Of timelines with more than 2,000,000 intervals and changes of memory together some ranks of every stage are there,
+/// and it says which.
 ///
 /// # Examples
 ///

@@ -50,7 +50,7 @@ impl Considered {
 
     /// The same after its name in a sentence.
     fn said(&self) -> String {
-        let called = self.name.unwrap_or(&self.plan);
+        let called = self.name.unwrap_or_default();
         match (self.time, self.fits) {
             (None, _) => format!("{called} does not divide"),
             (Some((time, _)), false) => {
@@ -112,14 +112,17 @@ pub fn sentences(outcome: &Outcome) -> Vec<String> {
     }
     let search = &outcome.search;
     let mut sentence = format!(
-        "{}: {} plans, of which {} were estimated, the others could not be, fit or be faster, and {} simulated",
-        search.method,
+        "Of {} plans that {} looked at {} were estimated, as the others could not be, fit or be faster, and {} \
+         simulated",
         whole(search.space as u64),
+        search.method,
         whole(search.evaluated as u64),
         whole(search.simulated as u64),
     );
     if let Some(next) = candidates(outcome).iter().find(|it| it.fits) {
-        sentence += &format!("; the next of these that fits: {}", next.said());
+        let [step, verdict] = next.cells();
+        sentence +=
+            &format!("; the next of these that fits takes {step}, {verdict} ({})", next.plan);
     }
     said.push(sentence + ".");
     if !outcome.not_searched.is_empty() {

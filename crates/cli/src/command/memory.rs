@@ -124,4 +124,12 @@ mod tests {
         assert!(said(78).starts_with("close, 2.00 GiB (2.5%) to spare; rank 3 holds 78.0 GiB"));
         assert!(said(100).starts_with("does not fit, 20.0 GiB (25.0%) too much; rank 3"));
     }
+
+    #[test]
+    fn without_a_device_a_rank_is_said_to_hold_its_parts() {
+        let persistent = PersistentBytes { weights: 10, gradients: 20, state: 0, other: 0 };
+        let it = MemoryUse { persistent, peak_bytes: 37 };
+        let said = "rank 1 holds 37 B: weights 10 B, gradients 20 B, activations and buffers 7 B";
+        assert_eq!(held(1, &it), said);
+    }
 }

@@ -19,6 +19,7 @@ mod network;
 mod nothing_lost;
 mod opening;
 mod packed_documents;
+mod pages;
 mod predict;
 mod program;
 mod routing;

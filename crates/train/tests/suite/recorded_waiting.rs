@@ -41,3 +41,30 @@ fn collectives_begin_with_their_last_member_and_receives_with_their_send() {
         }
     }
 }
+
+/// What a rank holds is known from before its first change on, wherever it waits first.
+#[test]
+fn memory_is_recorded_from_the_beginning_of_a_step() {
+    let graph = llama();
+    let uniform = Uniform { pp: 2, microbatches: 4, ..serial() };
+    let plan = uniform.plan(&graph, "model", "local");
+    let mut trainer = trainer(&graph, &plan, Samples::patterned(64, 16, 64), 1e-3);
+    trainer.step().expect("a step");
+    let held: Vec<u64> =
+        trainer.step_recorded().expect("a step").1.tracks.iter().map(last).collect();
+    let (_, timeline) = trainer.step_recorded().expect("a step");
+    for (track, held) in timeline.tracks.iter().zip(held) {
+        let &(at, bytes) = track.memory.first().expect("something is held");
+        let first = track.intervals.iter().map(|it| it.start).min().expect("it does something");
+        assert!(at <= first, "{at:?} is after {first:?}");
+        assert_eq!(bytes, held, "as after the step before");
+        let most = track.memory.iter().map(|&(_, bytes)| bytes).max();
+        assert!(most > Some(bytes), "a step needs more");
+    }
+    let classes: Vec<u32> = timeline.tracks.iter().map(|track| track.class).collect();
+    assert_eq!(classes, [0, 1], "each stage is a class");
+}
+
+fn last(track: &Track) -> u64 {
+    track.memory.last().expect("something is held").1
+}
