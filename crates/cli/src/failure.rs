@@ -106,7 +106,9 @@ impl Failure {
     /// Likewise, with where a plan's file says what it is about, unless it is about a line of another file. That is the
     /// value of `key`, or of the key that it names.
     pub fn in_plan(self, plan: Option<&Path>, key: Option<&str>) -> Failure {
-        let (Failure::Message(message), Some(plan)) = (&self, plan) else { return self };
+        // Without a file options have said it.
+        let Some(plan) = plan else { return self.in_option("sync.algorithm", "--algorithm") };
+        let Failure::Message(message) = &self else { return self };
         let text = message.message.trim_end();
         let of_plan = matches!(message.kind, "plan" | "cluster");
         if !of_plan || is_located(text) {
@@ -122,16 +124,24 @@ impl Failure {
         })
     }
 
-    /// Likewise, in the words of the command line where it is about a key that an option says.
+    /// Likewise, in the words of the command line where it is about a key that an option says; of `table.*` about any
+    /// key of the table, which the option says as `--option *`.
     pub fn in_option(self, key: &str, option: &str) -> Failure {
-        match self {
-            Failure::Message(message) if message.place.as_deref() == Some(key) => {
-                let text = message.message.replacen(&format!("{key} = "), &format!("{option} "), 1);
-                let place = Some(option.to_owned());
-                Failure::Message(Message { message: text, place, ..message })
+        let Failure::Message(message) = &self else { return self };
+        // Where nothing is named, the message begins with it.
+        let first = || message.message.split_once(" = ").map(|(key, _)| key);
+        let place = message.place.as_deref().or_else(first).unwrap_or_default();
+        let said = match key.strip_suffix('*') {
+            Some(table) => {
+                place.strip_prefix(table).map(|key| option.replace('*', &format!("{key} =")))
             }
-            _ => self,
-        }
+            None => (place == key).then(|| option.to_owned()),
+        };
+        let Some(said) = said else { return self };
+        let text = message.message.replacen(&format!("{place} = "), &format!("{said} "), 1);
+        let (kind, status) = (message.kind, message.status);
+        let place = said.split(' ').next().map(str::to_owned);
+        Failure::Message(Message { kind, message: text, place, status })
     }
 
     /// Why, in a sentence.
@@ -184,7 +194,7 @@ impl Failure {
             Failure::SaidElsewhere => ExitCode::from(RUN),
             Failure::Said(status) => ExitCode::from(*status),
             Failure::Message(message) => {
-                let text = shortened(&without_numbers_of_errors(message.message.trim_end()));
+                let text = in_plain_words(message.message.trim_end());
                 let message = Message { message: text, place: message.place.clone(), ..*message };
                 let line = match serde_json::to_string(&Line { error: &message }) {
                     Ok(line) if json => line,
@@ -220,8 +230,32 @@ fn without_numbers_of_errors(message: &str) -> String {
     text + rest
 }
 
-/// A message whose numbers of very many digits, as of 1e300, are given by the first of these and how many there are.
+/// A message as people can read it, whatever is quoted in it.
+fn in_plain_words(message: &str) -> String {
+    let text = message.replace("stream did not contain valid UTF-8", "it is no text in UTF-8");
+    let text = without_numbers_of_errors(&text);
+    // What would move the cursor of a terminal is not passed on.
+    let plain = |c: char| if c.is_control() && c != '\n' { char::REPLACEMENT_CHARACTER } else { c };
+    shortened(&text.chars().map(plain).collect::<String>())
+}
+
+/// A message whose long words, and numbers of very many digits, as of 1e300, are given by their beginning and how long
+/// they are.
 fn shortened(message: &str) -> String {
+    const MOST: usize = 300;
+    let short = |word: &str| match word.trim_end().chars().count() {
+        length if length > MOST => {
+            let begin: String = word.chars().take(MOST / 5).collect();
+            let end = if word.ends_with(char::is_whitespace) { " " } else { "" };
+            format!("{begin}... ({length} characters){end}")
+        }
+        _ => with_short_numbers(word),
+    };
+    message.split_inclusive(char::is_whitespace).map(short).collect()
+}
+
+/// A text whose numbers of very many digits are given by the first of these and how many there are.
+fn with_short_numbers(message: &str) -> String {
     const MOST: usize = 40;
     let mut text = String::new();
     let mut rest = message;
@@ -291,5 +325,17 @@ mod tests {
             "a = -777777... (41 digits).5, b = 4294967295"
         );
         assert_eq!(shortened("none"), "none");
+    }
+
+    #[test]
+    fn long_words_and_what_is_no_text_are_not_passed_on() {
+        let long = format!("cluster {}: no", "a".repeat(5000));
+        assert_eq!(
+            in_plain_words(&long),
+            format!("cluster {}... (5001 characters) no", "a".repeat(60))
+        );
+        assert_eq!(in_plain_words("a\u{1b}[2J\nb"), "a\u{fffd}[2J\nb");
+        let read = "cannot read a: stream did not contain valid UTF-8";
+        assert_eq!(in_plain_words(read), "cannot read a: it is no text in UTF-8");
     }
 }

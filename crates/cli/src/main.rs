@@ -11,8 +11,10 @@ mod table;
 mod terminal;
 
 use std::env;
+use std::error::Error as _;
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 use mimalloc::MiMalloc;
 
@@ -104,7 +106,24 @@ fn parse() -> Result<Arguments, clap::Error> {
         _ => argument,
     };
     let command = Arguments::command().mut_subcommands(|command| command.mut_args(signed));
-    Arguments::from_arg_matches(&command.try_get_matches()?)
+    let matches = command.try_get_matches().map_err(with_suggestion)?;
+    Arguments::from_arg_matches(&matches).map_err(with_suggestion)
+}
+
+/// An error about a value with the one that was probably meant, of those that the error tells.
+fn with_suggestion(mut error: clap::Error) -> clap::Error {
+    let told = error.source().map(ToString::to_string).unwrap_or_default();
+    let words = told.split(|c: char| !(c.is_alphanumeric() || "-_:".contains(c)));
+    // What is meant as a number is like many short words.
+    let is_name = |word: &str| word.len() > 2 && word.contains(char::is_alphabetic);
+    if let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidValue)
+        && is_name(given)
+        && let Some(near) = shardloom::nearest(given, words.filter(|it| is_name(it) && it != given))
+    {
+        let near = ContextValue::String(near.to_owned());
+        error.insert(ContextKind::SuggestedValue, near);
+    }
+    error
 }
 
 /// Help and versions are asked for; all else is an error.

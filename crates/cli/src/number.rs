@@ -29,6 +29,17 @@ pub fn size(text: &str) -> Result<usize, String> {
     }
 }
 
+/// Parses a stage of ZeRO.
+///
+/// # Errors
+/// What would be right.
+pub fn zero_stage(text: &str) -> Result<u8, String> {
+    match whole(text) {
+        Ok(stage) if stage <= 3 => Ok(stage),
+        _ => Err("a stage of ZeRO is 0, 1, 2 or 3".into()),
+    }
+}
+
 /// Parses a share of which something is left.
 ///
 /// # Errors
@@ -48,6 +59,17 @@ pub fn not_negative(text: &str) -> Result<f64, String> {
     match decimal(text)? {
         number if number.is_finite() && number >= 0.0 => Ok(number),
         _ => Err("it is finite and at least 0".into()),
+    }
+}
+
+/// Parses a finite number.
+///
+/// # Errors
+/// What would be right.
+pub fn finite(text: &str) -> Result<f64, String> {
+    match decimal(text)? {
+        number if number.is_finite() => Ok(number),
+        _ => Err("a finite number is needed".into()),
     }
 }
 
@@ -89,12 +111,18 @@ mod tests {
         assert!(size("0").is_err_and(|error| error.contains("at least 1")));
         assert_eq!(size("1099511627776"), Ok(1 << 40));
         assert!(size("1099511627777").is_err_and(|error| error.contains("too large")));
+        assert_eq!(zero_stage("3"), Ok(3));
+        for text in ["4", "-1", "1e300", "", "256"] {
+            assert!(zero_stage(text).is_err_and(|error| error.contains("0, 1, 2 or 3")), "{text}");
+        }
         assert_eq!(share_below_one("0"), Ok(0.0));
         assert_eq!(share_below_one("0.99"), Ok(0.99));
         for text in ["1", "2", "-0.1", "nan", "inf"] {
             let error = share_below_one(text).expect_err(text);
             assert!(error.contains("below 1"), "{text}: {error}");
         }
+        assert_eq!(finite("-1"), Ok(-1.0));
+        assert!(finite("nan").is_err_and(|error| error.contains("finite")));
         assert_eq!(not_negative("0"), Ok(0.0));
         for text in ["-1", "nan", "inf"] {
             let error = not_negative(text).expect_err(text);

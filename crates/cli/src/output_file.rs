@@ -1,5 +1,6 @@
 //! Files that commands write.
 
+use std::env;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::path::{self, Path, PathBuf};
@@ -20,8 +21,22 @@ impl OutputFile {
     /// A file at `path`, which must not exist unless `force` is given.
     ///
     /// # Errors
-    /// If it exists, is a folder, its folder does not exist, or nothing can be written there.
+    /// If it exists, is a folder, is named for something else in the command, its folder does not exist, or nothing
+    /// can be written there.
     pub fn new(path: &Path, force: bool) -> Result<OutputFile, Failure> {
+        OutputFile::named(path, force, is_named_twice(path))
+    }
+
+    /// A file in a folder that the command names.
+    ///
+    /// # Errors
+    /// As [`OutputFile::new`], also if it is named itself.
+    pub fn within(folder: &Path, name: &str, force: bool) -> Result<OutputFile, Failure> {
+        let path = folder.join(name);
+        OutputFile::named(&path, force, times_named(&path) > 0)
+    }
+
+    fn named(path: &Path, force: bool, is_input: bool) -> Result<OutputFile, Failure> {
         let at = path.display();
         if path.is_dir() {
             return Err(Failure::file(path, format!("{at} is a folder; name a file")));
@@ -40,6 +55,12 @@ impl OutputFile {
             return Err(Failure::file(path, message));
         }
         let file = OutputFile { path: path.to_path_buf(), force };
+        if is_input && !file.is_special() {
+            let message = format!(
+                "{at} is named for something else, too, and would be overwritten; name another file"
+            );
+            return Err(Failure::file(path, message));
+        }
         file.probe().map_err(|error| Failure::file(path, format!("cannot write {at}: {error}")))?;
         Ok(file)
     }
@@ -119,28 +140,6 @@ impl OutputFile {
             true => {
                 let message =
                     format!("{} is the folder of checkpoints; name a file", folder.display());
-                Err(Failure::file(&self.path, message))
-            }
-            false => Ok(()),
-        }
-    }
-
-    /// Refuses to be written over what the command reads.
-    ///
-    /// # Errors
-    /// If it is one of `inputs`, by whatever name.
-    pub fn require_no_input<'a>(
-        &self,
-        inputs: impl IntoIterator<Item = &'a Path>,
-    ) -> Result<(), Failure> {
-        let Ok(place) = fs::canonicalize(&self.path) else { return Ok(()) };
-        let is_it = |input: &Path| fs::canonicalize(input).is_ok_and(|input| input == place);
-        match inputs.into_iter().any(is_it) && !self.is_special() {
-            true => {
-                let at = self.path.display();
-                let message = format!(
-                    "{at} is read by this command, and would be overwritten; name another file"
-                );
                 Err(Failure::file(&self.path, message))
             }
             false => Ok(()),
@@ -235,6 +234,36 @@ impl OutputFile {
 
 /// As many bytes are written to see whether a disk is full.
 const PROBED: usize = 1 << 12;
+
+/// Whether the command line names a file that is there for something else than to be written to.
+fn is_named_twice(path: &Path) -> bool {
+    let own = words().any(|word| word == path);
+    times_named(path) > usize::from(own) || is_of_model(path)
+}
+
+/// How often the command line names a file that is there.
+fn times_named(path: &Path) -> usize {
+    let Ok(place) = fs::canonicalize(path) else { return 0 };
+    words().filter(|word| fs::canonicalize(word).is_ok_and(|word| word == place)).count()
+}
+
+/// Whether a file is one of a folder that the command line names and that is a model.
+fn is_of_model(path: &Path) -> bool {
+    let Ok(place) = fs::canonicalize(path) else { return false };
+    let is_read =
+        matches!(place.extension().and_then(|it| it.to_str()), Some("json" | "safetensors"));
+    let folders = words().filter(|word| word.join("config.json").is_file());
+    let mut folders = folders.filter_map(|folder| fs::canonicalize(folder).ok());
+    is_read && folders.any(|folder| place.parent() == Some(&folder))
+}
+
+/// What the command line says, also behind `--option=`.
+fn words() -> impl Iterator<Item = PathBuf> {
+    env::args_os().skip(1).map(|word| match word.to_str().and_then(|it| it.split_once('=')) {
+        Some((option, value)) if option.starts_with('-') => value.into(),
+        _ => word.into(),
+    })
+}
 
 /// Whether a file belongs to a checkpoint, of which nothing is to be overwritten.
 fn is_of_checkpoint(path: &Path) -> bool {

@@ -41,7 +41,7 @@ fn write(
         return Err(Failure::file(folder, message));
     }
     let file =
-        |(name, bytes): (String, Vec<u8>)| Ok((OutputFile::new(&folder.join(name), force)?, bytes));
+        |(name, bytes): (String, Vec<u8>)| Ok((OutputFile::within(folder, &name, force)?, bytes));
     let files = files.into_iter().map(file).collect::<Result<Vec<_>, Failure>>()?;
     OutputFile::write_all(&files)?;
     Ok(files.iter().map(|(file, _)| file.path().to_path_buf()).collect())

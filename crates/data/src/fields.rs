@@ -27,7 +27,7 @@ pub(crate) fn each_row(
         .map_err(|error| wrong(None, error.to_string()))?;
     let mut record = StringRecord::new();
     let (mut is_first, mut width) = (true, None);
-    let mut header = None;
+    let (mut header, mut other) = (None, "");
     loop {
         let more = reader.read_record(&mut record).map_err(|error| match error.kind() {
             csv::ErrorKind::Utf8 { pos, .. } => wrong(pos.as_ref(), "it is not UTF-8 text".into()),
@@ -39,6 +39,7 @@ pub(crate) fn each_row(
         let position = record.position();
         if std::mem::take(&mut is_first) && is_header(&record) {
             header = position.cloned();
+            other = other_separator(&record);
             continue;
         }
         let fields = *width.get_or_insert(record.len());
@@ -51,11 +52,22 @@ pub(crate) fn each_row(
     match (width, header) {
         (Some(_), _) => Ok(()),
         (None, Some(position)) => {
-            let reason = "it has no number, so it is taken for the names of columns, and there are no rows below \
-                          it; a row is numbers with commas between them";
-            Err(wrong(Some(&position), reason.into()))
+            let reason = format!(
+                "it has no number, so it is taken for the names of columns, and there are no rows below it; a row is \
+                 numbers with commas between them{other}"
+            );
+            Err(wrong(Some(&position), reason))
         }
         (None, None) => Err(wrong(None, "there are no rows".into())),
+    }
+}
+
+/// What to say of a row that has something else than commas between its fields.
+pub(crate) fn other_separator(record: &StringRecord) -> &'static str {
+    match record.get(0) {
+        Some(field) if record.len() == 1 && field.contains(';') => ", and not `;`",
+        Some(field) if record.len() == 1 && field.contains('\t') => ", and not tabs",
+        _ => "",
     }
 }
 

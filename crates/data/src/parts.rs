@@ -7,7 +7,7 @@ use crate::tokenizer::Cuts;
 use crate::{DataError, Result};
 
 /// The longest part, as a tokenizer takes many times the memory of what it encodes at once.
-const LONGEST_PART: usize = 1 << 28;
+const LONGEST_PART: usize = 1 << 24;
 
 /// The parts of the text of a file, which are those of the text as a whole. One part and one block are in memory.
 pub(crate) struct Parts<'a> {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::Result;
-use crate::fields::{class, each_row, number, table_error};
+use crate::fields::{class, each_row, number, other_separator, table_error};
 use crate::permutation::Permutation;
 use crate::source::{Field, Part, Source};
 
@@ -87,15 +87,20 @@ impl Table {
     pub fn open(path: &Path, validation_fraction: f64, seed: u64) -> Result<Table> {
         let (mut features, mut classes, mut columns) = (vec![], vec![], 0);
         each_row(path, |record| {
-            let mut numbers =
-                record.iter().map(number).collect::<std::result::Result<Vec<f32>, String>>()?;
-            numbers.pop();
+            let before = record.len().saturating_sub(1);
+            let numbers = record.iter().take(before).map(number);
+            let mut numbers = numbers.collect::<std::result::Result<Vec<f32>, String>>()?;
             let last = record.iter().next_back().unwrap_or_default();
             if numbers.is_empty() {
-                return Err("a row is features and then a class, with commas between them".into());
+                let other = other_separator(record);
+                return Err(format!(
+                    "a row is features and then a class, with commas between them{other}"
+                ));
             }
             let class = class(last).ok_or_else(|| {
-                format!("{last:?} is no class: the last of a row is a whole number from 0")
+                format!(
+                    "{last:?} is no class: the last of a row is a whole number from 0, which stands for the class, and not its name"
+                )
             })?;
             columns = numbers.len();
             features.append(&mut numbers);
@@ -288,6 +293,12 @@ mod tests {
             ("1,2,0\n3,1\n", ".csv:2: 2 columns, but rows before it have 3"),
             ("a,b,c\n1,2,0\n\n3,1\n", ".csv:4: 2 columns"),
             ("a;b\n", ".csv:1: it has no number"),
+            (
+                "1;2;0\n3;4;1\n",
+                ".csv:2: a row is features and then a class, with commas between them, and not `;`",
+            ),
+            ("1\t2\n", "with commas between them, and not tabs"),
+            ("1,2,red\n", ".csv:1: \"red\" is no class: the last of a row is a whole number"),
             ("", "there are no rows"),
             (
                 "1,2,0.5\n",

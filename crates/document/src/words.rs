@@ -13,11 +13,16 @@ fn translated(message: &str) -> Option<String> {
     }
     if let Some(rest) = message.strip_prefix("invalid value: ") {
         let (found, wanted) = rest.rsplit_once(", expected ")?;
-        return Some(format!("{}, not {}", needed(wanted, true), value(&without_type(found))));
+        let is_negative = found.starts_with("integer `-");
+        let needed = match wanted {
+            "u8" | "u16" | "u32" if is_negative => needed("usize", true),
+            _ => needed(wanted, true),
+        };
+        return Some(format!("{needed}, not {}", value(&without_type(found))));
     }
     if let Some(rest) = message.strip_prefix("invalid length ") {
         let (found, wanted) = rest.rsplit_once(", expected ")?;
-        return Some(format!("{}, not {found}", needed(wanted, false)));
+        return Some(format!("{}, not of {found}", needed(wanted, false)));
     }
     if let Some(key) = message.strip_prefix("missing field ") {
         return Some(format!("the key {key} is missing"));
@@ -35,6 +40,7 @@ fn translated(message: &str) -> Option<String> {
         return Some("a value of another form is needed".into());
     }
     match message {
+        "wanted string or table" => Some(needed("string or table", false)),
         "expected a sequence" => Some("a list is needed".into()),
         "expected a map" => Some("a table is needed".into()),
         _ => None,
@@ -102,6 +108,8 @@ fn needed(wanted: &str, with_limits: bool) -> String {
             return "a whole number from 1 up is needed".into();
         }
         "f32" | "f64" => return "a number is needed".into(),
+        // What no type of number is large enough for.
+        "any value" => return "a smaller number is needed".into(),
         "a boolean" => return "true or false is needed".into(),
         "a string" | "a borrowed string" | "string" => return "text in quotes is needed".into(),
         "a character" => return "a single character in quotes is needed".into(),

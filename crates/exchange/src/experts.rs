@@ -43,6 +43,7 @@ pub(crate) fn transformer_of(network: &CustomConfig) -> Option<Transformer> {
         ffn: size("ffn")?,
         seq: seq?,
         vocab: size("vocab")?,
+        padding: 0,
         tied: false,
         norm_epsilon: epsilon.unwrap_or(1e-5),
         init_std,

@@ -98,8 +98,9 @@ pub(crate) fn own_cut(project: Project, model: &Transformer, stages: usize) -> O
     cuts_itself(project).then(|| nanotron::own_cut(model, stages))?
 }
 
-fn written(leaving: Leaving<'_>) -> Result<Exported, ExchangeError> {
+fn written(mut leaving: Leaving<'_>) -> Result<Exported, ExchangeError> {
     leaving.require_divided_vocabulary()?;
+    leaving.leave_out_padding();
     leaving.require_experts_alone()?;
     if leaving.project != Project::DeepSpeed {
         leaving.require_no_second_copy()?;

@@ -151,6 +151,10 @@ fn halving_note(
     })
 }
 
+/// What is taken where a training script says how attention is computed.
+const ATTENTION_NOTE: &str = "how attention is computed is the training script's: fused is assumed, as models of transformers \
+                              are unless told otherwise (attention = \"unfused\" in the plan)";
+
 /// Why a word is refused that asks for tensors in the host's memory or on a disk.
 const ON_DEVICES: &str = "plans keep all tensors on devices";
 

@@ -128,7 +128,7 @@ impl Recipe {
             microbatches: 1,
             schedule: ScheduleKind::OneForwardOneBackward,
             recompute: Recompute::None,
-            attention: AttentionKind::Unfused,
+            attention: AttentionKind::Fused,
             zero: 0,
             bucket_bytes: Sync::default().bucket_bytes,
             precision: Precision::FP32,
@@ -217,11 +217,16 @@ impl Leaving<'_> {
         });
     }
 
-    /// Notes that attention is fused, where the training script says so.
-    pub fn leave_out_fused(&mut self) {
-        if self.recipe.attention == AttentionKind::Fused {
-            self.leave_out("attention", "fused", SCORES);
-        }
+    /// Notes how attention is computed, where the training script says so.
+    pub fn leave_out_attention(&mut self) {
+        let reason = match self.recipe.attention {
+            AttentionKind::Fused => SCORES,
+            AttentionKind::Unfused => {
+                "choose attention without a fused kernel in the training script (attn_implementation=\"eager\" of a \
+                 Hugging Face model)"
+            }
+        };
+        self.leave_out("attention", self.recipe.attention.name(), reason);
     }
 
     /// Notes that attention is not fused, where it always is.
@@ -231,15 +236,25 @@ impl Leaving<'_> {
         }
     }
 
+    /// Notes rows of the vocabulary that are no tokens.
+    pub fn leave_out_padding(&mut self) {
+        let Transformer { vocab, padding, .. } = self.recipe.model;
+        if padding > 0 {
+            let reason =
+                format!("{padding} of the {vocab} rows are no tokens, and count in its softmax");
+            self.leave_out("model", format!("padded_vocab={vocab}"), reason);
+        }
+    }
+
     /// Refuses vocabularies that tensor parallelism would not divide.
     pub fn require_divided_vocabulary(&self) -> Result<(), ExchangeError> {
         let (vocab, tp) = (self.recipe.model.vocab, self.recipe.tp);
         if vocab.is_multiple_of(tp) {
             return Ok(());
         }
-        let padded = vocab.next_multiple_of(128 * tp);
         let reason = format!(
-            "tensor parallelism of width {tp} splits the vocabulary: pad it (vocab={padded})"
+            "tensor parallelism of width {tp} splits the vocabulary: pad it (--pad-vocabulary {})",
+            128 * tp
         );
         self.refuse("model", format!("vocab={vocab}"), reason)
     }

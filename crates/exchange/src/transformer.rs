@@ -63,6 +63,8 @@ pub struct Transformer {
     pub seq: usize,
     /// Vocabulary size, padding included.
     pub vocab: usize,
+    /// How many of them are no tokens, and have no part in the loss.
+    pub padding: usize,
     /// Whether the head shares the embedding's weights.
     pub tied: bool,
     /// Added to what norms divide by.
@@ -85,7 +87,8 @@ impl Transformer {
                     head_dim: gpt.hidden / gpt.heads,
                     ffn: gpt.ffn(),
                     seq: gpt.seq,
-                    vocab: gpt.vocab,
+                    vocab: gpt.padded_vocab.unwrap_or(gpt.vocab),
+                    padding: gpt.padded_vocab.map_or(0, |rows| rows - gpt.vocab),
                     tied: gpt.tied,
                     norm_epsilon: gpt.norm_epsilon,
                     init_std: gpt.init_std,
@@ -110,7 +113,8 @@ impl Transformer {
                     head_dim: llama.head_dim(),
                     ffn: llama.ffn,
                     seq: llama.seq,
-                    vocab: llama.vocab,
+                    vocab: llama.padded_vocab.unwrap_or(llama.vocab),
+                    padding: llama.padded_vocab.map_or(0, |rows| rows - llama.vocab),
                     tied: llama.tied,
                     norm_epsilon: llama.norm_epsilon,
                     init_std: llama.init_std,
@@ -150,7 +154,8 @@ impl Transformer {
                     hidden: self.hidden,
                     heads: self.heads,
                     seq: self.seq,
-                    vocab: self.vocab,
+                    vocab: self.vocab - self.padding,
+                    padded_vocab: (self.padding > 0).then_some(self.vocab),
                     ffn: Some(self.ffn),
                     dropout,
                     attention_dropout: None,
@@ -175,7 +180,8 @@ impl Transformer {
                     head_dim: Some(self.head_dim),
                     ffn: self.ffn,
                     seq: self.seq,
-                    vocab: self.vocab,
+                    vocab: self.vocab - self.padding,
+                    padded_vocab: (self.padding > 0).then_some(self.vocab),
                     rope_theta: theta,
                     rope_scaling: scaling.map(|it| {
                         RopeScaling::ByWavelength(it.factor, it.low, it.high, it.original)

@@ -323,13 +323,13 @@ impl GraphBuilder {
             }
             (OpKind::ExpertContract, 2) => (is_parameter, "a parameter is needed"),
             (OpKind::Embed, 0)
-            | (OpKind::LogitSum, 2)
-            | (OpKind::CrossEntropy, 4)
+            | (OpKind::LogitSum { .. }, 2)
+            | (OpKind::CrossEntropy { .. }, 4)
             | (OpKind::SampledCrossEntropy { .. }, 1)
             | (OpKind::SigmoidCrossEntropy, 1) => {
                 (value.dtype == DType::Index, "an input of indices is needed")
             }
-            (OpKind::LogitSum, 1) | (OpKind::CrossEntropy, 1..=3) => {
+            (OpKind::LogitSum { .. }, 1) | (OpKind::CrossEntropy { .. }, 1..=3) => {
                 (value.role == Role::Auxiliary, "the result of an earlier phase is needed")
             }
             (OpKind::Embed | OpKind::BiasDropoutAdd { .. }, 1)

@@ -23,11 +23,20 @@ impl Graph {
     pub fn class_dim(&self) -> Option<DimId> {
         let loss = self.op(self.value(self.loss()).producer?);
         match loss.kind {
-            OpKind::CrossEntropy => self.value(*loss.inputs.first()?).axes.last().copied(),
+            OpKind::CrossEntropy { .. } => self.value(*loss.inputs.first()?).axes.last().copied(),
             OpKind::SampledCrossEntropy { .. } => {
                 self.value(*loss.inputs.get(2)?).axes.first().copied()
             }
             _ => None,
+        }
+    }
+
+    /// How many classes, or tokens of a vocabulary, the loss tells apart; padding does not count.
+    pub fn class_count(&self) -> Option<usize> {
+        let loss = self.op(self.value(self.loss()).producer?);
+        match loss.kind {
+            OpKind::CrossEntropy { classes: Some(classes) } => Some(classes),
+            _ => self.class_dim().map(|dim| self.dim(dim).size),
         }
     }
 
@@ -62,10 +71,10 @@ impl Graph {
             OpKind::SigmoidCrossEntropy => {
                 Some(SampleClasses { logits, count: 2, one_logit: true, decided_at: loss })
             }
-            OpKind::CrossEntropy => {
-                let &classes = self.value(logits).axes.last()?;
-                let sums = |&&op: &&OpId| self.op(op).kind == OpKind::LogitSum;
+            OpKind::CrossEntropy { .. } => {
+                let sums = |&&op: &&OpId| matches!(self.op(op).kind, OpKind::LogitSum { .. });
                 let &decided_at = self.value(logits).consumers.iter().find(sums)?;
+                let &classes = self.value(logits).axes.last()?;
                 let count = self.dim(classes).size;
                 Some(SampleClasses { logits, count, one_logit: false, decided_at })
             }

@@ -151,8 +151,8 @@ fn full_rule(graph: &Graph, op: OpId) -> Rule {
             let all = 0..op.inputs.len();
             input(all.clone().map(Input).chain([OutputGradient]).collect(), all.collect())
         }
-        OpKind::LogitMax | OpKind::LogitSum => Rule::default(),
-        OpKind::CrossEntropy => input(vec![Input(0), Input(1), Input(2), Input(4)], vec![0]),
+        OpKind::LogitMax { .. } | OpKind::LogitSum { .. } => Rule::default(),
+        OpKind::CrossEntropy { .. } => input(vec![Input(0), Input(1), Input(2), Input(4)], vec![0]),
         OpKind::SampledCrossEntropy { .. } => Rule {
             input: some(vec![Input(1), Input(2), Output(1), Output(2)], vec![0]),
             weight: some(vec![Input(0), Input(1), Output(1), Output(2)], vec![2, 3]),

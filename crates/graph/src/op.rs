@@ -276,13 +276,23 @@ pub enum OpKind {
         diagonal: bool,
     },
     /// `logits [..., vocab] -> max [...]`: first phase of the cross-entropy.
-    LogitMax,
+    LogitMax {
+        /// How many classes there are, if fewer than columns: those behind them are padding, which no phase looks at,
+        /// as if their logits were minus infinity.
+        classes: Option<usize>,
+    },
     /// `(logits, max, targets [...]) -> (sum [...], target [...])`: second phase, the sum of
     /// `exp(logit - max)` and the target's `logit - max`.
-    LogitSum,
+    LogitSum {
+        /// As of the first phase.
+        classes: Option<usize>,
+    },
     /// `(logits, max, sum, target, targets) -> loss []`: last phase, the sum over all rows of
     /// `ln sum - target`. Its gradient with respect to the logits is that of the whole cross-entropy.
-    CrossEntropy,
+    CrossEntropy {
+        /// As of the first phase. The gradient of padding is zero.
+        classes: Option<usize>,
+    },
     /// `(x [..., model], targets [...], w [vocab, model], bias [vocab]) -> (loss [], target [...], sampled [...,
     /// samples])`: a linear layer and the softmax cross-entropy of its logits over the target and so many other
     /// classes, drawn anew in each step, the same for all rows (Jean et al. 2015, arXiv 1412.2007; TensorFlow's
@@ -329,9 +339,9 @@ impl OpKind {
             OpKind::Combine => "combine",
             OpKind::Lstm { .. } => "lstm",
             OpKind::DotInteraction { .. } => "dot-interaction",
-            OpKind::LogitMax => "logit-max",
-            OpKind::LogitSum => "logit-sum",
-            OpKind::CrossEntropy => "cross-entropy",
+            OpKind::LogitMax { .. } => "logit-max",
+            OpKind::LogitSum { .. } => "logit-sum",
+            OpKind::CrossEntropy { .. } => "cross-entropy",
             OpKind::SampledCrossEntropy { .. } => "sampled-cross-entropy",
             OpKind::SigmoidCrossEntropy => "sigmoid-cross-entropy",
         }
@@ -421,7 +431,9 @@ impl OpKind {
     pub fn is_loss(&self) -> bool {
         matches!(
             self,
-            OpKind::CrossEntropy | OpKind::SampledCrossEntropy { .. } | OpKind::SigmoidCrossEntropy
+            OpKind::CrossEntropy { .. }
+                | OpKind::SampledCrossEntropy { .. }
+                | OpKind::SigmoidCrossEntropy
         )
     }
 }
@@ -474,9 +486,9 @@ impl Op {
             // A recurrence over a part of a sequence would need the state before it.
             | OpKind::Lstm { .. }
             | OpKind::DotInteraction { .. }
-            | OpKind::LogitMax
-            | OpKind::LogitSum
-            | OpKind::CrossEntropy
+            | OpKind::LogitMax { .. }
+            | OpKind::LogitSum { .. }
+            | OpKind::CrossEntropy { .. }
             | OpKind::SampledCrossEntropy { .. }
             | OpKind::SigmoidCrossEntropy => None,
         }
@@ -495,11 +507,13 @@ impl Op {
         })
     }
 
-    /// The loop over what an index among the inputs names one of: rows of a table, or classes.
+    /// The loop over what is told apart by number: rows of a table, or classes.
     pub fn index_loop(&self) -> Option<usize> {
         match self.kind {
             OpKind::Embed => self.signature.inputs[1].first().copied(),
-            OpKind::LogitSum | OpKind::CrossEntropy => self.signature.inputs[0].last().copied(),
+            OpKind::LogitMax { .. } | OpKind::LogitSum { .. } | OpKind::CrossEntropy { .. } => {
+                self.signature.inputs[0].last().copied()
+            }
             OpKind::Contract { .. }
             | OpKind::Add
             | OpKind::Concat { .. }
@@ -522,7 +536,6 @@ impl Op {
             | OpKind::Combine
             | OpKind::Lstm { .. }
             | OpKind::DotInteraction { .. }
-            | OpKind::LogitMax
             // Every device has all classes.
             | OpKind::SampledCrossEntropy { .. }
             // Targets are probabilities here, and name nothing.

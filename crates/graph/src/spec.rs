@@ -156,15 +156,17 @@ impl ModelSpec {
         ModelSpec::new(&self.name, network)
     }
 
-    /// The same language model with another vocabulary.
+    /// The same language model with another vocabulary, without padding.
     ///
     /// # Errors
     /// If the size is zero or absurd, or the model is no GPT, U-shaped transformer, Llama or LSTM.
     pub fn with_vocab(&self, vocab: usize) -> Result<ModelSpec, GraphError> {
         let mut network = self.network.clone();
         match &mut network {
-            Network::Gpt(gpt) | Network::UTransformer(UTransformerConfig(gpt)) => gpt.vocab = vocab,
-            Network::Llama(llama) => llama.vocab = vocab,
+            Network::Gpt(gpt) | Network::UTransformer(UTransformerConfig(gpt)) => {
+                (gpt.vocab, gpt.padded_vocab) = (vocab, None);
+            }
+            Network::Llama(llama) => (llama.vocab, llama.padded_vocab) = (vocab, None),
             Network::Lstm(lstm) => lstm.vocab = vocab,
             Network::Mlp(_) | Network::Dlrm(_) | Network::Custom(_) => {
                 return Err(GraphError::Parameter {
@@ -172,6 +174,30 @@ impl ModelSpec {
                     key: "vocab".into(),
                     value: vocab.to_string(),
                     rule: "only a language model by its sizes has a vocabulary to change".into(),
+                });
+            }
+        }
+        ModelSpec::new(&self.name, network)
+    }
+
+    /// The same model with tables for so many rows of a vocabulary, those behind it being padding. None: as many as
+    /// it has.
+    ///
+    /// # Errors
+    /// If there are fewer rows than tokens, or the model is no GPT, U-shaped transformer or Llama.
+    pub fn with_padded_vocab(&self, rows: Option<usize>) -> Result<ModelSpec, GraphError> {
+        let mut network = self.network.clone();
+        match &mut network {
+            Network::Gpt(gpt) | Network::UTransformer(UTransformerConfig(gpt)) => {
+                gpt.padded_vocab = rows.filter(|&rows| rows != gpt.vocab);
+            }
+            Network::Llama(llama) => llama.padded_vocab = rows.filter(|&rows| rows != llama.vocab),
+            Network::Lstm(_) | Network::Mlp(_) | Network::Dlrm(_) | Network::Custom(_) => {
+                return Err(GraphError::Parameter {
+                    model: self.name.clone(),
+                    key: "padded_vocab".into(),
+                    value: rows.map_or_else(|| "none".into(), |rows| rows.to_string()),
+                    rule: "only a gpt, llama or u-transformer has padding".into(),
                 });
             }
         }

@@ -107,6 +107,16 @@ pub enum InteropError {
         /// The first few names.
         names: String,
     },
+    /// Not one tensor has a name that the model's have.
+    #[error(
+        "{model}: the weights are of another model: no tensor has the name of one of its, but {names}"
+    )]
+    OtherNames {
+        /// The model.
+        model: String,
+        /// The first few names that there are.
+        names: String,
+    },
     /// There are tensors that the model has no place for.
     #[error("{model}: tensors have no place in the model ({count}): {names}")]
     Unexpected {

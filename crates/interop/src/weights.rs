@@ -12,7 +12,7 @@ mod names;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shardloom_graph::{Extents, Graph, ModelSpec};
+use shardloom_graph::{Extents, Graph, GraphError, ModelSpec};
 
 use crate::{InteropError, ModelType};
 pub use index::{files_of_index, line_in_index};
@@ -30,7 +30,7 @@ pub struct Tensor {
 
 /// The parameters of `spec`, by name, from the tensors of a file with Hugging Face's names (of a bare
 /// model or of one with a head) or with this program's own. Of a GPT's learned positions the first
-/// `seq` are taken. Masks and frequencies that some files hold besides the weights are passed over.
+/// `seq` are taken. Rows that pad a vocabulary are zeros where the file has none. Masks and frequencies that some files hold besides the weights are passed over.
 ///
 /// # Errors
 /// If a tensor is missing, has no place in the model, has another shape or as many elements as its
@@ -82,8 +82,46 @@ struct Anew {
     unless_it_fits: BTreeSet<String>,
 }
 
-/// What a file has for a model, but for some of it.
+/// What a file has for a model, but for some of it. Rows of padding, which a file need not have, are zeros.
 fn fill(
+    spec: &ModelSpec,
+    tensors: &BTreeMap<String, Tensor>,
+    may_start: &Anew,
+) -> Result<WithoutHead, InteropError> {
+    let padded = padded_parameters(spec)?;
+    let has_padding = |(name, matrix): (&String, &Matrix)| {
+        tensors.get(name).is_some_and(|tensor| tensor.shape == matrix.shape)
+    };
+    if padded.is_empty() || padded.iter().any(has_padding) {
+        return fill_all(spec, tensors, may_start);
+    }
+    let mut found = fill_all(&without_padding(spec)?, tensors, may_start)?;
+    for (name, matrix) in padded {
+        if let Some(values) = found.parameters.get_mut(&name) {
+            values.resize(matrix.rows * matrix.columns, 0.0);
+        }
+    }
+    Ok(found)
+}
+
+/// The parameters of a model that have rows of padding, behind the others.
+fn padded_parameters(spec: &ModelSpec) -> Result<BTreeMap<String, Matrix>, InteropError> {
+    let graph = graph_of(spec)?;
+    let rows = graph.class_dim().map(|dim| graph.dim(dim).size);
+    if rows == graph.class_count() {
+        return Ok(BTreeMap::new());
+    }
+    let padded: BTreeSet<String> =
+        graph.class_parameters().map(|id| graph.value(id).name.clone()).collect();
+    Ok(matrices(&graph).filter(|(name, _)| padded.contains(name)).collect())
+}
+
+fn without_padding(spec: &ModelSpec) -> Result<ModelSpec, InteropError> {
+    spec.with_padded_vocab(None).map_err(|error| of_model(spec, error))
+}
+
+/// [`fill`] of a file that has every row.
+fn fill_all(
     spec: &ModelSpec,
     tensors: &BTreeMap<String, Tensor>,
     may_start: &Anew,
@@ -143,6 +181,13 @@ fn fill(
             }
         }
     }
+    if parameters.is_empty() && !missing.is_empty() {
+        let (model, found) = (spec.name().into(), found.values().map(|&(full, _)| full.to_owned()));
+        return Err(InteropError::OtherNames {
+            model,
+            names: shortened(&found.collect::<Vec<_>>()),
+        });
+    }
     report(spec, missing, |model, count, names| InteropError::Missing { model, count, names })?;
     extra.extend(found.values().map(|&(full, _)| full.to_owned()));
     report(spec, extra, |model, count, names| InteropError::Unexpected { model, count, names })?;
@@ -186,6 +231,8 @@ pub struct HuggingFaceTensors<'s> {
     spec: &'s ModelSpec,
     scheme: Scheme,
     tensors: BTreeMap<String, Vec<Piece>>,
+    /// Elements of parameters with rows of padding, which are left out.
+    padded: BTreeMap<String, usize>,
 }
 
 /// A parameter of ours and which part of a tensor it is.
@@ -198,7 +245,8 @@ struct Piece {
 }
 
 impl<'s> HuggingFaceTensors<'s> {
-    /// Those of `spec` as a model of type `model_type`. A tied head is left out, as it is there.
+    /// Those of `spec` as a model of type `model_type`. A tied head and rows of padding are left out, as there are
+    /// none there.
     ///
     /// # Errors
     /// If the model has no names there.
@@ -214,7 +262,13 @@ impl<'s> HuggingFaceTensors<'s> {
 
     /// Those of `spec` with these names.
     fn with(spec: &'s ModelSpec, scheme: Scheme) -> Result<HuggingFaceTensors<'s>, InteropError> {
-        let graph = graph_of(spec)?;
+        let elements = |(name, matrix): (String, Matrix)| (name, matrix.rows * matrix.columns);
+        let padded: BTreeMap<String, usize> =
+            padded_parameters(spec)?.into_iter().map(elements).collect();
+        let graph = match padded.is_empty() {
+            true => graph_of(spec)?,
+            false => graph_of(&without_padding(spec)?)?,
+        };
         let mut tensors: BTreeMap<String, Vec<Piece>> = BTreeMap::new();
         for (parameter, matrix) in matrices(&graph) {
             let source = scheme.source(&parameter).ok_or_else(|| no_mapping(spec, &graph))?;
@@ -231,7 +285,7 @@ impl<'s> HuggingFaceTensors<'s> {
                 before += piece.matrix.columns;
             }
         }
-        Ok(HuggingFaceTensors { spec, scheme, tensors })
+        Ok(HuggingFaceTensors { spec, scheme, tensors, padded })
     }
 
     /// Names and shapes, in the order of names.
@@ -258,7 +312,10 @@ impl<'s> HuggingFaceTensors<'s> {
         let pieces = self.tensors.get(name).map(Vec::as_slice).unwrap_or_default();
         let mut tensor: Option<Tensor> = None;
         for Piece { parameter, matrix, part, place } in pieces {
-            let values = read(parameter)?;
+            let mut values = read(parameter)?;
+            if self.padded.get(parameter) == Some(&values.len()) {
+                values.truncate(matrix.rows * matrix.columns);
+            }
             if values.len() != matrix.rows * matrix.columns {
                 let rule = format!("the shape {:?} is needed", matrix.shape);
                 return Err(wrong_shape(self.spec, parameter, &[values.len()], rule).into());
@@ -307,8 +364,11 @@ fn no_mapping(spec: &ModelSpec, graph: &Graph) -> InteropError {
 }
 
 fn graph_of(spec: &ModelSpec) -> Result<Graph, InteropError> {
-    spec.graph()
-        .map_err(|error| InteropError::Model { place: spec.name().into(), source: error.into() })
+    spec.graph().map_err(|error| of_model(spec, error))
+}
+
+fn of_model(spec: &ModelSpec, error: GraphError) -> InteropError {
+    InteropError::Model { place: spec.name().into(), source: error.into() }
 }
 
 /// The parameters of a graph as matrices, in the order of the graph.

@@ -7,6 +7,7 @@
 use divan::counter::ItemsCount;
 use divan::{Bencher, black_box};
 use shardloom_kernels::attention::{self, Attention, Dropout, Scores, Visibility};
+use shardloom_kernels::cross_entropy::Entries;
 use shardloom_kernels::matmul::{
     Linear, WeightLayout, linear, linear_input_grad, linear_weight_grad,
 };
@@ -284,18 +285,29 @@ mod per_element {
         let targets: Vec<u32> = (0..ROWS as u32).collect();
         let [mut m, mut z, mut t] = [(); 3].map(|()| normal(ROWS));
         bencher.counter(ItemsCount::new(logits.len())).bench_local(|| {
-            cross_entropy::logit_max(black_box(&logits), &mut m);
-            cross_entropy::logit_sum(&logits, &m, &targets, 0, &mut z, &mut t);
+            cross_entropy::logit_max(black_box(&logits), Entries::ALL, &mut m);
+            cross_entropy::logit_sum(&logits, &m, &targets, Entries::ALL, &mut z, &mut t);
         });
     }
 
     #[divan::bench]
-    fn logits_grad_in_place(bencher: Bencher) {
-        let mut logits = normal(ROWS * VOCABULARY);
+    fn logits_grad(bencher: Bencher) {
+        let logits = normal(ROWS * VOCABULARY);
+        let mut gradient = vec![0.0; logits.len()];
         let targets: Vec<u32> = (0..ROWS as u32).collect();
         let (m, z) = (vec![0.0; ROWS], vec![1.0; ROWS]);
         bencher.counter(ItemsCount::new(logits.len())).bench_local(|| {
-            cross_entropy::logits_grad_in_place(black_box(&mut logits), &m, &z, &targets, 0, 1e-3);
+            let (logits, gradient) = (black_box(&logits), &mut gradient);
+            cross_entropy::logits_grad(
+                logits,
+                &m,
+                &z,
+                &targets,
+                Entries::ALL,
+                1e-3,
+                gradient,
+                false,
+            );
         });
     }
 

@@ -1,5 +1,7 @@
 //! All methods by name.
 
+use shardloom_document::nearest;
+
 use crate::{Method, MethodError, system};
 
 /// All methods, families together, older systems first.
@@ -57,21 +59,15 @@ pub fn named(name: &str) -> Result<&'static Method, MethodError> {
 
 /// The closest name if it is close, else all names.
 fn hint(name: &str) -> String {
+    let names = || all().iter().map(|method| method.name);
     let name = name.to_ascii_lowercase();
-    // The distance takes quadratic time; nobody mistypes a whole paragraph.
-    let near = (name.len() <= 64).then(|| {
-        let distance =
-            |method: &Method| (strsim::damerau_levenshtein(&name, method.name), method.name);
-        all().iter().map(distance).min()
-    });
-    match near.flatten() {
-        Some((distance, nearest)) if distance <= 1 + name.chars().count() / 4 => {
-            format!("did you mean {nearest:?}?")
-        }
-        _ => {
-            let names: Vec<&str> = all().iter().map(|method| method.name).collect();
-            format!("there are {}", names.join(", "))
-        }
+    // By its first word as well: "megatron" is meant for "megatron-lm".
+    let first = |name: &'static str| name.split_once('-').map_or(name, |(first, _)| first);
+    let by_first = nearest(&name, names().map(first));
+    let near = nearest(&name, names());
+    match near.or(by_first.and_then(|word| names().find(|name| first(name) == word))) {
+        Some(nearest) => format!("did you mean {nearest:?}?"),
+        None => format!("there are {}", Vec::from_iter(names()).join(", ")),
     }
 }
 
@@ -88,6 +84,12 @@ mod tests {
         for method in all() {
             assert_eq!(named(method.name).expect("registered").paper, method.paper);
         }
+    }
+
+    #[test]
+    fn the_first_word_of_a_name_is_enough_to_be_meant() {
+        let error = named("mgatron").expect_err("no such system").to_string();
+        assert!(error.contains("did you mean \"megatron-lm\"?"), "{error}");
     }
 
     #[test]

@@ -349,9 +349,10 @@ pub enum Error {
     },
     /// The ranks together need more memory than this machine has.
     #[error(
-        "training needs {} on {ranks} ranks together, but this machine has {} available{}; take a smaller model, \
+        "training needs {} on {}, but this machine has {} available{}; take a smaller model, \
          batch or sequence, more micro-batches, ZeRO or recomputation",
         bytes(*needed_bytes),
+        together(*ranks),
         bytes(*available_bytes),
         besides_data(*data_bytes)
     )]
@@ -503,6 +504,14 @@ impl From<shardloom_train::Error> for Error {
             shardloom_train::Error::Data(error) => Error::Data(error),
             other => Error::Train(other),
         }
+    }
+}
+
+/// Ranks that hold something together.
+fn together(ranks: usize) -> String {
+    match ranks {
+        1 => "1 rank".into(),
+        _ => format!("{ranks} ranks together"),
     }
 }
 

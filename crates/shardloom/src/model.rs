@@ -119,7 +119,7 @@ impl Model {
 
     /// How many classes, or tokens of a vocabulary, its head tells apart, if it does.
     pub fn head_size(&self) -> Option<usize> {
-        self.graph.class_dim().map(|dim| self.graph.dim(dim).size)
+        self.graph.class_count()
     }
 
     /// The folder with weights that the text named from which this model was loaded, if it named one.
@@ -156,9 +156,22 @@ impl Model {
         }
     }
 
-    /// Tokens or classes that the model tells apart, if it has such a dimension.
+    /// Tokens or classes that the model tells apart, if it has such a dimension. Padding does not count.
     pub fn vocabulary(&self) -> Option<usize> {
-        self.graph.dim_named("vocab").map(|dim| self.graph.dim(dim).size)
+        let dim = self.graph.dim_named("vocab")?;
+        let rows = Some(self.graph.dim(dim).size);
+        if self.graph.class_dim() == Some(dim) { self.graph.class_count() } else { rows }
+    }
+
+    /// The same model with its vocabulary padded to a multiple of so many rows; what it learns is the same. Weights
+    /// that belong to it are those without padding.
+    ///
+    /// # Errors
+    /// If its vocabulary cannot be padded, or would be absurd.
+    pub fn with_padded_vocabulary(&self, multiple: usize) -> Result<Model> {
+        let rows = self.vocabulary().and_then(|tokens| tokens.checked_next_multiple_of(multiple));
+        let model = Model::of(self.spec.with_padded_vocab(rows.or(Some(usize::MAX)))?)?;
+        Ok(Model { weights: self.weights.clone(), ..model })
     }
 }
 

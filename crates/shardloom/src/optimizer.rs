@@ -1,6 +1,6 @@
 //! Optimizers by the text that names them.
 
-use shardloom_document::in_words;
+use shardloom_document::{in_words, nearest};
 use shardloom_plan::Optimizer;
 use toml::{Table, Value};
 
@@ -63,8 +63,11 @@ pub fn parse_optimizer(text: &str) -> Result<Optimizer> {
     let Some(&(kind, settings)) =
         KINDS.iter().find(|(name, _)| name.eq_ignore_ascii_case(kind.trim()))
     else {
-        let names = KINDS.map(|(name, _)| name).join(", ");
-        return Err(wrong(format!("there are {names}, as in sgd:momentum=0.9")));
+        let names = KINDS.map(|(name, _)| name);
+        let near = nearest(&kind.trim().to_ascii_lowercase(), names);
+        let near = near.map_or_else(String::new, |name| format!("did you mean {name:?}? "));
+        let names = names.join(", ");
+        return Err(wrong(format!("{near}there are {names}, as in sgd:momentum=0.9")));
     };
     let mut table = Table::new();
     table.insert("kind".into(), kind.into());

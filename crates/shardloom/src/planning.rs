@@ -225,31 +225,45 @@ impl Planned {
     }
 }
 
-/// What to know of a vocabulary that tensor parallelism does not divide, so that each rank has all of it: what
-/// a step of the same plan would take were it padded to the next multiple of 128 times the width, as
-/// Megatron-LM pads (`megatron/training/tokenizer`). None where that saves less than 1%.
+/// Elements of 16 bits in the 16 bytes that a GPU's products read at once.
+const ALIGNED: usize = 8;
+
+/// What to know of a vocabulary that tensor parallelism does not divide, so that each rank has all of it, or whose rows
+/// make products slow: what a step of the same plan would take were it padded to the next multiple of 128 times the
+/// width, as Megatron-LM pads (`megatron/training/tokenizer`). None where that saves less than 1%.
 fn padding(model: &Model, cluster: &Cluster, outcome: &Outcome) -> Result<Option<String>> {
     let Outcome { plan, judgement, .. } = outcome;
     let tp = plan.stages().map(|(_, stage)| stage.mesh.tp()).max().unwrap_or(1) as usize;
-    let Some(vocabulary) = model.vocabulary().filter(|size| !size.is_multiple_of(tp)) else {
+    let rows = model.graph().dim_named("vocab").map(|dim| model.graph().dim(dim).size);
+    let (Some(vocabulary), Some(rows)) = (model.vocabulary(), rows) else { return Ok(None) };
+    let multiple = 128 * tp;
+    let padded = vocabulary.next_multiple_of(multiple);
+    let Ok(spec) = model.spec().with_padded_vocab(Some(padded)) else { return Ok(None) };
+    if rows.is_multiple_of(ALIGNED * tp) {
         return Ok(None);
-    };
-    let padded = vocabulary.next_multiple_of(128 * tp);
-    let Ok(spec) = model.spec().with_vocab(padded) else { return Ok(None) };
+    }
     let mut other = Plan { model: spec.to_string(), ..plan.clone() };
-    // Before sequence parallelism, which splits what is left.
-    let rules = &mut other.layout.0;
-    let sequence = rules.iter().position(|it| (it.dim.as_str(), it.axis) == ("seq", Axis::TP));
-    rules.insert(
-        sequence.unwrap_or(rules.len()),
-        LayoutRule { dim: "vocab".into(), axis: Axis::TP },
-    );
+    let reason = if rows.is_multiple_of(tp) {
+        format!(
+            "the vocabulary of {rows} is no multiple of {}, so products of its logits are slow",
+            ALIGNED * tp
+        )
+    } else {
+        // Before sequence parallelism, which splits what is left.
+        let rules = &mut other.layout.0;
+        let sequence = rules.iter().position(|it| (it.dim.as_str(), it.axis) == ("seq", Axis::TP));
+        let rule = LayoutRule { dim: "vocab".into(), axis: Axis::TP };
+        rules.insert(sequence.unwrap_or(rules.len()), rule);
+        format!(
+            "tensor parallelism of width {tp} does not divide the vocabulary of {rows}, so each rank has all of it"
+        )
+    };
     let other = shardloom_search::judge(&spec.graph()?, cluster, &other)?;
     let saved = 1.0 - other.step_seconds / judgement.step_seconds;
     Ok((saved >= 0.01).then(|| {
         format!(
-            "tensor parallelism of width {tp} does not divide the vocabulary of {vocabulary}, so each rank has \
-             all of it; with {padded} tokens (vocab={padded}) the same plan would take {} less",
+            "{reason}; padded to {padded} (--pad-vocabulary {multiple}), which changes no loss, the same plan would \
+             take {} less",
             percent(saved)
         )
     }))

@@ -122,6 +122,7 @@ mod tests {
             heads: 4,
             seq: 8,
             vocab: 16,
+            padded_vocab: None,
             ffn: None,
             dropout: 0.0,
             attention_dropout: None,

@@ -79,7 +79,7 @@ impl Forward {
         let all = &class.body(body).instructions;
         let begins_loss = |instruction: &Instruction| match instruction.action {
             Action::Kernel { op, .. } => {
-                matches!(graph.op(op).kind, OpKind::LogitMax | OpKind::SigmoidCrossEntropy)
+                matches!(graph.op(op).kind, OpKind::LogitMax { .. } | OpKind::SigmoidCrossEntropy)
             }
             _ => false,
         };

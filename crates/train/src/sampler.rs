@@ -13,6 +13,8 @@ use crate::{Error, Result};
 pub struct Sampler {
     forward: Forward,
     seq: usize,
+    /// How many entries the vocabulary has.
+    entries: usize,
 }
 
 impl Sampler {
@@ -40,12 +42,13 @@ impl Sampler {
             return Err(unfit(reason.to_owned()));
         };
         require_positions(&graph, tokens, "tokens").map_err(unfit)?;
-        let max = graph.ops().find(|(_, op)| op.kind == OpKind::LogitMax);
+        let max = graph.ops().find(|(_, op)| matches!(op.kind, OpKind::LogitMax { .. }));
         let (_, max) =
             max.ok_or_else(|| unfit("sampling needs a model that ends in logits".to_owned()))?;
         require_positions(&graph, max.inputs[0], "logits").map_err(unfit)?;
         let names: BTreeMap<ValueId, String> =
             graph.inputs().map(|(id, value)| (id, value.name.clone())).collect();
+        let entries = graph.class_count().expect("its loss is a cross-entropy");
         let forward = Forward::new(graph, weights, Arc::new(Nothing), 1, available_bytes)?;
         if let Some(other) = forward.inputs().find(|&id| id != tokens) {
             let reason = format!(
@@ -54,7 +57,7 @@ impl Sampler {
             );
             return Err(unfit(reason));
         }
-        Ok(Sampler { forward, seq })
+        Ok(Sampler { forward, seq, entries })
     }
 
     /// The most tokens that the model looks back on.
@@ -76,8 +79,8 @@ impl Sampler {
         let mut padded = seen.to_vec();
         padded.resize(self.seq, 0);
         let logits = self.forward.logits_of(&padded)?;
-        let vocab = logits.len() / self.seq;
-        Ok(logits[last * vocab..(last + 1) * vocab].to_vec())
+        let columns = logits.len() / self.seq;
+        Ok(logits[last * columns..][..self.entries].to_vec())
     }
 }
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 use shardloom::{Drawing, Generator};
 
 use crate::failure::Failure;
-use crate::number::{not_negative, whole};
+use crate::number::{not_negative, size, whole};
 use crate::terminal::Terminal;
 
 /// Go on with a text as a trained model would
@@ -33,7 +33,7 @@ pub struct Generate {
     temperature: f64,
 
     /// Draw only from this many of the likeliest tokens [default: all]
-    #[arg(long, value_name = "K", value_parser = whole::<usize>)]
+    #[arg(long, value_name = "K", value_parser = size)]
     top_k: Option<usize>,
 
     /// Seed of the drawing

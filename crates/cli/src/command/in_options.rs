@@ -21,15 +21,19 @@ pub fn in_options(error: Error, option_of: impl Fn(&str, &str) -> Option<Named>)
     let key = key.rsplit_once("].").map_or(key, |(_, key)| key);
     match option_of(key, &value) {
         Some(Named { option, value, hint }) => {
-            Failure::option(option, format!("{option} {value}: {rule}{hint}"))
+            let given = format!("{option} {value}");
+            Failure::option(option, format!("{}: {rule}{hint}", given.trim_end()))
         }
         None => error.into(),
     }
 }
 
 /// What options say of what a search or a method is asked for, by its key.
-const OF_REQUESTS: [(&str, &str); 2] =
-    [("global_batch", "--global-batch"), ("algorithm", "--algorithm")];
+const OF_REQUESTS: [(&str, &str); 3] = [
+    ("global_batch", "--global-batch"),
+    ("algorithm", "--algorithm"),
+    ("optimizer.*", "--optimizer *"),
+];
 
 /// The failure of a search or a method that is asked for what cannot be, in the words of the option that says it.
 pub fn of_request(error: impl Into<Error>) -> Failure {
@@ -48,6 +52,11 @@ impl Named {
     /// The option with its value.
     pub fn of(option: &'static str, value: impl ToString) -> Named {
         Named { option, value: value.to_string(), hint: String::new() }
+    }
+
+    /// An option without a value.
+    pub fn flag(option: &'static str) -> Named {
+        Named::of(option, "")
     }
 
     /// With a hint behind what is wrong.

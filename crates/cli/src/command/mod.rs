@@ -18,6 +18,7 @@ mod manual;
 mod memory;
 mod methods;
 mod order;
+mod padding;
 mod page_facts;
 mod plan;
 mod plan_line;

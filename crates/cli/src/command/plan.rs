@@ -25,6 +25,7 @@ use super::freeze::frozen;
 use super::in_options::of_request;
 use super::interval::Interval;
 use super::memory::{self, Memory};
+use super::padding::Padding;
 use super::plan_line::plan_line;
 use super::targets::counted;
 use super::uplink::Network;
@@ -84,6 +85,9 @@ pub struct Plan {
     /// Sequence length [default: the model's]
     #[arg(long, value_name = "TOKENS", value_parser = size)]
     seq: Option<usize>,
+
+    #[command(flatten)]
+    padding: Padding,
 
     /// Plan as this published system does (`shardloom methods` lists them) instead of searching
     #[arg(long, value_name = "METHOD")]
@@ -245,7 +249,7 @@ impl Plan {
             return Err(Failure::usage("--tokens", message));
         }
         let defaults = Defaults { sequence_length: self.seq, vocabulary: None };
-        let model = Model::load_with(&self.model, defaults)?;
+        let model = self.padding.of(Model::load_with(&self.model, defaults)?)?;
         let text = match &self.cluster[..] {
             [text] => text,
             _ if html.is_some() => {

@@ -10,6 +10,7 @@ use shardloom::{Defaults, LocalProfile, Model, read_plan_and_model, usual_reques
 
 use super::dimensions::{Dimensions, Place};
 use super::order::OrderOptions;
+use super::padding::Padding;
 use super::uplink::Network;
 use super::{StackName, is_plan, require_no_option};
 use crate::failure::Failure;
@@ -38,6 +39,9 @@ pub struct PlanOrModel {
     /// Sequence length of a MODEL [default: the model's]
     #[arg(long, value_name = "TOKENS", value_parser = size)]
     seq: Option<usize>,
+
+    #[command(flatten)]
+    padding: Padding,
 }
 
 /// How a model that comes without a plan is split.
@@ -78,7 +82,7 @@ impl PlanOrModel {
         match &self.cluster {
             Some(text) if !is_plan(path)? => {
                 let defaults = Defaults { sequence_length: self.seq, vocabulary: None };
-                let model = Model::load_with(&self.what, defaults)?;
+                let model = self.padding.of(Model::load_with(&self.what, defaults)?)?;
                 let text = &self.network.of(text)?;
                 let cluster = self.stack.load_cluster(text, local, terminal)?;
                 let usual = usual_request(&model, &cluster, text, dimensions.global_batch());
@@ -105,7 +109,11 @@ impl PlanOrModel {
                 }
                 let cluster = cluster.as_ref().map(|_| "--cluster");
                 let seq = self.seq.map(|_| "--seq");
-                let given = cluster.or(seq).or(order.given()).or(dimensions.given());
+                let given = cluster
+                    .or(seq)
+                    .or(self.padding.given())
+                    .or(order.given())
+                    .or(dimensions.given());
                 let (mut plan, model) = read_plan_and_model(path)?;
                 require_no_option(given, path)?;
                 plan.cluster = self.network.of(&plan.cluster)?;

@@ -108,9 +108,6 @@ impl Predict {
         let output = OutputFile::optional(self.output.as_ref(), self.force)?;
         let matrix = OutputFile::optional(self.confusion.as_ref(), self.force)?;
         OutputFile::require_distinct([&output, &matrix])?;
-        for file in [&output, &matrix].into_iter().flatten() {
-            file.require_no_input([self.data.as_path()])?;
-        }
         let spinner = terminal.spinner("predicting");
         let classified = classify(&self.checkpoint, &self.data);
         spinner.finish_and_clear();

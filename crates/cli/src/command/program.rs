@@ -35,8 +35,9 @@ impl Program {
     /// Prints the programs.
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
         let local = self.profile.local()?;
-        let Planned { model, plan, .. } = self.what.planned(&self.shape, &local, terminal)?;
-        let texts = program_text(&model, &plan, self.rank)?;
+        let Planned { model, plan, file, .. } = self.what.planned(&self.shape, &local, terminal)?;
+        let texts = program_text(&model, &plan, self.rank);
+        let texts = texts.map_err(|error| Failure::from(error).in_plan(file.as_deref(), None))?;
         if terminal.json() {
             return texts.iter().try_for_each(|text| terminal.object(text));
         }

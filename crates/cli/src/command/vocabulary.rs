@@ -53,7 +53,6 @@ impl Vocabulary {
     /// Counts words.
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
         let file = OutputFile::new(&self.output, self.force)?;
-        file.require_no_input(self.data.iter().map(PathBuf::as_path))?;
         let spinner = terminal.spinner("counting words");
         let found = WordVocabulary::of(&self.data, self.size).map_err(shardloom::Error::from);
         spinner.finish_and_clear();

@@ -112,7 +112,7 @@ fn parallelism() {
         ("--seed 1.5", "usage", "a whole number"),
         ("--clip-norm -1", "plan", "--clip-norm -1"),
         ("--ranks 0", "usage", "at least 1"),
-        ("--zero 4", "plan", "0 to 3"),
+        ("--zero 4", "usage", "0, 1, 2 or 3"),
         ("--zero 1 --algorithm binary-tree", "plan", "ZeRO"),
         ("--algorithm telepathy", "usage", "ring"),
         ("--schedule 2f2b", "usage", "afab, 1f1b"),
@@ -149,8 +149,12 @@ fn parallelism() {
         ("--optimizer adamw:beta1=2", "plan", "beta1 = 2"),
         ("--clip-norm 0", "plan", "--clip-norm 0"),
         ("--clip-norm 1 --no-clip", "usage", "--no-clip"),
-        ("--learning-rate -1", "learning-rate", "-1"),
-        ("--learning-rate nan", "learning-rate", "NaN"),
+        (
+            "--learning-rate -1",
+            "usage",
+            "'-1' for '--learning-rate <RATE>': it is finite and at least 0",
+        ),
+        ("--learning-rate nan", "usage", "it is finite"),
         ("--learning-rate fast", "usage", "'fast' for '--learning-rate <RATE>': a number"),
         ("--lr-schedule cosine --warmup 10", "learning-rate", "warmup-steps is 10"),
         ("--lr-schedule inverse-square-root", "learning-rate", "at least 1"),
@@ -416,7 +420,17 @@ fn what_is_wrong_with_options_is_said_by_their_names() {
         (
             "--tp 2 --cluster h100-80g:2",
             "--tp 2: it must divide vocab = 257; the next size that it divides is 258, and 384, a multiple of \
-             128, is a usual one: vocab=384 in the words of the model",
+             128, is a usual one: padded_vocab=384 in the words of the model, or --pad-vocabulary 128, which changes \
+             no loss",
+        ),
+        (
+            "--dp 4 --algorithm hierarchical:3 --cluster h100-80g:4",
+            "--algorithm hierarchical:3: its inner groups divide no group of ranks",
+        ),
+        ("--servers 0 --cluster h100-80g:2", "--servers 0: at least 1"),
+        (
+            "--pp 18446744073709551615 --cluster h100-80g:2",
+            "--pp 18446744073709551615: pp x dp x cp x tp is at most",
         ),
         (
             "--pp 3 --schedule chimera --cluster h100-80g:3",
@@ -433,6 +447,7 @@ fn what_is_wrong_with_options_is_said_by_their_names() {
         outcome.check(outcome.stderr.contains("\"where\":\"--"), "no option is named");
     }
     place.write("text.txt", "a b c ".repeat(100));
+    place.write("text.bin", [0xff, 0xfe, 0x00]);
     let train = format!("train {GPT} --data text.txt --global-batch 4 --steps 2");
     let simulate = format!("simulate {GPT} --cluster h100-80g:2");
     for (command, kind, said) in [
@@ -453,6 +468,18 @@ fn what_is_wrong_with_options_is_said_by_their_names() {
         ),
         (&format!("{train} --freeze *"), "plan", "--freeze *: all parameters are frozen"),
         (&format!("{train} --seq 0"), "usage", "'--seq <TOKENS>': at least 1 is needed"),
+        (&format!("{train} --new-head 0"), "usage", "'--new-head <N>': at least 1 is needed"),
+        (&format!("{train} --optimizer adam"), "optimizer", "did you mean \"adamw\"? there are"),
+        (&format!("{train} --compression topk:3"), "usage", "a similar value exists: 'top-k:N'"),
+        (&format!("{simulate} --recompute ful"), "usage", "a similar value exists: 'full'"),
+        (&format!("{simulate} --algorithm rng"), "usage", "a similar value exists: 'ring'"),
+        (
+            &format!("plan {GPT} --cluster h100-80g:2 --global-batch 4 --optimizer adamw:beta1=2"),
+            "simulation",
+            "--optimizer beta1 = 2: at least 0 and below 1",
+        ),
+        ("explain text.bin", "file", "text.bin: it is no text in UTF-8"),
+        (&format!("simulate {GPT} --cluster local:0"), "cluster", "local:0"),
         (
             &format!("{train} --checkpoint text.txt"),
             "file",

@@ -338,7 +338,8 @@ fn what_is_wrong_with_all_of_them_is_an_error() {
         ("--cluster h100-80g:2 --until-loss 3", "usage", "--run"),
         ("--run --data text.txt --repeats 0", "usage", "--repeats"),
         ("--run --data missing", "file", "missing"),
-        ("--run --data text.txt --learning-rate -1", "learning-rate", "-1"),
+        ("--run --data text.txt --learning-rate -1", "usage", "--learning-rate"),
+        ("--run --data text.txt --until-loss nan", "usage", "a finite number"),
     ] {
         place.run(&format!("{model} {arguments} --json")).refuses(kind, hint);
     }

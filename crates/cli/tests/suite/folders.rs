@@ -80,6 +80,44 @@ fn a_new_head_starts_anew_and_says_so_and_a_plan_has_it_already() {
 }
 
 #[test]
+fn a_padded_vocabulary_is_split_begins_with_the_weights_and_is_written_without_padding() {
+    let place = place();
+    let run = |more: &str| {
+        let train = format!("train model {LENGTH} --tokenizer bytes --steps 3 --json");
+        place.run(&format!("{train} {more}"))
+    };
+    run("--new-head 257 --tp 2").refuses("plan", "--pad-vocabulary");
+    let plain = run("").succeeds();
+    let padded = run("--pad-vocabulary 10 --tp 2 --checkpoint run").succeeds();
+    let losses = |of: &Outcome| -> Vec<f64> {
+        let numbers = of.losses().into_iter().map(|(_, loss)| loss.parse());
+        numbers.collect::<Result<_, _>>().expect("numbers")
+    };
+    let mut pairs = losses(&padded).into_iter().zip(losses(&plain));
+    padded.check(
+        pairs.all(|(one, other)| (one - other).abs() < 1e-4 * other),
+        "padding changes the loss",
+    );
+    place.run("export run --huggingface out").succeeds();
+    let shapes = |folder: &str| {
+        let tensors = named_tensors(&place.path(folder).join("model.safetensors"));
+        Vec::from_iter(tensors.into_iter().map(|(name, bytes)| (name, bytes.len())))
+    };
+    assert_eq!(shapes("out"), shapes("model"));
+    let plan = format!(
+        "plan model --seq 8 --global-batch 4 --pad-vocabulary 10 --cluster h100-80g:1 -o plan.toml"
+    );
+    place.run(&plan).succeeds();
+    let text = fs::read_to_string(place.path("plan.toml")).expect("a plan");
+    assert!(text.contains("vocab=256,padded_vocab=260"), "{text}");
+    place
+        .run(
+            "train plan.toml --data text.txt --tokenizer bytes --steps 1 --pad-vocabulary 4 --json",
+        )
+        .refuses("usage", "--pad-vocabulary");
+}
+
+#[test]
 fn a_frozen_trunk_stays_as_it_was_loaded_and_the_new_head_trains() {
     let place = place();
     let data = "--data text.txt --tokenizer bytes --seq 8 --global-batch 4 --no-clip --json";

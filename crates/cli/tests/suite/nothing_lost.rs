@@ -163,17 +163,41 @@ fn what_is_no_plain_file_is_written_to_and_not_replaced() {
     assert!(fs::read(place.path("aim")).expect("weights") == plain, "the link leads elsewhere");
 }
 
+const HUGGING_FACE: &str = r#"{"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 8, "vocab_size": 32}"#;
+
 #[test]
 fn what_a_command_reads_is_not_overwritten() {
     let place = Place::new();
     let text = fs::read(place.path("text.txt")).expect("text");
     for file in ["text.txt", "./text.txt"] {
         let train = format!("train {TINY} --steps 1 --html {file} --force --json");
-        place.run(&train).refuses("file", "is read by this command");
+        place.run(&train).refuses("file", "is named for something else");
     }
     let words = "vocabulary --data text.txt -o text.txt --size 8 --force --json";
-    place.run(words).refuses("file", "is read by this command");
+    place.run(words).refuses("file", "is named for something else");
     assert_eq!(fs::read(place.path("text.txt")).expect("text"), text);
+
+    let plan = "plan gpt:layers=2,hidden=16,heads=2,seq=8,vocab=32 --cluster h100-80g:2 --global-batch 4 --for megatron";
+    place.run(&format!("{plan} -o plan.toml")).succeeds();
+    let found = fs::read(place.path("plan.toml")).expect("a plan");
+    fs::create_dir(place.path("model")).expect("made");
+    place.write("model/config.json", HUGGING_FACE);
+    for command in [
+        "simulate plan.toml --html plan.toml",
+        "simulate plan.toml --trace=./plan.toml",
+        "plan model --cluster h100-80g:2 --global-batch 4 -o model/config.json",
+        "import model/config.json --from deepspeed --cluster h100-80g:2 -o model/config.json",
+        "export train.sh --to megatron -o .",
+    ] {
+        fs::copy(place.path("plan.toml"), place.path("train.sh")).expect("copied");
+        let command = format!("{command} --force --json");
+        place.run(&command).refuses("file", "is named for something else");
+    }
+    assert_eq!(fs::read(place.path("plan.toml")).expect("a plan"), found);
+    assert_eq!(fs::read(place.path("train.sh")).expect("a plan"), found);
+    assert_eq!(fs::read(place.path("model/config.json")).expect("it"), HUGGING_FACE.as_bytes());
+    // What a command wrote before it may write again.
+    place.run(&format!("{plan} -o plan.toml --force")).succeeds();
 }
 
 #[test]

@@ -60,7 +60,7 @@ fn documents_that_cannot_be_kept_apart_are_refused() {
     let bytes = "gpt:layers=1,hidden=16,heads=2,seq=16,vocab=256";
     train(bytes, "bytes").refuses("data", "the tokenizer bytes has no token that ends one");
     let recurrent = "lstm:layers=1,hidden=16,embed=8,seq=8,vocab=24";
-    train(recurrent, "words.json").refuses("plan", "--mask-documents true: documents are masked");
+    train(recurrent, "words.json").refuses("plan", "--mask-documents: documents are masked");
     let of_mlp = "mlp:inputs=8,hidden=8,layers=2,classes=4 --cluster a100-40g:1x2";
     for plan in [
         format!("plan {recurrent} --cluster a100-40g:1x2 --global-batch 8"),

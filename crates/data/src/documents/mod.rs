@@ -13,7 +13,7 @@ use parquet::ParquetRows;
 use crate::Result;
 
 /// The longest line of JSON or text of a row, as all of it is in memory.
-const LONGEST: usize = 1 << 28;
+const LONGEST: usize = 1 << 24;
 
 /// What a file of documents is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

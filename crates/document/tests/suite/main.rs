@@ -140,3 +140,49 @@ fn only_what_is_similar_is_suggested() {
     assert_eq!(nearest("zero_optimisation", names), Some("zero_optimization"));
     assert_eq!(nearest("scheduler", names), None);
 }
+
+#[derive(Debug, Deserialize)]
+#[allow(dead_code)] // Only how it is refused matters.
+struct Run {
+    rule: Rule,
+    #[serde(default)]
+    order: When,
+}
+
+/// Its form depends on a word in it, so that the library forgets where its values stood.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+#[allow(dead_code)] // Only how it is refused matters.
+enum Rule {
+    Steps { rate: f64, decay: f64 },
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum When {
+    #[default]
+    First,
+}
+
+#[test]
+fn values_of_tables_of_a_kind_are_found_by_what_is_wrong_with_them() {
+    let said = |text: &str| {
+        let error = toml::from_str::<Run>(text).expect_err(text);
+        let Fault { line, message } = toml_fault(text, &error);
+        format!("{}: {message}", line.unwrap_or(0))
+    };
+    for (line, message) in [
+        ("decay = \"x\"", "5: rule.decay: a number is needed, not the text \"x\""),
+        ("decay = true", "5: rule.decay: a number is needed, not true"),
+        ("decay = []", "5: rule.decay: a number is needed, not a list"),
+        ("deccay = 0.5", "5: unknown key `deccay`, did you mean `decay`?; known: rate, decay"),
+        ("decay = 99999999999999999999", "5: rule.decay: "),
+        ("", "2: the key `decay` is missing"),
+    ] {
+        let text = format!("\n[rule]\nkind = \"steps\"\nrate = 1.0\n{line}\n");
+        let found = said(&text);
+        assert!(found.starts_with(message), "{found} instead of {message}");
+    }
+    let order = said("order = 1e300\nrule = {kind = \"steps\", rate = 1.0, decay = 0.0}\n");
+    assert_eq!(order, "1: order: a word in quotes is needed, or a table");
+}

@@ -25,6 +25,11 @@ pub(super) fn export(mut leaving: Leaving<'_>) -> Result<Exported, ExchangeError
     let way = replicas(&mut leaving)?;
     left_to_the_script(&mut leaving);
     let machines = leaving.machines;
+    if machines.nodes > 1 {
+        let reason = "give each machine its --machine_rank, and all --main_process_ip and --main_process_port of \
+                      machine 0, at `accelerate launch`";
+        leaving.leave_out("cluster", format!("{} nodes", machines.nodes), reason);
+    }
     let text = format!(
         "{comments}\
          compute_environment: LOCAL_MACHINE\ndebug: false\n{way}{eight_bits}\
@@ -154,7 +159,7 @@ fn left_to_the_script(leaving: &mut Leaving<'_>) {
     }
     let layers = format!("{} layers", recipe.model.layers);
     let is_selective = recipe.recompute == Recompute::Selective;
-    leaving.leave_out_fused();
+    leaving.leave_out_attention();
     if is_selective {
         leaving.leave_out("recompute", "selective", SCORES);
     }

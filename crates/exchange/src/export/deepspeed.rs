@@ -185,7 +185,7 @@ fn optimizer(
 }
 
 fn recompute(leaving: &mut Leaving<'_>) {
-    leaving.leave_out_fused();
+    leaving.leave_out_attention();
     let name = leaving.recipe.recompute.name();
     let reason = match leaving.recipe.recompute {
         Recompute::None => return,

@@ -4,7 +4,7 @@ use shardloom_plan::{LossScale, Number, Precision, Recompute, Sync};
 
 use super::deepspeed;
 use super::words::Words;
-use super::{Given, Imported, replicas, unread_note};
+use super::{ATTENTION_NOTE, Given, Imported, replicas, unread_note};
 use crate::recipe::model_of;
 use crate::{ExchangeError, Recipe};
 
@@ -103,6 +103,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         }
         Some(_) => "the optimizer is the training script's: AdamW is assumed".to_owned(),
     }];
+    notes.push(ATTENTION_NOTE.into());
     if by_deepspeed {
         notes.push(
             "buckets and the format of gradients are DeepSpeed's usual ones, which the training script may say otherwise"

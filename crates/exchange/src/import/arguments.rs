@@ -21,6 +21,8 @@ pub(super) struct Arguments {
     read: RefCell<BTreeSet<String>>,
     /// The lines that run a command for what it prints.
     commands: Vec<usize>,
+    /// The first and last lines of branches that name options.
+    branches: Vec<(usize, usize)>,
 }
 
 impl Arguments {
@@ -47,9 +49,19 @@ impl Arguments {
             options.insert(name.clone(), value);
             current = Some(name);
         }
+        if options.is_empty() {
+            let message = "has no option, such as --num-layers 24".into();
+            return Err(ExchangeError::Text { place: place.into(), message });
+        }
         let lines = lines_of(text);
-        let commands = commands_of(text);
-        Ok(Arguments { place: place.into(), lines, options, read: RefCell::default(), commands })
+        Ok(Arguments {
+            place: place.into(),
+            lines,
+            options,
+            read: RefCell::default(),
+            commands: commands_of(text),
+            branches: branches_of(text),
+        })
     }
 
     /// Where an option is named: the file and the line, if it is there.
@@ -76,7 +88,10 @@ impl Arguments {
                 self.error(name, value, rule)
             }
             Some(Some(value)) => Ok(Some(value)),
-            Some(None) => self.error(name, "nothing", "a value is needed"),
+            Some(None) => Err(ExchangeError::Text {
+                place: self.at(name),
+                message: format!("--{name} has no value"),
+            }),
         }
     }
 
@@ -118,7 +133,10 @@ impl Arguments {
         let meant = others.map(String::as_str).find(|other| is_misspelt(other, name));
         match meant {
             Some(found) => Err(self.misspelt(found, name)),
-            None => self.error(name, "nothing", rule),
+            None => {
+                let message = format!("--{name} is missing: {rule}");
+                Err(ExchangeError::Text { place: self.place.clone(), message })
+            }
         }
     }
 
@@ -155,6 +173,45 @@ impl Arguments {
         let lines = (!lines.is_empty()).then(|| lines.join(", "))?;
         Some(format!("what commands print is not read, which the script runs in its lines {lines}"))
     }
+
+    /// One line about options that a script only gives under conditions, if there are any.
+    pub fn branches_note(&self) -> Option<String> {
+        let lines: Vec<String> =
+            self.branches.iter().map(|&(first, last)| format!("{first} to {last}")).collect();
+        let lines = (!lines.is_empty()).then(|| lines.join(", "))?;
+        Some(format!(
+            "conditions are not looked at: the options in lines {lines} are read whichever branch the script takes, of \
+             an option in several the last; leave only the one that it takes"
+        ))
+    }
+}
+
+/// The first and last lines of a script's `if` and `case` that name options, the outermost of them.
+fn branches_of(text: &str) -> Vec<(usize, usize)> {
+    let (mut open, mut begin, mut has_options, mut found) = (0_usize, 0, false, vec![]);
+    for (index, line) in text.lines().enumerate() {
+        let line = line.trim();
+        let word = line.split([' ', ';', '\t']).next().unwrap_or_default();
+        match word {
+            "if" | "case" => {
+                if open == 0 {
+                    (begin, has_options) = (index + 1, false);
+                }
+                open += 1;
+            }
+            _ => {}
+        }
+        let is_plain = !line.starts_with('#') && open > 0;
+        has_options |= is_plain && line.split([' ', '(', '"', '\'']).any(|it| it.starts_with("--"));
+        let closes = |end: &str| line.split([' ', ';', '\t']).any(|it| it == end);
+        if open > 0 && (closes("fi") || closes("esac")) {
+            open -= 1;
+            if open == 0 && has_options {
+                found.push((begin, index + 1));
+            }
+        }
+    }
+    found
 }
 
 /// The lines of a script with `$(...)` or backquotes, comments aside.
@@ -346,8 +403,20 @@ mod tests {
         let arguments = Arguments::of("--name '' --lr", "arguments").expect("it can be read");
         assert_eq!(arguments.text("name").expect("a value"), Some(""));
         let error = arguments.text("lr").expect_err("no value").to_string();
-        assert!(error.contains("--lr = nothing"), "{error}");
+        assert!(error.contains("--lr has no value"), "{error}");
         let error = Arguments::of("--size 0", "arguments").expect("it can be read").size("size");
         assert!(error.expect_err("too small").to_string().contains("from 1 up"));
+    }
+
+    #[test]
+    fn options_under_conditions_are_told() {
+        let script = "A=1\n# if --not\nif [[ $A == 1 ]]; then\n  X+=(--fp8-format hybrid)\n  if true; then\n    echo\n  fi\n\
+                      else\n  X+=(--bf16)\nfi\nif [ -z $B ]; then echo; fi\ncase $A in\n 1) X+=(--lr 1);;\nesac\n\
+                      run --seed 3\n";
+        let note = Arguments::of(script, "a.sh").expect("it can be read").branches_note();
+        assert!(
+            note.is_some_and(|it| it.contains("the options in lines 3 to 10, 12 to 14 are read"))
+        );
+        assert_eq!(Arguments::of("run --lr 1", "a.sh").expect("read").branches_note(), None);
     }
 }

@@ -3,7 +3,7 @@
 use shardloom_plan::{LossScale, Number, Optimizer, Precision};
 
 use super::words::Words;
-use super::{Given, Imported, halving_note, replicas, unread_note};
+use super::{ATTENTION_NOTE, Given, Imported, halving_note, replicas, unread_note};
 use crate::recipe::{ONE_BUCKET, model_of};
 use crate::{ExchangeError, Recipe, Transformer};
 
@@ -60,6 +60,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
     notes.push(
         "whether activations are computed twice is the training script's: none is assumed".into(),
     );
+    notes.push(ATTENTION_NOTE.into());
     if groups > 1 {
         notes.push(
             "DeepSpeed 0.19.8 has no mics_shard_size any more: a version before it is meant".into(),

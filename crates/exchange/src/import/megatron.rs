@@ -58,7 +58,10 @@ pub(super) fn import(
     let global_batch =
         arguments.size("global-batch-size")?.unwrap_or(microbatch.saturating_mul(dp));
     if !global_batch.is_multiple_of(microbatch.saturating_mul(dp)) {
-        let rule = format!("{dp} replicas with micro-batches of {microbatch} divide it");
+        let rule = format!(
+            "it is no multiple of {dp} replicas times micro-batches of {microbatch}, which is {}",
+            microbatch.saturating_mul(dp)
+        );
         return arguments.error("global-batch-size", global_batch, rule);
     }
     let precision = precision(&arguments)?;
@@ -129,6 +132,7 @@ pub(super) fn import(
     notes.extend(context(&arguments, cp)?);
     notes.extend(unread_note(&arguments.unread()?));
     notes.extend(arguments.commands_note());
+    notes.extend(arguments.branches_note());
     let mut imported = recipe.plan(spec, given.cluster, given.devices, place, notes)?;
     imported.plan.mask_documents = masks_documents;
     Ok(imported)
@@ -309,6 +313,11 @@ fn described(arguments: &Arguments, tp: usize) -> Result<Transformer, ExchangeEr
     };
     let real =
         |name: &str, usual: f32| Ok::<f32, ExchangeError>(arguments.number(name)?.unwrap_or(usual));
+    // What is there and wrong comes before what is not there.
+    for name in ["num-layers", "hidden-size", "num-attention-heads", "seq-length"] {
+        arguments.size(name)?;
+    }
+    let layers = needed("num-layers")?;
     let (hidden, heads) = (needed("hidden-size")?, needed("num-attention-heads")?);
     let gated = arguments.has("swiglu");
     let ffn = match arguments.size("ffn-hidden-size")? {
@@ -322,7 +331,7 @@ fn described(arguments: &Arguments, tp: usize) -> Result<Transformer, ExchangeEr
     let head_dim = arguments.size("kv-channels")?.unwrap_or(hidden / heads);
     Ok(Transformer {
         kind: kind(arguments, gated)?,
-        layers: needed("num-layers")?,
+        layers,
         hidden,
         heads,
         kv_heads,
@@ -330,6 +339,7 @@ fn described(arguments: &Arguments, tp: usize) -> Result<Transformer, ExchangeEr
         ffn,
         seq: needed("seq-length")?,
         vocab: vocabulary(arguments, tp)?,
+        padding: 0,
         tied: !arguments.has("untie-embeddings-and-output-weights"),
         norm_epsilon: real("norm-epsilon", 1e-5)?,
         init_std: real("init-method-std", 0.02)?,

@@ -132,6 +132,7 @@ fn described(words: &Words) -> Result<Transformer, ExchangeError> {
         ffn: size("intermediate_size")?,
         seq: words.needed("tokens.sequence_length")?,
         vocab: size("vocab_size")?.div_ceil(padded).saturating_mul(padded),
+        padding: 0,
         tied: words.flag(&at("tie_word_embeddings"))?,
         norm_epsilon: real("rms_norm_eps", 1e-6)?,
         init_std: words.real("model.init_method.std")?.map_or(0.02, |std| std as f32),

@@ -207,7 +207,7 @@ fn deepspeeds_come_back_the_same() {
                     ..numbers()
                 };
                 let mut plan = plan(turn(&[LLAMA, GPT], index), &numbers, 1);
-                plan.attention = AttentionKind::Unfused;
+                plan.attention = AttentionKind::Fused;
                 plan.loss_scale = (precision == FP16).then(|| scale(index));
                 plans.push(plan);
             }
@@ -219,7 +219,7 @@ fn deepspeeds_come_back_the_same() {
         let (recompute, precision) = (Recompute::None, BF16_GRADIENTS);
         let mesh = Mesh::of(dp, 1, 1).sharing_within(within).expect("it divides");
         let mut plan = plan(LLAMA, &Uniform { mesh, sync, recompute, precision, ..numbers() }, 1);
-        plan.attention = AttentionKind::Unfused;
+        plan.attention = AttentionKind::Fused;
         plans.push(plan);
     }
     for (zero, (dp, ep)) in (0..4).zip([(1, 2), (2, 4), (4, 2), (1, 8)]) {
@@ -228,7 +228,7 @@ fn deepspeeds_come_back_the_same() {
         let mesh = Mesh::of(dp, 1, 1);
         let numbers = Uniform { mesh, sync, recompute, precision, ..numbers() };
         let mut plan = plan_with_experts(&numbers, ep);
-        plan.attention = AttentionKind::Unfused;
+        plan.attention = AttentionKind::Fused;
         plans.push(plan);
     }
     check(Project::DeepSpeed, &plans);
@@ -412,7 +412,7 @@ fn accelerates_come_back_the_same() {
                     ..numbers()
                 };
                 let mut plan = plan(turn(&[LLAMA, GPT], index), &numbers, 1);
-                plan.attention = AttentionKind::Unfused;
+                plan.attention = AttentionKind::Fused;
                 plan.loss_scale = (precision == fp16).then(LossScale::dynamic);
                 plans.push(plan);
             }

@@ -61,11 +61,11 @@ fn what_a_script_says_has_to_be_said_again() {
     let case = crate::plans::case("fully-sharded");
     for name in ["fully-sharded", "sharded-states", "replicated-gpt"] {
         let case = crate::plans::case(name);
-        let unsaid = AttentionKind::Unfused;
+        let unsaid = AttentionKind::Fused;
         let expected = Plan { recompute: Recompute::None, attention: unsaid, ..case.plan.clone() };
         assert_back(&case, Project::DeepSpeed, &expected);
     }
-    let attention = AttentionKind::Unfused;
+    let attention = AttentionKind::Fused;
     let expected = Plan { clip_norm: None, attention, ..case.plan.clone() };
     assert_back(&case, Project::Accelerate, &expected);
 }
@@ -77,7 +77,7 @@ fn in_fp16_the_scale_of_the_loss_goes_along() {
         let sync = Sync { zero: 0, ..numbers().sync };
         let (mesh, recompute) = (Mesh::of(2, 1, 1), Recompute::None);
         let numbers = Uniform { mesh, precision, sync, recompute, ..numbers() };
-        let attention = AttentionKind::Unfused;
+        let attention = AttentionKind::Fused;
         Plan { loss_scale: Some(loss_scale), attention, ..plan(LLAMA, &numbers, 1) }
     };
     let changing = LossScale::Dynamic { initial: 4096.0, growth_interval: 50 };

@@ -328,11 +328,33 @@ impl GraphBuilder {
         logits: ValueId,
         targets: ValueId,
     ) -> Result<ValueId, GraphError> {
+        self.padded_cross_entropy(name, logits, targets, None)
+    }
+
+    /// [`GraphBuilder::cross_entropy`] over the first `classes` of the vocabulary, if some are given: the others are
+    /// padding, which makes it divisible, and have no part in the loss.
+    ///
+    /// # Errors
+    /// If the targets are not the logits' rows, or there are more classes than logits, or none.
+    pub(crate) fn padded_cross_entropy(
+        &mut self,
+        name: &str,
+        logits: ValueId,
+        targets: ValueId,
+        classes: Option<usize>,
+    ) -> Result<ValueId, GraphError> {
         let axes = self.axes(logits);
         let Some((&vocab, rows)) = axes.split_last() else {
             return Err(self.axes_error(name, logits, "logits are [..., vocab]"));
         };
         self.same_axes(name, targets, rows)?;
+        let columns = self.graph.dim(vocab).size;
+        if let Some(classes) = classes.filter(|classes| !(1..=columns).contains(classes)) {
+            let rule = format!("from 1 to the {columns} of the logits are needed");
+            return Err(self.parameter_error(name, "classes", classes.to_string(), rule));
+        }
+        // Where nothing is padding, it is not said.
+        let classes = classes.filter(|&classes| classes < columns);
         let rows = rows.to_vec();
         let with = |split| {
             let mut loops = parallel(&rows);
@@ -345,7 +367,7 @@ impl GraphBuilder {
         let stat = |suffix| auxiliary(suffix, rows.clone(), DType::Float);
         let max = self.op(
             &format!("{name}.max"),
-            OpKind::LogitMax,
+            OpKind::LogitMax { classes },
             &[logits],
             vec![stat("value")],
             signature,
@@ -356,8 +378,13 @@ impl GraphBuilder {
         let signature = Signature::by_dim(&with(sum), &inputs, &[rows.clone(), rows.clone()]);
         let outputs = vec![stat("value"), stat("target")];
         let op_name = format!("{name}.sum");
-        let sum =
-            self.op(&op_name, OpKind::LogitSum, &[logits, max, targets], outputs, signature)?;
+        let sum = self.op(
+            &op_name,
+            OpKind::LogitSum { classes },
+            &[logits, max, targets],
+            outputs,
+            signature,
+        )?;
         let target = ValueId(sum.0 + 1);
 
         let mut loops: Vec<_> =
@@ -367,7 +394,7 @@ impl GraphBuilder {
         let signature = Signature::by_dim(&loops, &inputs, &[vec![]]);
         let loss = NewOutput { dtype: DType::Float, ..output(vec![]) };
         let operands = [logits, max, sum, target, targets];
-        self.op(name, OpKind::CrossEntropy, &operands, vec![loss], signature)
+        self.op(name, OpKind::CrossEntropy { classes }, &operands, vec![loss], signature)
     }
 
     /// An operator whose outputs have the axes of `axes`: one activation and, if `masked`, a mask.

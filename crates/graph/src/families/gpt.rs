@@ -5,8 +5,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    default_epsilon, default_init_std, require, require_dropout, require_layers, require_real,
-    require_sizes,
+    default_epsilon, default_init_std, require, require_dropout, require_layers, require_padded,
+    require_real, require_sizes,
 };
 use crate::builder::Attention;
 use crate::op::Activation;
@@ -26,6 +26,10 @@ pub struct GptConfig {
     pub seq: usize,
     /// Vocabulary size.
     pub vocab: usize,
+    /// How many rows tables for the vocabulary have, where that is more, so that more widths divide it. Those
+    /// behind the vocabulary are of no token: loss and gradients are the same as without them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub padded_vocab: Option<usize>,
     /// Width of the feed-forward layer; four times `hidden` if absent.
     #[serde(default)]
     pub ffn: Option<usize>,
@@ -125,6 +129,7 @@ impl GptConfig {
                 ("ffn", self.ffn()),
             ],
         )?;
+        require_padded(name, self.vocab, self.padded_vocab)?;
         require(
             self.hidden.is_multiple_of(self.heads),
             name,
@@ -163,7 +168,7 @@ impl GptConfig {
         let heads = net.dim("heads", self.heads)?;
         let head_dim = net.dim("head_dim", head_size)?;
         let ffn = net.dim("ffn", self.ffn())?;
-        let vocab = net.dim("vocab", self.vocab)?;
+        let vocab = net.dim("vocab", self.padded_vocab.unwrap_or(self.vocab))?;
         let normal = Init::Normal { std: self.init_std };
         // Residual projections shrink with depth (section 2.3).
         let residual = Init::Normal { std: self.init_std / (2.0 * self.layers as f32).sqrt() };
@@ -250,7 +255,7 @@ impl GptConfig {
         if self.separate_loss {
             net.block("loss");
         }
-        let loss = net.cross_entropy("loss", logits, targets)?;
+        let loss = net.padded_cross_entropy("loss", logits, targets, Some(self.vocab))?;
         net.finish(loss)
     }
 }

@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::RopeScaling;
 use super::{
-    default_epsilon, default_init_std, require, require_layers, require_real, require_sizes,
+    default_epsilon, default_init_std, require, require_layers, require_padded, require_real,
+    require_sizes,
 };
 use crate::builder::Attention;
 use crate::op::{Gate, RotaryScaling, Visibility};
@@ -38,6 +39,10 @@ pub struct LlamaConfig {
     pub seq: usize,
     /// Vocabulary size.
     pub vocab: usize,
+    /// How many rows tables for the vocabulary have, where that is more, so that more widths divide it. Those
+    /// behind the vocabulary are of no token: loss and gradients are the same as without them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub padded_vocab: Option<usize>,
     /// Base of the rotary frequencies.
     #[serde(default = "default_theta")]
     pub rope_theta: f32,
@@ -169,6 +174,7 @@ impl LlamaConfig {
                 ("vocab", self.vocab),
             ],
         )?;
+        require_padded(name, self.vocab, self.padded_vocab)?;
         require(
             self.heads.is_multiple_of(kv_heads),
             name,
@@ -233,7 +239,7 @@ impl LlamaConfig {
         };
         let head_dim = net.dim("head_dim", head_size)?;
         let ffn = net.dim("ffn", self.ffn)?;
-        let vocab = net.dim("vocab", self.vocab)?;
+        let vocab = net.dim("vocab", self.padded_vocab.unwrap_or(self.vocab))?;
         let normal = Init::Normal { std: self.init_std };
         let residual = Init::Normal { std: self.init_std / (2.0 * self.layers as f32).sqrt() };
         let zeros = Init::Constant(0.0);
@@ -343,7 +349,7 @@ impl LlamaConfig {
         if self.separate_loss {
             net.block("loss");
         }
-        let loss = net.cross_entropy("loss", logits, targets)?;
+        let loss = net.padded_cross_entropy("loss", logits, targets, Some(self.vocab))?;
         net.finish(loss)
     }
 }

@@ -53,6 +53,15 @@ fn require_sizes(model: &str, sizes: &[(&str, usize)]) -> Result<(), GraphError>
     })
 }
 
+/// Checks how many rows tables for a vocabulary have, if they are padded.
+fn require_padded(model: &str, vocab: usize, padded: Option<usize>) -> Result<(), GraphError> {
+    padded.map_or(Ok(()), |padded| {
+        let rule = format!("at least vocab = {vocab} is needed");
+        require(padded >= vocab, model, "padded_vocab", padded, &rule)?;
+        require_sizes(model, &[("padded_vocab", padded)])
+    })
+}
+
 /// Checks a probability with which elements are left out, by its key.
 fn require_dropout(model: &str, key: &str, probability: f32) -> Result<(), GraphError> {
     let rule = "a dropout probability is at least 0 and below 1";

@@ -12,7 +12,7 @@ fn a_perceptron_decides_between_its_classes_and_a_recommendation_model_between_t
     let classes = mlp.sample_classes().expect("a classifier");
     assert_eq!((classes.count, classes.one_logit), (3, false));
     assert_eq!(mlp.axes_text(&mlp.value(classes.logits).axes), "batch, vocab");
-    assert_eq!(mlp.op(classes.decided_at).kind, OpKind::LogitSum);
+    assert_eq!(mlp.op(classes.decided_at).kind, OpKind::LogitSum { classes: None });
     let dlrm = graph("dlrm:dense=4,rows=20-6,embed=4,bottom=8,top=8");
     let classes = dlrm.sample_classes().expect("a classifier");
     assert_eq!((classes.count, classes.one_logit), (2, true));
@@ -67,4 +67,42 @@ fn the_trunk_has_the_table_of_a_vocabulary_unless_the_head_is_tied_to_it() {
             graph.class_parameters().map(|id| graph.is_embedding(id)).collect();
         assert_eq!(embeddings, if tied { vec![false] } else { vec![true, false] });
     }
+}
+
+#[test]
+fn padding_of_a_vocabulary_is_no_class_and_rows_of_tables() -> Result<(), GraphError> {
+    for (line, parameters) in [
+        ("gpt:layers=1,hidden=4,heads=1,seq=2,vocab=5,tied=true,head_bias=true", 2),
+        ("u-transformer:layers=3,hidden=4,heads=1,seq=2,vocab=5", 2),
+        ("llama:layers=1,hidden=4,heads=1,ffn=4,seq=2,vocab=5", 2),
+    ] {
+        let plain = ModelSpec::parse(line)?;
+        let padded = ModelSpec::parse(&format!("{line},padded_vocab=8"))?;
+        assert_eq!(padded, plain.with_padded_vocab(Some(8))?);
+        assert_eq!(plain.network(), padded.with_padded_vocab(None)?.network());
+        assert_eq!(padded.with_vocab(9)?.network(), plain.with_vocab(9)?.network());
+        let graph = padded.graph()?;
+        let rows = graph.class_dim().map(|dim| graph.dim(dim).size);
+        assert_eq!((rows, graph.class_count()), (Some(8), Some(5)), "{line}");
+        assert_eq!(graph.class_parameters().count(), parameters, "{line}");
+        let kinds: Vec<OpKind> = graph.ops().map(|(_, op)| op.kind).collect();
+        let classes = Some(5);
+        for kind in [
+            OpKind::LogitMax { classes },
+            OpKind::LogitSum { classes },
+            OpKind::CrossEntropy { classes },
+        ] {
+            assert!(kinds.contains(&kind), "{line}: {kind:?}");
+        }
+        // Where it is as many rows as tokens, there is none.
+        let none = ModelSpec::parse(&format!("{line},padded_vocab=5"))?.graph()?;
+        assert_eq!(none.class_count(), Some(5));
+        assert!(none.ops().any(|(_, op)| op.kind == OpKind::CrossEntropy { classes: None }));
+        let few = ModelSpec::parse(&format!("{line},padded_vocab=4")).expect_err("fewer rows");
+        assert!(few.to_string().contains("padded_vocab = 4"), "{few}");
+        assert!(few.to_string().contains("at least vocab = 5"), "{few}");
+    }
+    let lstm = ModelSpec::parse("lstm:layers=1,hidden=4,embed=4,vocab=5,seq=2")?;
+    assert!(lstm.with_padded_vocab(Some(8)).is_err());
+    Ok(())
 }

@@ -54,7 +54,7 @@ fn assert_well_formed(graph: &Graph) {
         assert!(value.consumers.iter().all(|&reader| graph.op(reader).inputs.contains(&id)));
     }
     let loss = graph.value(graph.loss()).producer.map(|op| graph.op(op).kind);
-    assert_eq!(loss, Some(OpKind::CrossEntropy));
+    assert_eq!(loss, Some(OpKind::CrossEntropy { classes: None }));
 }
 
 #[test]

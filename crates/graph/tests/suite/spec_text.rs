@@ -25,6 +25,7 @@ fn a_family_with_parameters_is_read() {
         heads: 16,
         seq: 2048,
         vocab: 51200,
+        padded_vocab: None,
         ffn: None,
         dropout: 0.0,
         attention_dropout: None,
@@ -218,6 +219,7 @@ fn network() -> impl Strategy<Value = Network> {
             heads,
             seq,
             vocab,
+            padded_vocab: (heads > 2).then_some(vocab + heads),
             ffn,
             dropout,
             attention_dropout: (heads > 1).then_some(dropout / 2.0),
@@ -255,6 +257,7 @@ fn network() -> impl Strategy<Value = Network> {
                 ffn: seq + vocab,
                 seq,
                 vocab,
+                padded_vocab: (kv > 2).then_some(vocab + kv),
                 rope_theta: theta_of(theta),
                 rope_scaling: match rope_scaling {
                     Some((factor, ..)) if seq.is_multiple_of(2) => {

@@ -68,7 +68,7 @@ fn every_differentiable_input_gets_its_gradient_exactly_once_and_no_other_gets_o
             };
             let mut all = [produced(&rule.input), produced(&rule.weight), rule.passes].concat();
             all.sort();
-            let early = matches!(op.kind, OpKind::LogitMax | OpKind::LogitSum);
+            let early = matches!(op.kind, OpKind::LogitMax { .. } | OpKind::LogitSum { .. });
             let expected: Vec<usize> = (0..op.inputs.len())
                 .filter(|&index| !early && graph.value(op.inputs[index]).differentiable())
                 .collect();
@@ -174,7 +174,10 @@ fn operators_that_depend_on_a_position_or_an_index_say_which_loop_it_runs_along(
                 OpKind::Embed if graph.name() == "dlrm" => {
                     (None, Some(op.name.replace("embedding", "rows")))
                 }
-                OpKind::Embed | OpKind::LogitSum | OpKind::CrossEntropy => (None, vocab),
+                OpKind::Embed
+                | OpKind::LogitMax { .. }
+                | OpKind::LogitSum { .. }
+                | OpKind::CrossEntropy { .. } => (None, vocab),
                 _ => (None, None),
             };
             assert_eq!(found, expected, "{} of {}", op.name, graph.name());

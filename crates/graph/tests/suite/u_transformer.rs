@@ -12,6 +12,7 @@ fn config(layers: usize) -> UTransformerConfig {
         heads: 3,
         seq: 5,
         vocab: 7,
+        padded_vocab: None,
         ffn: None,
         dropout: 0.1,
         attention_dropout: None,

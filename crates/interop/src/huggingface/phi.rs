@@ -34,6 +34,7 @@ pub(super) fn phi(config: &Config, seq: Option<usize>) -> Result<Network, Intero
             None => config.size_of(&["max_position_embeddings"])?,
         },
         vocab: config.size_of(&["vocab_size"])?,
+        padded_vocab: None,
         ffn: Some(config.size_of(&["intermediate_size"])?),
         dropout: config.real("resid_pdrop", Some(0.0))?,
         attention_dropout: Some(config.real("attention_dropout", Some(0.0))?),

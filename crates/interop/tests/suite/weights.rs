@@ -219,6 +219,43 @@ fn a_shorter_sequence_takes_the_first_positions() {
 }
 
 #[test]
+fn rows_of_padding_are_zeros_where_a_file_has_none_and_are_not_written() {
+    for plain in [spec(GPT), spec(LLAMA)] {
+        let padded = plain.with_padded_vocab(Some(10)).unwrap();
+        let ours = parameters(&plain, 1.0);
+        let theirs = export(&plain, &ours).unwrap();
+        let read = import(&padded, &theirs).unwrap();
+        for (name, values) in &read {
+            let (same, behind) = values.split_at(ours[name].len());
+            assert_eq!(same, ours[name], "{name}");
+            let is_padded = ["embedding.token", "head.weight"].contains(&name.as_str());
+            assert_eq!(!behind.is_empty(), is_padded, "{name}");
+            assert!(behind.iter().all(|&it| it == 0.0), "{name}: {behind:?}");
+        }
+        assert_eq!(export(&padded, &parameters_like(&read, 1.0)).unwrap(), theirs);
+        // Under this program's names there are files with and without it.
+        let graph = padded.graph().unwrap();
+        let extents = Extents::global(&graph, 1);
+        let tensor = |(name, values): (&String, &Vec<f32>)| {
+            let (_, value) = graph.parameters().find(|(_, it)| it.name == *name).unwrap();
+            let mut shape = extents.shape(&value.axes);
+            shape[0] = values.len() / shape[1..].iter().product::<usize>();
+            (name.clone(), Tensor { shape, values: values.clone() })
+        };
+        for of in [&ours, &read] {
+            let tensors = of.iter().map(tensor).collect();
+            assert_eq!(import(&padded, &tensors).unwrap(), read);
+        }
+    }
+}
+
+/// The same with other numbers where there are zeros.
+fn parameters_like(read: &Parameters, other: f32) -> Parameters {
+    let changed = |it: &f32| if *it == 0.0 { other } else { *it };
+    read.iter().map(|(name, values)| (name.clone(), values.iter().map(changed).collect())).collect()
+}
+
+#[test]
 fn positions_of_another_width_are_refused_however_many_there_are() {
     let spec = spec(GPT);
     let mut theirs = export(&spec, &parameters(&spec, 0.0)).unwrap();

@@ -53,8 +53,8 @@ pub(crate) fn chunking<'a>(
             OpKind::BiasDropoutAdd { .. } | OpKind::LayerNorm { .. } | OpKind::RmsNorm { .. },
             Pass::Weight,
         ) => Some(sums),
-        (OpKind::LogitMax | OpKind::LogitSum, Pass::Forward) => Some(rows),
-        (OpKind::CrossEntropy, Pass::Input) => Some(rows),
+        (OpKind::LogitMax { .. } | OpKind::LogitSum { .. }, Pass::Forward) => Some(rows),
+        (OpKind::CrossEntropy { .. }, Pass::Input) => Some(rows),
         (
             OpKind::Rotary { .. }
             | OpKind::AttentionProbs { .. }

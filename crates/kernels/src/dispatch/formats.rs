@@ -48,7 +48,7 @@ pub(crate) fn in_bf16(
 /// made of logits; its inputs name the logits for its gradient.
 pub(crate) fn unread(kind: &OpKind, pass: Pass) -> &'static [usize] {
     match (kind, pass) {
-        (OpKind::CrossEntropy, Pass::Forward) => &[0, 1, 4],
+        (OpKind::CrossEntropy { .. }, Pass::Forward) => &[0, 1, 4],
         _ => &[],
     }
 }

@@ -10,6 +10,7 @@ use super::arguments::{
 };
 use super::operand::{Data, DataMut, Input, Output, of_factors, of_product};
 use crate::attention::{Dropout, Scores, fused};
+use crate::cross_entropy::Entries;
 use crate::device::Setting;
 use crate::expert_contract::expert_contract;
 use crate::routing::{self, Decision};
@@ -170,15 +171,16 @@ pub(super) fn forward(
             let parts: SmallVec<[&[f32]; 4]> = parts.iter().map(Input::f32).collect();
             interaction::dot_interaction(&parts, width, *diagonal, y.f32());
         }
-        (OpKind::LogitMax, [logits], [max]) => {
-            cross_entropy::logit_max(logits.f32(), max.f32());
+        (&OpKind::LogitMax { classes }, [logits], [max]) => {
+            let entries = Entries { first: setting.first_index, classes };
+            cross_entropy::logit_max(logits.f32(), entries, max.f32());
         }
-        (OpKind::LogitSum, [logits, max, targets], [sum, target]) => {
+        (&OpKind::LogitSum { classes }, [logits, max, targets], [sum, target]) => {
             let (logits, max, targets) = (logits.f32(), max.f32(), targets.u32());
-            let first = setting.first_index;
-            cross_entropy::logit_sum(logits, max, targets, first, sum.f32(), target.f32());
+            let entries = Entries { first: setting.first_index, classes };
+            cross_entropy::logit_sum(logits, max, targets, entries, sum.f32(), target.f32());
         }
-        (OpKind::CrossEntropy, [_, _, sum, target, _], [loss]) => {
+        (OpKind::CrossEntropy { .. }, [_, _, sum, target, _], [loss]) => {
             loss.f32()[0] = cross_entropy::loss(sum.f32(), target.f32()) as f32;
         }
         (

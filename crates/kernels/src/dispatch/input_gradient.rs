@@ -10,6 +10,7 @@ use super::arguments::{
 };
 use super::operand::{Data, DataMut, Input, Output, accumulates, of_factors, of_product};
 use crate::attention::{Dropout, Scores, fused};
+use crate::cross_entropy::Entries;
 use crate::device::Setting;
 use crate::expert_contract::expert_contract_input_grad;
 use crate::{
@@ -220,13 +221,13 @@ pub(super) fn input_gradient(
                 accumulate[0],
             );
         }
-        (OpKind::CrossEntropy, [logits, max, sum, targets], [dlogits]) => {
+        (&OpKind::CrossEntropy { classes }, [logits, max, sum, targets], [dlogits]) => {
             cross_entropy::logits_grad(
                 logits.f32(),
                 max.f32(),
                 sum.f32(),
                 targets.u32(),
-                setting.first_index,
+                Entries { first: setting.first_index, classes },
                 setting.loss_scale,
                 dlogits.f32(),
                 accumulate[0],

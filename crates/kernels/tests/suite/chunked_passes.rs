@@ -177,9 +177,9 @@ fn passes_by_rows_come_to_what_they_come_to_of_fp32() {
         (&rms_norm, Pass::Forward, &[x, vector], &[x, scale]),
         (&rms_norm, Pass::Input, &[x, vector, scale, x], &[x]),
         (&rms_norm, Pass::Weight, &[x, scale, x], &[sum]),
-        (&OpKind::LogitMax, Pass::Forward, &[x], &[row]),
-        (&OpKind::LogitSum, Pass::Forward, &[x, row, targets], &[row, row]),
-        (&OpKind::CrossEntropy, Pass::Input, &[x, row, row, targets], &[x]),
+        (&OpKind::LogitMax { classes: None }, Pass::Forward, &[x], &[row]),
+        (&OpKind::LogitSum { classes: None }, Pass::Forward, &[x, row, targets], &[row, row]),
+        (&OpKind::CrossEntropy { classes: None }, Pass::Input, &[x, row, row, targets], &[x]),
     ];
     for case in cases {
         for format in [Format::Bf16, Format::F16] {
@@ -228,7 +228,7 @@ fn rows_of_a_table_of_bfloat16_are_copied_and_logits_are_not_widened_for_the_mea
     let (logits, row): (Tensor<'_>, Tensor<'_>) = ((&[2, 7, 30], Reals), (&[2, 7], Fp32));
     let (targets, loss): (Tensor<'_>, Tensor<'_>) = ((&[2, 7], Indices), (&[], Fp32));
     let reads = [logits, row, row, row, targets];
-    let mean: Case<'_> = (&OpKind::CrossEntropy, Pass::Forward, &reads, &[loss]);
+    let mean: Case<'_> = (&OpKind::CrossEntropy { classes: None }, Pass::Forward, &reads, &[loss]);
     let [found, expected] =
         [Format::Bf16, Format::F32].map(|format| results(mean, format, format, false));
     assert_eq!(found, expected);

@@ -153,7 +153,7 @@ impl Run {
     fn chain(&self, op: OpId) -> Vec<OpId> {
         let node = self.graph.op(op);
         match node.kind {
-            OpKind::CrossEntropy => {
+            OpKind::CrossEntropy { .. } => {
                 let producer = |index: usize| self.graph.value(node.inputs[index]).producer;
                 [producer(1), producer(2), Some(op)].into_iter().flatten().collect()
             }

@@ -103,7 +103,7 @@ impl Plan {
                         ),
                     };
                     let larger = match rule.dim.as_str() {
-                        "vocab" => larger_vocabulary(extent, width * others),
+                        "vocab" => larger_vocabulary(graph, extent, width * others),
                         _ => String::new(),
                     };
                     let rule = format!("{together}it must divide {what}{larger}");
@@ -129,8 +129,8 @@ impl Plan {
     }
 }
 
-/// The vocabularies behind one of `size` tokens that `parts` divide.
-fn larger_vocabulary(size: usize, parts: usize) -> String {
+/// What `parts` divide in place of a vocabulary of `size` tokens, or of so many classes.
+fn larger_vocabulary(graph: &Graph, size: usize, parts: usize) -> String {
     // Vocabularies are usually padded to multiples of 128, at which matrix products are fast.
     let padded = (128 >> parts.trailing_zeros().min(7)) as usize;
     let multiple = parts.saturating_mul(padded);
@@ -142,9 +142,13 @@ fn larger_vocabulary(size: usize, parts: usize) -> String {
     if parts > size {
         return String::new();
     }
+    // A classifier's dimension has the same name.
+    if graph.dim_named("seq").is_none() {
+        return format!("; the next size that it divides is {next}");
+    }
     format!(
         "; the next size that it divides is {next}, and {usual}, a multiple of {multiple}, is a usual one: \
-         vocab={usual} in the words of the model"
+         padded_vocab={usual} in the words of the model, or --pad-vocabulary {multiple}, which changes no loss"
     )
 }
 

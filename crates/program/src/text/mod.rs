@@ -272,10 +272,15 @@ fn names_of(axes: &[Axis]) -> String {
     axes.iter().map(|axis| axis.name()).collect::<Vec<_>>().join(",")
 }
 
+/// The widest column; what is longer moves the rest of its row.
+const WIDEST: usize = 1000;
+
 /// Rows whose cells stand below each other.
 fn columns<const N: usize>(rows: Vec<[String; N]>, text: &mut String) {
     let widths: Vec<usize> = (0..N)
-        .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
+        .map(|column| {
+            rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0).min(WIDEST)
+        })
         .collect();
     for row in &rows {
         let mut line = String::new();
@@ -283,5 +288,18 @@ fn columns<const N: usize>(rows: Vec<[String; N]>, text: &mut String) {
             write!(line, "  {cell:width$}").expect("strings can be written");
         }
         writeln!(text, "{}", line.trim_end()).expect("strings can be written");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cells_of_any_length_are_written() {
+        let mut text = String::new();
+        let long = "x".repeat(70_000);
+        columns(vec![[long.clone(), "a".into()], ["b".into(), "c".into()]], &mut text);
+        assert_eq!(text, format!("  {long}  a\n  b{}c\n", " ".repeat(WIDEST + 1)));
     }
 }

@@ -38,6 +38,7 @@ impl Error {
                 | InteropError::NotOfType { model, .. }
                 | InteropError::NoMapping { model, .. }
                 | InteropError::Missing { model, .. }
+                | InteropError::OtherNames { model, .. }
                 | InteropError::Unexpected { model, .. } => Some(model.clone()),
             },
             Error::Exchange(error) => error.place().map(str::to_owned),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use shardloom::checkpoint::{CheckpointError, Stored, Tensor, read_safetensors, write_safetensors};
-use shardloom::plan::{AttentionKind, Mesh, Optimizer, Plan, Uniform};
+use shardloom::plan::{AttentionKind, LayoutRules, Mesh, Optimizer, Plan, Uniform};
 use shardloom::train::learning_rate::{Curve, LearningRate};
 use shardloom::train::{OnNonFinite, RunClock, Settings};
 use shardloom::{
@@ -111,6 +111,38 @@ fn models_with_their_weights_lose_what_they_lose_there_and_train_alike_when_spli
         for (whole, split) in losses[0].iter().zip(losses[1]) {
             assert!((whole - split).abs() < 1e-5 * whole, "{family}: {losses:?}");
         }
+    }
+}
+
+/// Three ranks do not divide a vocabulary of 256.
+#[test]
+fn a_padded_model_loses_with_its_weights_what_it_loses_there_and_is_written_without_padding() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for family in ["gpt2", "qwen2"] {
+        let model = load(&golden(family));
+        let padded = model.with_padded_vocabulary(96).expect("padding");
+        assert_eq!((padded.vocabulary(), padded.head_size()), (Some(256), Some(256)));
+        let weights = padded.weights().expect("the folder has weights").to_path_buf();
+        let rules = LayoutRules::try_from("batch:dp, vocab:tp".to_owned()).expect("rules");
+        let plan = Plan { layout: rules, ..plan(&padded, Mesh::of(1, 1, 3)) };
+        let text = folder.path().join("text.txt");
+        fs::write(&text, recorded()["text"].as_str().expect("a text")).expect("written");
+        let tokenizer = TextTokenizer::open("bytes").expect("a tokenizer");
+        let mut session = start_by(&plan, &padded, text, &tokenizer);
+        session.load_weights(&weights).expect("weights of the model");
+        for step in 0..3 {
+            let expected = recorded()["losses"][family][step].as_f64().expect("a loss");
+            let loss = session.step().expect("a step").loss;
+            let difference = (loss - expected).abs() / expected;
+            assert!(difference < 1e-6, "{family}, step {step}: {loss} instead of {expected}");
+        }
+        let exported = exported(&mut session, &folder.path().join(family));
+        let shapes = |of: &BTreeMap<String, Tensor>| -> Vec<(String, Vec<usize>)> {
+            of.iter().map(|(name, tensor)| (name.clone(), tensor.shape.clone())).collect()
+        };
+        assert_eq!(shapes(&exported), shapes(&tensors(&golden(family))), "{family}");
+        let again = load(&folder.path().join(family).join("out"));
+        assert_eq!(again.spec().network(), model.spec().network(), "{family}");
     }
 }
 

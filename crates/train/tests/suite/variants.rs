@@ -104,6 +104,26 @@ fn optimizers() -> [(Optimizer, f64); 4] {
     ]
 }
 
+/// Rows of padding have weights, which no loss, gradient or norm sees; the third of three ranks has nothing else.
+#[test]
+fn a_padded_vocabulary_trains_like_one_without_padding() {
+    for line in [
+        "gpt:layers=2,hidden=36,heads=6,seq=16,vocab=64,tied=true",
+        "llama:layers=2,hidden=36,heads=6,ffn=36,seq=16,vocab=64",
+    ] {
+        let padded = graph(&format!("{line},padded_vocab=96"));
+        let reference = run(&graph(line), &plan(&graph(line), &serial()), 1e-2);
+        for uniform in [
+            serial(),
+            Uniform { mesh: mesh(1, 1, 3), sync: zero(1), ..serial() },
+            Uniform { pp: 2, mesh: mesh(2, 1, 2), microbatches: 2, sync: zero(3), ..serial() },
+        ] {
+            let losses = run(&padded, &plan(&padded, &uniform), 1e-2);
+            same(&reference, &losses, &format!("{line}: {uniform:?}"));
+        }
+    }
+}
+
 #[test]
 fn every_optimizer_under_every_zero_stage_with_and_without_clipping() {
     let graph = gpt();

@@ -15,6 +15,7 @@ use shardloom::{Defaults, Model, usual_request};
 
 use super::dimensions::{Dimensions, Place};
 use super::order::{Order, order};
+use super::padding::Padding;
 use super::plan_line::plan_line;
 use super::uplink::Network;
 use super::{ProfileFile, StackName};
@@ -85,6 +86,9 @@ pub struct Compare {
     seq: Option<usize>,
 
     #[command(flatten)]
+    padding: Padding,
+
+    #[command(flatten)]
     profile: ProfileFile,
 
     #[command(flatten)]
@@ -104,7 +108,7 @@ impl Compare {
         let tokenizer = self.training.tokenizer()?;
         let vocabulary = self.training.run.then(|| tokenizer.tokenizer().vocabulary_size());
         let defaults = Defaults { sequence_length: self.seq, vocabulary };
-        let model = Model::load_with(&self.model, defaults)?;
+        let model = self.padding.of(Model::load_with(&self.model, defaults)?)?;
         // What is wrong with the data is said before this machine is measured for a plan.
         let trial = match self.training.run {
             true => Some(self.training.trial(&model, &tokenizer, terminal)?),

@@ -19,7 +19,7 @@ use crate::command::train::run::History;
 use crate::command::train::{DRAIN_EVERY, TIMEOUT};
 use crate::command::{DataOptions, open_data};
 use crate::failure::Failure;
-use crate::number::{decimal, whole};
+use crate::number::{finite, not_negative, whole};
 use crate::terminal::Terminal;
 
 /// How each is really trained.
@@ -48,7 +48,7 @@ pub struct Training {
 
     /// Train each until the mean training loss of the last 10 steps (of all, before there are so many) is this or
     /// less, and say how many steps and how much time that took
-    #[arg(long, value_name = "LOSS", value_parser = decimal, requires = "run")]
+    #[arg(long, value_name = "LOSS", value_parser = finite, requires = "run")]
     pub until_loss: Option<f64>,
 
     /// `bytes` or a tokenizer.json
@@ -65,7 +65,7 @@ pub struct Training {
 
     /// The learning rate
     #[arg(
-        long, value_name = "RATE", default_value_t = 1e-3, value_parser = decimal,
+        long, value_name = "RATE", default_value_t = 1e-3, value_parser = not_negative,
         requires = "run"
     )]
     learning_rate: f64,

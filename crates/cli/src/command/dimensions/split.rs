@@ -11,7 +11,7 @@ use shardloom::plan::{
 use super::first_given;
 use crate::command::{attention, recompute};
 use crate::failure::Failure;
-use crate::number::{decimal, whole};
+use crate::number::{decimal, whole, zero_stage};
 
 /// What a search or a method chooses itself, where it is asked instead.
 #[derive(Debug, Default, Args)]
@@ -41,7 +41,7 @@ pub(super) struct Split {
 
     /// ZeRO stage, 0 to 3: what replicas share is nothing, optimizer state, also gradients, also
     /// weights [default: 0]
-    #[arg(long, value_name = "STAGE", value_parser = whole::<u8>)]
+    #[arg(long, value_name = "STAGE", value_parser = zero_stage)]
     pub(super) zero: Option<u8>,
 
     /// How many neighbouring data-parallel replicas share what --zero says, with their context-parallel

@@ -155,6 +155,14 @@ impl Dimensions {
                 Named::of("--zero", format!("{value} with --schedule {}", order.named.name))
             }
             "sync.zero" => Named::of("--zero", value),
+            "sync.servers.count" => Named::of("--servers", value),
+            // The widest makes them too many.
+            "devices" => {
+                let widths = [("--dp", dp), ("--cp", cp), ("--tp", tp)];
+                let widths = widths.map(|(option, width)| (width.unwrap_or(1) as usize, option));
+                let widest = widths.into_iter().chain([(self.pp(), "--pp")]).max();
+                widest.map(|(width, option)| Named::of(option, width))?
+            }
             "sync.servers.replicas" => Named::of("--server-replicas", value),
             "sync.summation.servers" => Named::of("--summation-servers", value),
             "sync.summation.share" => Named::of("--summation-share", value),
@@ -166,7 +174,8 @@ impl Dimensions {
             "sync.algorithm" => Named::of("--algorithm", value),
             "sync.compression" => Named::of("--compression", value),
             "attention" => Named::of("--attention", value),
-            "mask_documents" => Named::of("--mask-documents", value),
+            "mask_documents" => Named::flag("--mask-documents"),
+            "post_validation" => Named::flag("--post-validation"),
             key if key.starts_with("parameters[") => Named::of("--freeze", self.freeze.join(",")),
             _ => {
                 let setting = key.strip_prefix("optimizer.")?;

@@ -6,7 +6,7 @@ use shardloom::plan::{AttentionKind, Recompute, ScheduleKind};
 use shardloom::search::{Only, Request};
 
 use crate::command::{algorithm, attention, recompute};
-use crate::number::whole;
+use crate::number::{whole, zero_stage};
 
 /// What the search is restricted to; it chooses what is not given.
 #[derive(Args, Clone, Debug)]
@@ -30,7 +30,7 @@ pub struct Constraints {
 
     /// ZeRO stage, 0 to 3
     #[arg(long, value_name = "STAGE", conflicts_with = "method",
-          value_parser = clap::value_parser!(u8).range(0..=3))]
+          value_parser = zero_stage)]
     zero: Option<u8>,
 
     /// How collectives are carried out, such as ring or hierarchical:8 [default: the fastest, unless the

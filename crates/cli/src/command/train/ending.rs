@@ -212,6 +212,9 @@ fn figures(summary: &Summary) -> Vec<(String, String)> {
     let median = summary.median_step_seconds;
     let predicted = summary.predicted_step_seconds;
     let error = predicted.zip(median).map(|(predicted, measured)| predicted / measured - 1.0);
+    // A rank by itself has nobody to wait for.
+    let several = summary.peak_bytes_per_rank.len() > 1;
+    let among = |share: Option<f64>| share.filter(|_| several).map(percent);
     let figures = [
         ("Loss", summary.final_loss.map(|loss| format!("{loss:.4}"))),
         ("Validation loss", summary.final_validation_loss.map(|loss| format!("{loss:.4}"))),
@@ -220,8 +223,8 @@ fn figures(summary: &Summary) -> Vec<(String, String)> {
         ("Predicted step", predicted.map(seconds)),
         ("Prediction error", error.map(signed_percent)),
         (summary.rate, summary.tokens_per_second.map(digits)),
-        ("Waiting for others", summary.dependency_idle_fraction.map(percent)),
-        ("Exposed communication", summary.exposed_communication_fraction.map(percent)),
+        ("Waiting for others", among(summary.dependency_idle_fraction)),
+        ("Exposed communication", among(summary.exposed_communication_fraction)),
     ];
     figures.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }

@@ -15,6 +15,7 @@ use clap::{Args, ValueEnum};
 use shardloom::cluster::Stack;
 use shardloom::data::TEXT_FIELD;
 use shardloom::plan::Plan;
+use shardloom::program::quantity::counted;
 use shardloom::train::{DelayBound, OnNonFinite, RunClock, Settings};
 use shardloom::{
     CheckpointFolder, Data, Defaults, Launched, LocalProfile, Model, Prediction, Sampling, Session,
@@ -23,6 +24,7 @@ use shardloom::{
 };
 
 use super::cost::Cost;
+use super::padding::Padding;
 use super::{DataOptions, ProfileFile, in_processes, is_plan, require_kept, require_no_option};
 use crate::failure::Failure;
 use crate::interrupt;
@@ -79,6 +81,9 @@ pub struct Train {
     #[arg(long, value_name = "TOKENS", value_parser = size)]
     seq: Option<usize>,
 
+    #[command(flatten)]
+    padding: Padding,
+
     /// Where several processes cannot share the plan's ranks out, find another plan for them, with the same batch,
     /// formats, optimizer and clipping, as after some were lost; one process has all ranks
     #[arg(long)]
@@ -100,7 +105,7 @@ pub struct Train {
 
     /// Give the model a head of so many classes, or tokens of a vocabulary, that starts anew; all other weights are
     /// loaded, of a file that may have another head. A model that is tied shares its embedding with the head
-    #[arg(long, value_name = "N", value_parser = whole::<usize>)]
+    #[arg(long, value_name = "N", value_parser = size)]
     new_head: Option<usize>,
 
     /// Share of the data, from its end, that is kept for validation [default: 0.05 if another option
@@ -240,7 +245,11 @@ impl Train {
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
         in_processes(
             terminal,
-            |launched| self.lead(launched, terminal),
+            |launched| {
+                let path = Path::new(&self.what);
+                let file = is_plan(path).is_ok_and(|it| it).then_some(path);
+                self.lead(launched, terminal).map_err(|failure| failure.in_plan(file, None))
+            },
             |launched| self.follow(launched),
         )
     }
@@ -261,12 +270,6 @@ impl Train {
         let html = OutputFile::optional(self.files.html.as_ref(), self.files.force)?;
         let trace = OutputFile::optional(self.files.trace.as_ref(), self.files.force)?;
         OutputFile::require_distinct([&html, &trace])?;
-        for file in [&html, &trace].into_iter().flatten() {
-            let tokenizer = self.tokenizer.as_deref().map(Path::new);
-            let given = [Some(Path::new(&self.what)), self.weights.as_deref(), tokenizer];
-            let data = self.data.iter().map(PathBuf::as_path);
-            file.require_no_input(given.into_iter().flatten().chain(data))?;
-        }
         if let Some(folder) = &self.files.checkpoint {
             for file in [&html, &trace].into_iter().flatten() {
                 file.require_no_folder(folder)?;
@@ -531,7 +534,7 @@ impl Train {
         if is_plan(path)? {
             let seq = self.seq.map(|_| "--seq");
             let (plan, model) = read_plan_and_model(path)?;
-            require_no_option(self.shape.given().or(seq), path)?;
+            require_no_option(self.shape.given().or(seq).or(self.padding.given()), path)?;
             let size = model.head_size();
             if let Some(wanted) = self.new_head.filter(|&wanted| size != Some(wanted)) {
                 let has = size.map_or("no classes".into(), |size| format!("a head of {size}"));
@@ -545,10 +548,11 @@ impl Train {
         let vocabulary = Some(tokenizer.tokenizer().vocabulary_size());
         let defaults = Defaults { sequence_length: self.seq, vocabulary };
         let model = Model::load_with(&self.what, defaults)?;
-        match self.new_head {
-            Some(classes) => Ok((model.with_head(classes)?, None)),
-            None => Ok((model, None)),
-        }
+        let model = match self.new_head {
+            Some(classes) => model.with_head(classes)?,
+            None => model,
+        };
+        Ok((self.padding.of(model)?, None))
     }
 }
 
@@ -559,8 +563,9 @@ fn require_microbatch(data: &Data, plan: &Plan, fraction: f64) -> Result<(), Fai
         return Ok(());
     }
     let message = format!(
-        "--validation-fraction {fraction} keeps {kept} samples, but a micro-batch has {needed}; give a \
-         larger share, more data, or more micro-batches"
+        "--validation-fraction {fraction} keeps {}, but a micro-batch has {needed}; give a larger share, more data, or \
+         more micro-batches",
+        counted(kept as usize, "sample")
     );
     Err(Failure::usage("--validation-fraction", message))
 }

@@ -4,14 +4,14 @@ use clap::{Args, ValueEnum};
 use shardloom::train::learning_rate::{Curve, LearningRate};
 
 use crate::failure::Failure;
-use crate::number::{decimal, whole};
+use crate::number::{not_negative, whole};
 
 /// The learning rate over the steps.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Learning rate")]
 pub struct Rate {
     /// The highest learning rate
-    #[arg(long, value_name = "RATE", default_value_t = 1e-3, value_parser = decimal)]
+    #[arg(long, value_name = "RATE", default_value_t = 1e-3, value_parser = not_negative)]
     learning_rate: f64,
 
     /// How it goes on after the warmup
@@ -23,7 +23,7 @@ pub struct Rate {
     warmup: u64,
 
     /// What cosine and linear fall to at the last step [default: a tenth of the highest]
-    #[arg(long, value_name = "RATE", value_parser = decimal)]
+    #[arg(long, value_name = "RATE", value_parser = not_negative)]
     lr_floor: Option<f64>,
 }
 

@@ -155,7 +155,7 @@ fn megatrons_words() {
         ("--bf16", "--bf16 --padded-vocab-size 50304", |it| it.model.contains("vocab=50304")),
     ];
     let wrong: [Wrong; 18] = [
-        ("--seq-length 1024", "--max-position-embeddings 1024", "--seq-length = nothing"),
+        ("--seq-length 1024", "--max-position-embeddings 1024", "--seq-length is missing"),
         (
             "--bf16",
             "--bf16 --decoder-first-pipeline-num-layers 6 --recompute-granularity full --recompute-method block --recompute-num-layers 2",
@@ -203,7 +203,7 @@ fn megatrons_words() {
         ("--bf16", "--bf16 --max-position-embeddings 2048", "as many learned positions"),
         ("--bf16", "--bf16 --expert-model-parallel-size 2", "the model has no experts"),
         ("--vocab-size 50257", "", "add --vocab-size, or name a --model"),
-        ("--micro-batch-size 2", "", "--micro-batch-size = nothing"),
+        ("--micro-batch-size 2", "", "--micro-batch-size is missing"),
         ("--num-layers 12", "--num-layers 0", "--num-layers = 0: a number from 1 up is needed"),
     ];
     base.check(&words, &wrong);

@@ -17,6 +17,7 @@ pub fn gpt(layers: usize, tied: bool) -> Graph {
         heads: 8,
         seq: 32,
         vocab: 128,
+        padded_vocab: None,
         ffn: None,
         dropout: 0.1,
         attention_dropout: None,
