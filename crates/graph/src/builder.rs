@@ -23,7 +23,7 @@ use crate::{
 const MAX_ELEMENTS: u64 = 1 << 48;
 
 /// No model has more operators.
-pub(crate) const MAX_OPS: usize = 1 << 20;
+pub(crate) const MAX_OPS: usize = 1 << 18;
 
 /// Builds a [`Graph`].
 ///

@@ -1,6 +1,7 @@
 //! The learning rate of every optimizer step.
 
 use std::f64::consts::PI;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -84,6 +85,34 @@ pub enum Curve {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Curve", into = "Curve")]
 pub struct LearningRate(Curve);
+
+impl fmt::Display for Curve {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (peak, warmup) = match *self {
+            Curve::Constant { peak } => (peak, 0),
+            Curve::Warmup { peak, warmup_steps }
+            | Curve::Cosine { peak, warmup_steps, .. }
+            | Curve::Linear { peak, warmup_steps, .. }
+            | Curve::InverseSquareRoot { peak, warmup_steps } => (peak, warmup_steps),
+        };
+        write!(f, "{peak}")?;
+        if warmup > 0 {
+            write!(f, " after {warmup} steps of warmup")?;
+        }
+        match *self {
+            Curve::Constant { .. } | Curve::Warmup { .. } => Ok(()),
+            Curve::Cosine { total_steps, floor, .. } => {
+                write!(f, ", by half a cosine to {floor} in step {total_steps}")
+            }
+            Curve::Linear { total_steps, floor, .. } => {
+                write!(f, ", in a straight line to {floor} in step {total_steps}")
+            }
+            Curve::InverseSquareRoot { .. } => {
+                write!(f, ", then with the inverse square root of the step")
+            }
+        }
+    }
+}
 
 impl LearningRate {
     /// Validates a curve.
@@ -204,6 +233,29 @@ mod tests {
 
     fn refusal(curve: Curve) -> String {
         LearningRate::new(curve).expect_err("invalid").to_string()
+    }
+
+    #[test]
+    fn curves_are_said_in_words() {
+        let (peak, warmup_steps, total_steps, floor) = (0.5, 10, 100, 0.25);
+        for (curve, said) in [
+            (Curve::Constant { peak }, "0.5"),
+            (Curve::Warmup { peak, warmup_steps }, "0.5 after 10 steps of warmup"),
+            (
+                Curve::Cosine { peak, warmup_steps, total_steps, floor },
+                "0.5 after 10 steps of warmup, by half a cosine to 0.25 in step 100",
+            ),
+            (
+                Curve::Linear { peak, warmup_steps: 0, total_steps, floor },
+                "0.5, in a straight line to 0.25 in step 100",
+            ),
+            (
+                Curve::InverseSquareRoot { peak, warmup_steps },
+                "0.5 after 10 steps of warmup, then with the inverse square root of the step",
+            ),
+        ] {
+            assert_eq!(curve.to_string(), said);
+        }
     }
 
     #[test]

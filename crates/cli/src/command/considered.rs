@@ -42,7 +42,7 @@ impl Considered {
     /// Its step, and the verdict.
     fn cells(&self) -> [String; 2] {
         match (self.time, self.fits) {
-            (None, _) => ["-".into(), "does not divide".into()],
+            (None, _) => ["-".into(), "not possible".into()],
             (Some((time, _)), false) => [seconds(time), "does not fit in memory".into()],
             (Some((time, times)), true) => [seconds(time), format!("{times:.2} times as long")],
         }
@@ -52,7 +52,7 @@ impl Considered {
     fn said(&self) -> String {
         let called = self.name.unwrap_or_default();
         match (self.time, self.fits) {
-            (None, _) => format!("{called} does not divide"),
+            (None, _) => format!("{called} is not possible"),
             (Some((time, _)), false) => {
                 format!(
                     "{called} does not fit in memory, where a step would take {}",

@@ -4,6 +4,7 @@ use clap::Args;
 use serde::Serialize;
 use shardloom::plan::{Arrangement, PassTimes, ScheduleKind};
 use shardloom::program::ProgramError;
+use shardloom::program::quantity::counted;
 use shardloom::program::quantity::percent;
 use shardloom::schedule::{self, Notation, ScheduleError, StageMap, Succession, Timed};
 use shardloom_report::{schedule_legend, schedule_table};
@@ -478,9 +479,13 @@ impl Schedule {
             return Ok(());
         }
         let message = format!(
-            "{devices} devices with {} micro-batches, {chunks} chunks and {steps} steps have about \
-             {passes} passes; at most {MOST_CELLS} are drawn",
-            self.microbatches
+            "{} with {} micro-batches, {} on each and {} have about {passes} passes; at most {MOST_CELLS} are \
+             drawn{}",
+            counted(devices as usize, "device"),
+            self.microbatches,
+            counted(chunks, "stage"),
+            counted(steps as usize, "step"),
+            if self.steps.is_none() && steps > 1 { " (--steps says how many steps)" } else { "" }
         );
         Err(Failure::usage("--stages", message))
     }

@@ -355,7 +355,7 @@ fn more_operators_than_a_model_has_are_refused_with_their_number() {
     let text = format!("{}{copies}{}", &OWN[..first], &OWN[end..]);
     let error = ModelSpec::from_toml(&text, "net.toml").and_then(|spec| spec.graph());
     let message = error.expect_err("too many").to_string();
-    assert!(message.contains("1048576 at most"), "{message}");
+    assert!(message.contains("262144 at most"), "{message}");
 }
 
 /// Of the table of a block or an operator, that of its header.

@@ -31,6 +31,8 @@ mod takeover;
 mod update;
 mod window;
 
+use std::cell::OnceCell;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -39,7 +41,9 @@ use shardloom_graph::Graph;
 use shardloom_kernels::device::Setting;
 use shardloom_kernels::{Buffer, Device, Memory};
 use shardloom_program::buffers::{BufferPlan, MessagePlan};
-use shardloom_program::{Action, BodyId, Class, ClassId, Instruction, Issued, Program, Run, View};
+use shardloom_program::{
+    Action, BodyId, Class, ClassId, Instruction, Issued, Program, Run, TensorId, View,
+};
 
 use crate::Result;
 use crate::learning_rate::LearningRate;
@@ -127,6 +131,8 @@ pub(crate) struct Rank {
     /// The classes of samples that are evaluated, as far as this rank can tell.
     classes: Vec<(u64, u32)>,
     counted: CountedRows,
+    /// The tensors of the weights that it owns, by parameter, once they were asked for.
+    weights_by_name: OnceCell<BTreeMap<String, Vec<TensorId>>>,
 }
 
 /// What the rank is at.
@@ -207,6 +213,7 @@ impl Rank {
             now,
             outcomes: vec![],
             losses: vec![],
+            weights_by_name: OnceCell::new(),
             classes: vec![],
             counted,
         }

@@ -1,5 +1,6 @@
 //! A rank's part of a checkpoint: what it alone answers for when writing, what it holds when reading.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -84,25 +85,49 @@ impl Rank {
 
     /// The weights that this rank owns: in full precision, where it holds them so.
     pub fn weight_pieces(&self) -> Vec<OwnedPiece> {
-        self.pieces(|id, tensor| self.owns(id) && is_weight(tensor), |_| true)
+        self.pieces(self.owned_weights(), |_| true)
     }
 
     /// Those of one parameter.
     pub fn weight_pieces_of(&self, parameter: &str) -> Vec<OwnedPiece> {
-        let wanted = |id, tensor: &Tensor| self.owns(id) && is_weight(tensor);
-        self.pieces(wanted, |name| name == parameter)
+        // Whoever asks for one asks for all, one after the other.
+        let by_name = self.weights_by_name.get_or_init(|| self.weights_by_name());
+        let class = self.class();
+        let tensors = by_name.get(parameter).into_iter().flatten();
+        let tensors = tensors.map(|&id| (id, class.tensor(id)));
+        self.pieces(tensors, |param| self.name_of(param) == parameter)
+    }
+
+    /// The tensors of the weights that this rank owns, by the names of the parameters that it holds some of.
+    fn weights_by_name(&self) -> BTreeMap<String, Vec<TensorId>> {
+        let class = self.class();
+        let mut by_name: BTreeMap<String, Vec<TensorId>> = BTreeMap::new();
+        for (id, tensor) in self.owned_weights() {
+            let bucket = class.bucket(tensor.bucket.expect("state belongs to parameters"));
+            for part in self.parts(id, tensor, bucket) {
+                by_name.entry(self.name_of(part.param).to_owned()).or_default().push(id);
+            }
+        }
+        by_name
+    }
+
+    fn owned_weights(&self) -> impl Iterator<Item = (TensorId, &Tensor)> {
+        self.state_tensors().filter(|&(id, tensor)| self.owns(id) && is_weight(tensor))
     }
 
     /// All that lasts from step to step besides the weights and that this rank owns: the optimizer's state
     /// and what corrections keep.
     pub fn state_pieces(&self) -> Vec<OwnedPiece> {
-        self.pieces(|id, tensor| self.owns(id) && !is_weight(tensor), |_| true)
+        let others = |&(id, tensor): &(TensorId, &Tensor)| self.owns(id) && !is_weight(tensor);
+        self.pieces(self.state_tensors().filter(others), |_| true)
     }
 
     /// All that lasts from step to step of these buckets, as if the rank owned them.
     pub fn bucket_pieces(&self, buckets: &[u32]) -> Vec<OwnedPiece> {
-        let is_of = |_, tensor: &Tensor| tensor.bucket.is_some_and(|it| buckets.contains(&it.0));
-        self.pieces(is_of, |_| true)
+        let is_of = |(_, tensor): &(TensorId, &Tensor)| {
+            tensor.bucket.is_some_and(|it| buckets.contains(&it.0))
+        };
+        self.pieces(self.state_tensors().filter(is_of), |_| true)
     }
 
     /// Whether its class is the one that owns a tensor.
@@ -110,27 +135,29 @@ impl Rank {
         self.program().owns(self.class, tensor)
     }
 
-    /// This rank's part of its state tensors that are `wanted`, where the name is.
-    fn pieces(
+    /// The name of a parameter.
+    fn name_of(&self, param: ParamId) -> &str {
+        &self.shared.graph.value(self.class().param(param).value).name
+    }
+
+    /// This rank's part of these state tensors, of parameters that are `wanted`.
+    fn pieces<'a>(
         &self,
-        wanted: impl Fn(TensorId, &Tensor) -> bool,
-        named: impl Fn(&str) -> bool,
+        tensors: impl Iterator<Item = (TensorId, &'a Tensor)>,
+        wanted: impl Fn(ParamId) -> bool,
     ) -> Vec<OwnedPiece> {
         let class = self.class();
         let mut pieces = vec![];
-        for (id, tensor) in self.state_tensors().filter(|&(id, it)| wanted(id, it)) {
+        for (id, tensor) in tensors {
             let bucket = class.bucket(tensor.bucket.expect("state belongs to parameters"));
             let owned = class.owned_within(bucket, self.position);
             let saved = self.saved_under(bucket);
             let values = self.store.newest(self.store.slot(id)).view();
-            for part in self.parts(id, tensor, bucket) {
+            let parts = self.parts(id, tensor, bucket);
+            for part in parts.into_iter().filter(|part| wanted(part.param)) {
                 let spec = class.param(part.param);
                 let Site { name, global, placement, .. } = self.site(part.param);
-                let name = saved_name(tensor.content, &name);
-                if !named(&name) {
-                    continue;
-                }
-                let name = saved(&name);
+                let name = saved(&saved_name(tensor.content, &name));
                 let own = overlap(&owned, &spec.range());
                 if part.is_whole {
                     // All owners hold the same; the one with the first element of the whole writes.

@@ -2,6 +2,7 @@
 
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use serde::Serialize;
@@ -138,6 +139,9 @@ struct StepLine {
 
 /// Lines that a run prints for people, about.
 const LINES: u64 = 20;
+
+/// As long as this nothing is printed between two lines, but for a step that takes longer.
+const SILENCE: Duration = Duration::from_secs(60);
 
 impl Job {
     /// Trains; with ranks in several processes, if this one leads some.
@@ -276,7 +280,7 @@ impl Job {
         }
         if let Some(former) = &resumed.former_learning_rate {
             terminal.note(format_args!(
-                "the learning rate differs from the checkpoint's, which had {:?}",
+                "the learning rate differs from the checkpoint's, which was {}",
                 former.curve()
             ));
         }
@@ -303,6 +307,7 @@ impl Job {
     ) -> Result<(), Failure> {
         let first = session.next_step();
         let lines_every = ((self.steps - first) / LINES).max(1);
+        let mut said = Instant::now();
         while session.next_step() < self.steps {
             if self.plan.averaging_ends() == Some(session.next_step()) {
                 bar.suspend(|| history.note_end_of_averages(session.next_step(), terminal));
@@ -351,9 +356,12 @@ impl Job {
             self.note(&step, validation, history, terminal);
             bar.set_position(done);
             bar.set_message(format!("loss {:.4}", step.loss));
-            let due_line =
-                step.skipped || row > 1 || (done - first - 1).is_multiple_of(lines_every);
+            let due_line = step.skipped
+                || row > 1
+                || (done - first - 1).is_multiple_of(lines_every)
+                || said.elapsed() >= SILENCE;
             if !terminal.json() && (last || validation.is_some() || due_line) {
+                said = Instant::now();
                 bar.suspend(|| {
                     history.print(|| terminal.line(for_people(&step, validation, unit)))
                 });
