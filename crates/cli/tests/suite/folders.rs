@@ -104,10 +104,9 @@ fn a_padded_vocabulary_is_split_begins_with_the_weights_and_is_written_without_p
         Vec::from_iter(tensors.into_iter().map(|(name, bytes)| (name, bytes.len())))
     };
     assert_eq!(shapes("out"), shapes("model"));
-    let plan = format!(
-        "plan model --seq 8 --global-batch 4 --pad-vocabulary 10 --cluster h100-80g:1 -o plan.toml"
-    );
-    place.run(&plan).succeeds();
+    place
+        .run("plan model --seq 8 --global-batch 4 --pad-vocabulary 10 --cluster h100-80g:1 -o plan.toml")
+        .succeeds();
     let text = fs::read_to_string(place.path("plan.toml")).expect("a plan");
     assert!(text.contains("vocab=256,padded_vocab=260"), "{text}");
     place
