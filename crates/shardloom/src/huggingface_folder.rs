@@ -274,3 +274,19 @@ fn weight_files(there: &HuggingFaceTensors<'_>, form: FolderForm) -> Vec<(String
     };
     files.into_iter().enumerate().map(named).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_is_named_with_the_files_that_it_lists_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name);
+        assert_eq!(index_with(&path("part.safetensors")), None);
+        let text = r#"{"weight_map": {"wte.weight": "part.safetensors"}}"#;
+        fs::write(path(INDEX), text).expect("written");
+        assert_eq!(index_with(&path("part.safetensors")), Some(path(INDEX)));
+        assert_eq!(index_with(&path("other.safetensors")), None);
+    }
+}

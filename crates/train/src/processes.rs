@@ -328,4 +328,13 @@ mod tests {
         assert_eq!(shares(2), [0.5; 3]);
         assert_eq!(shares(6), [2.0 / 3.0, 1.0 / 3.0, 2.0 / 3.0]);
     }
+
+    #[test]
+    fn the_machine_of_a_process_that_is_gone_is_named() {
+        let all = processes(["one", "other", "third"]);
+        all[1].leave("it was stopped");
+        let error = all[0].hear::<()>(1).expect_err("it is gone");
+        let said = "process 1 (on other) of the run is gone: it was stopped";
+        assert_eq!(error.to_string(), said);
+    }
 }

@@ -119,4 +119,23 @@ mod tests {
         // Of sixteen, the head has the thirteenth.
         assert_eq!(by_arithmetic(&small, 16).map(|cuts| cuts.len()), Ok(14));
     }
+
+    /// Where layers cost more than a stage's share, the head comes behind a stage with nothing but the norm.
+    #[test]
+    fn a_stage_that_has_the_last_norm_alone_is_refused() {
+        let few = Shape {
+            kind: Layers::Llama,
+            layers: 2,
+            hidden: 2048,
+            heads: 32,
+            kv_heads: 32,
+            ffn: 8192,
+            vocab: 64,
+            seq: 4096,
+            tied: true,
+            padded: false,
+        };
+        let refusal = Refusal::Cut("stage 2 holds nothing".into());
+        assert_eq!(by_arithmetic(&few, 8), Err(refusal));
+    }
 }

@@ -103,6 +103,16 @@ fn no_types_are_named() {
 }
 
 #[test]
+fn no_key_stands_before_words_that_name_one() {
+    for (text, said) in [
+        ("layers = 1\ninner = { layers = 1, layrs = 2 }", "2: unknown key `layrs`, "),
+        ("layers = 1\ninner = { zero = 1 }", "2: the key `layers` is missing"),
+    ] {
+        assert!(of_toml(text).starts_with(said), "{text}\n{}\n{said}", of_toml(text));
+    }
+}
+
+#[test]
 fn json_is_refused_in_the_same_words() {
     for (text, said) in [
         ("{\n\"layers\": \"x\"}", "2: a whole number is needed, not the text \"x\""),

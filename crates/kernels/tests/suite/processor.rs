@@ -532,3 +532,39 @@ fn attention_comes_to_the_same_of_bfloat16_as_of_fp32_where_sums_are_exact() {
         assert!(found.iter().all(|it| it[0].iter().any(|it| *it != 0.0)));
     }
 }
+
+#[test]
+fn tokens_outside_of_a_rank_s_rows_of_a_table_embed_to_zeros_in_every_format() {
+    let (device, memory) = (processor(), Memory::new(processor()));
+    // Rows 4 to 6 of a vocabulary.
+    let numbers = rounded(&values(6, 4));
+    let mut tokens = memory.alloc(Format::U32, 4);
+    device.upload(HostSlice::U32(&[4, 1, 6, 7]), tokens.view_mut());
+    let expected = [&numbers[..2], &[0.0; 2], &numbers[4..], &[0.0; 2]].concat();
+    let setting = Setting { first_index: 4, ..SETTING };
+    for (of_table, of_result) in [
+        (Format::F32, Format::F32),
+        (Format::Bf16, Format::Bf16),
+        (Format::Bf16, Format::F32),
+        (Format::F16, Format::F16),
+    ] {
+        // What fp16 holds of these numbers it holds exactly.
+        let table = buffer(&memory, of_table, &numbers);
+        let mut embedded = memory.alloc(of_result, 8);
+        let size = |shape, format| OperandSize { shape, format };
+        let reads = [size(&[4][..], Format::U32), size(&[3, 2][..], of_table)];
+        let writes = [size(&[4, 2][..], of_result)];
+        let elements = device.scratch_elements(&OpKind::Embed, Pass::Forward, &reads, &writes);
+        let mut scratch = memory.alloc(Format::F32, elements);
+        device.run(
+            Kernel { kind: &OpKind::Embed, pass: Pass::Forward, setting: &setting },
+            &[
+                Input { shape: &[4], data: tokens.view() },
+                Input { shape: &[3, 2], data: table.view() },
+            ],
+            &mut [Output { shape: &[4, 2], data: embedded.view_mut(), accumulate: false }],
+            scratch.view_mut(),
+        );
+        assert_eq!(device.reals(embedded.view()), expected, "{of_table} to {of_result}");
+    }
+}

@@ -6,7 +6,9 @@ use shardloom_cluster::{Cluster, NodeGroup, Profile};
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_methods::{Choice, Family, MethodError, all, named};
-use shardloom_plan::{Number, Optimizer, Precision, Prediction, Recompute, ScheduleKind, Updates};
+use shardloom_plan::{
+    Number, Optimizer, Plan, Precision, Prediction, Recompute, ScheduleKind, Updates,
+};
 use shardloom_search::{Request, Trials, judge};
 
 fn graph(text: &str) -> Graph {
@@ -165,6 +167,18 @@ fn without_flush_nothing_is_validated_afterwards() {
             }
             _ => assert!(found.expect("a plan").plan.post_validation, "{}", method.name),
         }
+    }
+}
+
+#[test]
+fn methods_that_try_no_strategies_one_after_another_refuse_to_measure_any() {
+    let (model, cluster) = (graph(GPT), h100(4, PLENTY));
+    let request = Request::new(GPT, "cluster", 16);
+    for name in ["gpipe", "zero", "pipedream"] {
+        let method = named(name).expect("registered");
+        let mut measure = |_: &Plan| Ok(1.0);
+        let found = method.choose_by_measuring(&model, &cluster, &request, &mut measure);
+        refuses(found, &[name, "trials = measured", "it tries no strategies one after another"]);
     }
 }
 

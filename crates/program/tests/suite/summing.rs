@@ -600,6 +600,24 @@ fn updates_stand_right_before_what_uses_them_first_and_pieces_go_in_that_order()
     assert!(matches!(&sums.control[..], [Control::AsReceived(entries)] if entries.len() > 1));
 }
 
+/// It is used by the first block, and once more by the last.
+#[test]
+fn the_pieces_of_a_tied_embedding_have_the_place_of_its_first_use() {
+    let graph = graph("gpt:layers=2,hidden=8,heads=2,seq=4,vocab=8,tied=true");
+    let uniform = uniform(2, Summation { order: SendOrder::NextUse, ..all(1) });
+    let program = lowered(&graph, &uniform.plan(&graph, "model", "local"));
+    let worker = program.class(ClassId(0));
+    let is_tied = |param| graph.value(worker.param(param).value).name == "embedding.token";
+    let mut places = BTreeSet::new();
+    for route in &program.routes {
+        let Carried::Gradients(bucket) = route.carried else { continue };
+        if worker.bucket(bucket).params.iter().copied().any(is_tied) {
+            places.insert(route.priority.map(|priority| priority.place));
+        }
+    }
+    assert_eq!(places, [Some(0)].into());
+}
+
 #[test]
 fn a_pass_that_comes_before_the_update_of_what_it_uses_is_rejected() {
     let program = by_next_use();

@@ -172,6 +172,30 @@ fn the_bottlenecks_are_the_two_largest_losses_or_computing_and_the_largest_loss(
 }
 
 #[test]
+fn where_computing_is_the_limit_the_largest_loss_is_the_next_bottleneck() {
+    let text = "gpt:layers=6,hidden=2048,heads=16,seq=1024,vocab=4096";
+    let (graph, cluster) = (model(text), h100(1, 2, 80_000_000_000));
+    let uniform = Uniform {
+        mesh: Mesh::of(2, 1, 1),
+        global_batch: 64,
+        microbatches: 4,
+        precision: Precision::MIXED,
+        ..Uniform::default()
+    };
+    let plan = uniform.plan(&graph, text, "c");
+    let explanation = explain(&graph, &cluster, &plan, &[]).expect("it can be simulated");
+    let [limit, next] = about(&explanation, Topic::Bottleneck)[..] else { panic!("not two") };
+    assert!(limit.sentence.starts_with("the limit is computing"), "{}", limit.sentence);
+    // Shares stand in the order of their size.
+    let shares = about(&explanation, Topic::Share);
+    assert!(shares[0].sentence.ends_with("is computing"), "{}", shares[0].sentence);
+    let (share, loss) = shares[1].sentence.split_once(" of a step is ").expect("a share");
+    let said = format!("the next bottleneck is {loss}: ");
+    assert!(next.sentence.starts_with(&said), "{}, and {share} is {loss}", next.sentence);
+    assert_eq!(next.number, shares[1].number);
+}
+
+#[test]
 fn what_other_machines_would_do_is_asked_of_the_nodes_of_every_group() {
     let [whole, half] = [2, 1].map(|nodes| h100(nodes, 4, 80_000_000_000));
     // The same nodes, said one by one.

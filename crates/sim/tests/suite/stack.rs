@@ -208,6 +208,24 @@ fn what_an_operator_uses_besides_counts_while_it_runs() {
 }
 
 #[test]
+fn the_course_of_memory_shows_what_an_operator_uses_besides_and_nothing_of_it_afterwards() {
+    let graph = gpt(2, false);
+    let program = lowered(&graph, &uniform(1, 1, 1, 2));
+    let cluster = under(1, |stack| {
+        let kernels = Kernels { workspace: 1e6, ..Kernels::default() };
+        stack.operators.insert("cross-entropy.forward".into(), kernels);
+    });
+    let simulation = simulate(&graph, &cluster, &program, Options::default()).expect("it runs");
+    let track = &simulation.timeline.tracks[0];
+    let held = || track.memory.iter().map(|&(_, bytes)| bytes);
+    assert_eq!(held().max(), Some(track.peak_bytes));
+    assert_eq!(held().last(), held().next());
+    // In each of the steps the losses of two micro-batches.
+    let high = held().filter(|&bytes| bytes > track.peak_bytes / 2).count();
+    assert!(high >= 2 && 2 * high < track.memory.len(), "{high} of {}", track.memory.len());
+}
+
+#[test]
 fn what_a_forward_pass_saves_is_there_until_its_backward_pass() {
     let graph = gpt(2, false);
     // Both blocks' at once, or where forward passes are run again before backward passes those of one block.

@@ -8,7 +8,7 @@ use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{Mesh, Precision, Ranges, SendOrder, Share, Summation, Sync, Uniform};
 use shardloom_program::timeline::{Activity, Clock, Picos, Timeline};
-use shardloom_program::{Action, Carried, ClassId, Program, Rank, lower};
+use shardloom_program::{Action, Carried, ClassId, Program, Rank, RouteId, lower};
 use shardloom_sim::{Call, Driver, Options, SimError, run, simulate};
 
 /// Workers of one micro-batch each, with as many buckets as blocks.
@@ -315,6 +315,37 @@ fn of_what_is_ready_that_is_sent_first_which_is_used_first() {
         assert_eq!(in_line[0], 0);
         assert!(in_line.is_sorted(), "{kernel}: {in_line:?}");
         assert_eq!(in_line[3] > 0, (1..100 * BYTE).contains(&kernel), "{kernel}: {in_line:?}");
+    }
+}
+
+/// As the pieces of a bucket are, one for each server.
+#[test]
+fn what_is_equally_urgent_is_sent_in_the_order_of_the_program() {
+    for (credits, kernel) in [(1, 0), (1, 100 * BYTE), (4, 100 * BYTE)] {
+        let (program, timeline, ..) = sent_in(2, by_next_use(credits), kernel);
+        let by_bucket = |routes: Vec<RouteId>| {
+            let mut all: BTreeMap<u32, Vec<RouteId>> = BTreeMap::new();
+            for route in routes {
+                let Carried::Gradients(bucket) = program.route(route).carried else { continue };
+                all.entry(bucket.0).or_default().push(route);
+            }
+            all
+        };
+        let class = program.class(ClassId(0));
+        let bodies = class.entries().flat_map(|entry| &class.body_of(entry).instructions);
+        let said = bodies.filter_map(|it| match it.action {
+            Action::Send { route } => Some(route),
+            _ => None,
+        });
+        let said = by_bucket(said.collect());
+        let messages = timeline.tracks[0].messages.iter();
+        let sent = messages.filter(|it| it.interval.activity == Activity::Send);
+        let sent = by_bucket(sent.map(|it| it.route).collect());
+        assert_eq!(sent.len(), class.buckets.len());
+        for (bucket, routes) in sent {
+            assert_eq!(said[&bucket].len(), 2, "a piece for each server");
+            assert_eq!(routes, said[&bucket].repeat(6), "{kernel}, {credits}: bucket {bucket}");
+        }
     }
 }
 

@@ -493,6 +493,25 @@ fn weights_rounded_stochastically_are_the_same_whoever_rounds_them() {
     assert_eq!(weights(&mut resumed), expected);
 }
 
+/// Rows of tokens that never come only decay, in each step by about a twentieth of the distance of two numbers.
+#[test]
+fn weights_are_rounded_otherwise_in_every_step() {
+    let graph = graph("gpt:layers=1,hidden=32,heads=2,seq=16,vocab=128");
+    let uniform = Uniform { precision: Precision::STOCHASTIC, optimizer: ADAMW, ..serial() };
+    let mut run = trainer(&graph, &plan(&graph, &uniform), samples(), 3e-3);
+    let unused = |run: &mut Trainer| weights(run)["embedding.token"][64 * 32..].to_vec();
+    let before = unused(&mut run);
+    let moved = |after: &[f32]| {
+        let differ = before.iter().zip(after).filter(|(before, after)| before != after);
+        differ.count() as f64 / before.len() as f64
+    };
+    run.train_steps(1).expect("a step");
+    let (first, after) = (moved(&unused(&mut run)), run.train_steps(29).map(|_| unused(&mut run)));
+    let last = moved(&after.expect("steps"));
+    // Were the same rounded down each time, the rest would stay as it is.
+    assert!((0.03..0.1).contains(&first) && (0.6..1.0).contains(&last), "{first}, {last}");
+}
+
 #[test]
 fn every_optimizer_updates_weights_that_are_rounded_stochastically() {
     let lamb = Optimizer::Lamb { beta1: 0.9, beta2: 0.95, epsilon: 1e-6, weight_decay: 0.01 };

@@ -193,3 +193,27 @@ fn become_it(command: &mut Command) -> Result<io::Error, Failure> {
         Ok(ended) => std::process::exit(ended.code().unwrap_or(1)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program without MPI refuses to launch anything before it looks at checkpoints.
+    #[test]
+    fn checkpoints_of_an_earlier_run_are_deleted_with_force_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let checkpoint = folder.path().join("step-00000001");
+        std::fs::create_dir(&checkpoint).expect("a folder");
+        let path = folder.path().to_str().expect("UTF-8");
+        let required = |option: Option<&str>| {
+            let words = ["train", "p.toml", "--checkpoint", path, "--checkpoint-every", "1"];
+            let command: Vec<String> = words.into_iter().chain(option).map(str::to_owned).collect();
+            require_checkpoints(&command).is_ok()
+        };
+        assert!(!required(None));
+        assert!(required(Some("--resume")));
+        assert!(checkpoint.exists(), "it is deleted without --force");
+        assert!(required(Some("--force")));
+        assert!(!checkpoint.exists(), "it is not deleted");
+    }
+}
