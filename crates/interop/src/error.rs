@@ -107,13 +107,15 @@ pub enum InteropError {
         /// The first few names.
         names: String,
     },
-    /// Not one tensor has a name that the model's have.
+    /// Most tensors that the model needs are missing, and there are others.
     #[error(
-        "{model}: the weights are of another model: no tensor has the name of one of its, but {names}"
+        "{model}: the weights are of another model: {missing} of its tensors are missing, and there are {names}"
     )]
     OtherNames {
         /// The model.
         model: String,
+        /// How many are missing.
+        missing: usize,
         /// The first few names that there are.
         names: String,
     },

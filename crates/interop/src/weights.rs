@@ -181,11 +181,13 @@ fn fill_all(
             }
         }
     }
-    if parameters.is_empty() && !missing.is_empty() {
-        let (model, found) = (spec.name().into(), found.values().map(|&(full, _)| full.to_owned()));
+    // Of another kind of model, which may have a few names in common.
+    if missing.len() > parameters.len() && !found.is_empty() {
+        let others: Vec<String> = found.values().map(|&(full, _)| full.to_owned()).collect();
         return Err(InteropError::OtherNames {
-            model,
-            names: shortened(&found.collect::<Vec<_>>()),
+            model: spec.name().into(),
+            missing: missing.len(),
+            names: shortened(&others),
         });
     }
     report(spec, missing, |model, count, names| InteropError::Missing { model, count, names })?;

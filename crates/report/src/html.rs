@@ -185,12 +185,26 @@ pub(crate) fn figures(summary: &[(String, String)]) -> Markup {
     }
 }
 
+/// A sentence with what stands between backquotes as code.
+fn with_code(sentence: &str) -> Markup {
+    let parts: Vec<&str> = sentence.split('`').collect();
+    // One that has no other stays as it is.
+    let is_paired = parts.len() % 2 == 1;
+    html! {
+        @if is_paired {
+            @for (index, part) in parts.iter().enumerate() {
+                @if index % 2 == 1 { code { (part) } } @else { (part) }
+            }
+        } @else { (sentence) }
+    }
+}
+
 fn notes(notes: &[String]) -> Markup {
     html! {
         @if !notes.is_empty() {
             section {
                 h2 { "Why" }
-                ul.notes { @for note in notes { li { (note) } } }
+                ul.notes { @for note in notes { li { (with_code(note)) } } }
             }
         }
     }
@@ -373,6 +387,13 @@ mod tests {
         let start = text.find(open).unwrap_or_else(|| panic!("no {open} in the page")) + open.len();
         let length = text[start..].find(close).unwrap_or_else(|| panic!("no {close} after {open}"));
         &text[start..start + length]
+    }
+
+    #[test]
+    fn commands_in_sentences_are_code() {
+        let said = |text: &str| with_code(text).into_string();
+        assert_eq!(said("run `a <b>` or `c`."), "run <code>a &lt;b&gt;</code> or <code>c</code>.");
+        assert_eq!(said("one ` alone"), "one ` alone");
     }
 
     #[test]

@@ -17,9 +17,9 @@ impl CheckpointFolder {
     /// Makes the folder if it does not exist, sees that files can be made there, and takes it for this process.
     ///
     /// # Errors
-    /// If it is a file, another process has it, or files cannot be made there.
+    /// If it is no folder, another process has it, or files cannot be made there.
     pub fn claim(path: &Path) -> Result<CheckpointFolder> {
-        if path.is_file() {
+        if path.exists() && !path.is_dir() {
             return Err(Error::NotFolder { path: path.to_path_buf() });
         }
         let host = gethostname::gethostname();

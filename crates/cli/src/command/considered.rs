@@ -44,7 +44,7 @@ impl Considered {
         match (self.time, self.fits) {
             (None, _) => ["-".into(), "not possible".into()],
             (Some((time, _)), false) => [seconds(time), "does not fit in memory".into()],
-            (Some((time, times)), true) => [seconds(time), format!("{times:.2} times as long")],
+            (Some((time, times)), true) => [seconds(time), longer(times)],
         }
     }
 
@@ -60,9 +60,17 @@ impl Considered {
                 )
             }
             (Some((time, times)), true) => {
-                format!("{called} takes {times:.2} times as long, {}", seconds(time))
+                format!("{called} takes {}, {}", longer(times), seconds(time))
             }
         }
+    }
+}
+
+/// How much longer a step is.
+fn longer(times: f64) -> String {
+    match format!("{times:.2}").as_str() {
+        "1.00" => "as long".into(),
+        times => format!("{times} times as long"),
     }
 }
 

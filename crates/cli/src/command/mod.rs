@@ -60,6 +60,7 @@ pub use vocabulary::Vocabulary;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -280,8 +281,10 @@ fn measuring(bar: &ProgressBar, machines: &str, terminal: Terminal) -> impl FnMu
 
 /// Says that what was measured may be too slow, if other programs disturbed it.
 fn note_disturbed(profile: &shardloom::cluster::Profile, terminal: Terminal) {
+    static SAID: AtomicBool = AtomicBool::new(false);
     let percent = profile.measured_on.as_ref().map_or(0, |it| it.others_percent);
-    if percent > 0 {
+    // A command may load clusters several times.
+    if percent > 0 && !SAID.swap(true, Ordering::Relaxed) {
         terminal.note(format_args!(
             "other programs took {percent}% of the processors' time while this machine was measured, so that what is \
              predicted for it may be too slow; `shardloom profile` measures again"

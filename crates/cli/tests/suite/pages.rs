@@ -73,7 +73,7 @@ fn a_page_of_training_without_a_profile_has_all_that_needs_no_times() {
         "Memory: rank ",
         "optimizer state ",
         "share of peak FLOP/s (MFU) are not known, as ",
-        "`shardloom profile`",
+        "<code>shardloom profile</code>",
     ] {
         says(&outcome, why, what);
     }

@@ -33,7 +33,8 @@ impl Arguments {
     pub fn of(text: &str, place: &str) -> Result<Arguments, ExchangeError> {
         let mut options: BTreeMap<String, Vec<String>> = BTreeMap::new();
         let mut current: Option<String> = None;
-        for word in words(text, place)? {
+        let Words { words, undecided } = words(text, place)?;
+        for word in words {
             let Some(option) = word.strip_prefix("--").filter(|name| !name.is_empty()) else {
                 if let Some(values) = current.as_ref().and_then(|name| options.get_mut(name)) {
                     values.push(word);
@@ -60,7 +61,7 @@ impl Arguments {
             options,
             read: RefCell::default(),
             commands: commands_of(text),
-            branches: branches_of(text),
+            branches: branches_of(text, undecided),
         })
     }
 
@@ -82,6 +83,12 @@ impl Arguments {
         self.read.borrow_mut().insert(name.into());
         match self.options.get(name).map(|values| values.first()) {
             None => Ok(None),
+            // The parentheses behind it part words.
+            Some(Some(value)) if value == "$" => {
+                let rule =
+                    "what a command prints, or arithmetic comes to, is not read: write the value";
+                self.error(name, "$(...)", rule)
+            }
             Some(Some(value)) if value.contains('$') => {
                 let rule =
                     "the variable is not assigned in the file: write the value, or assign it";
@@ -180,19 +187,21 @@ impl Arguments {
             self.branches.iter().map(|&(first, last)| format!("{first} to {last}")).collect();
         let lines = (!lines.is_empty()).then(|| lines.join(", "))?;
         Some(format!(
-            "conditions are not looked at: the options in lines {lines} are read whichever branch the script takes, of \
-             an option in several the last; leave only the one that it takes"
+            "which branches the script takes in lines {lines} is not known: their options are read, of one in several \
+             branches the last; leave only those that it takes"
         ))
     }
 }
 
-/// The first and last lines of a script's `if` and `case` that name options, the outermost of them.
-fn branches_of(text: &str) -> Vec<(usize, usize)> {
+/// The first and last lines of a script's `case`, and of its `if` where one is `undecided`, that name options; the
+/// outermost of them.
+fn branches_of(text: &str, undecided: bool) -> Vec<(usize, usize)> {
     let (mut open, mut begin, mut has_options, mut found) = (0_usize, 0, false, vec![]);
     for (index, line) in text.lines().enumerate() {
         let line = line.trim();
         let word = line.split([' ', ';', '\t']).next().unwrap_or_default();
         match word {
+            "if" if !undecided => {}
             "if" | "case" => {
                 if open == 0 {
                     (begin, has_options) = (index + 1, false);
@@ -204,7 +213,7 @@ fn branches_of(text: &str) -> Vec<(usize, usize)> {
         let is_plain = !line.starts_with('#') && open > 0;
         has_options |= is_plain && line.split([' ', '(', '"', '\'']).any(|it| it.starts_with("--"));
         let closes = |end: &str| line.split([' ', ';', '\t']).any(|it| it == end);
-        if open > 0 && (closes("fi") || closes("esac")) {
+        if open > 0 && (undecided && closes("fi") || closes("esac")) {
             open -= 1;
             if open == 0 && has_options {
                 found.push((begin, index + 1));
@@ -240,11 +249,20 @@ fn lines_of(text: &str) -> BTreeMap<String, usize> {
 /// How many bytes a script's words may have, with variables replaced.
 const MOST: usize = 1 << 22;
 
-/// The words of a script, with variables of the script replaced. The elements of an array are words where it
-/// is written.
-fn words(text: &str, place: &str) -> Result<Vec<String>, ExchangeError> {
+/// What a script says.
+#[derive(Default)]
+struct Words {
+    words: Vec<String>,
+    /// Whether there are options under an `if` of which it cannot be told which branch is taken.
+    undecided: bool,
+}
+
+/// The words of a script, with variables of the script replaced, and without branches that are known not to be taken.
+/// The elements of an array are words where it is written.
+fn words(text: &str, place: &str) -> Result<Words, ExchangeError> {
     let mut variables: BTreeMap<String, String> = BTreeMap::new();
-    let mut words = vec![];
+    let mut conditions = Conditions::default();
+    let Words { mut words, mut undecided } = Words::default();
     let mut bytes = 0;
     let split = split(text).map_err(|line| ExchangeError::Text {
         place: format!("{place}:{line}"),
@@ -257,6 +275,10 @@ fn words(text: &str, place: &str) -> Result<Vec<String>, ExchangeError> {
             return Err(ExchangeError::Text { place: place.into(), message });
         };
         bytes += word.len();
+        if conditions.hear(&word) || conditions.skips() {
+            continue;
+        }
+        undecided |= conditions.are_undecided() && word.contains("--");
         let assigned = word.split_once('=').filter(|(name, _)| is_name(name));
         match assigned {
             Some((name, value)) => {
@@ -273,7 +295,101 @@ fn words(text: &str, place: &str) -> Result<Vec<String>, ExchangeError> {
             None => words.push(word),
         }
     }
-    Ok(words)
+    Ok(Words { words, undecided })
+}
+
+/// The `if` commands that a script is within.
+#[derive(Default)]
+struct Conditions {
+    open: Vec<Branches>,
+    /// The words of a condition, up to `then`.
+    condition: Option<Vec<String>>,
+}
+
+/// The branches of an `if` so far. Of what is not known, any may be taken.
+#[derive(Default)]
+struct Branches {
+    /// Whether one of those before this one is taken.
+    before: Option<bool>,
+    /// Whether this one is.
+    this: Option<bool>,
+}
+
+impl Branches {
+    /// The next branch, whose condition comes to this.
+    fn next(&mut self, holds: Option<bool>) {
+        let before = match (self.before, self.this) {
+            (Some(true), _) | (_, Some(true)) => Some(true),
+            (Some(false), Some(false)) => Some(false),
+            _ => None,
+        };
+        let this = match (before, holds) {
+            (Some(true), _) | (_, Some(false)) => Some(false),
+            (Some(false), holds) => holds,
+            (None, _) => None,
+        };
+        *self = Branches { before, this };
+    }
+}
+
+impl Conditions {
+    /// Whether a word belongs to the command `if` itself.
+    fn hear(&mut self, word: &str) -> bool {
+        if let Some(condition) = &mut self.condition {
+            if word == "then" {
+                let holds = holds(condition);
+                self.condition = None;
+                if let Some(branches) = self.open.last_mut() {
+                    branches.next(holds);
+                }
+            } else {
+                condition.push(word.to_owned());
+            }
+            return true;
+        }
+        match word {
+            "if" => {
+                self.open.push(Branches { before: Some(false), this: Some(false) });
+                self.condition = Some(vec![]);
+            }
+            "elif" if !self.open.is_empty() => self.condition = Some(vec![]),
+            "else" => match self.open.last_mut() {
+                Some(branches) => branches.next(Some(true)),
+                None => return false,
+            },
+            "fi" => return self.open.pop().is_some(),
+            _ => return false,
+        }
+        true
+    }
+
+    /// Whether the words here are in a branch that is not taken.
+    fn skips(&self) -> bool {
+        self.open.iter().any(|branches| branches.this == Some(false))
+    }
+
+    /// Whether it is not known if the words here are in a branch that is taken.
+    fn are_undecided(&self) -> bool {
+        self.open.iter().any(|branches| branches.this.is_none())
+    }
+}
+
+/// Whether a condition of a script holds, where that can be told: a comparison of texts, or whether one is empty. What
+/// still has a `$` is of the environment.
+fn holds(condition: &[String]) -> Option<bool> {
+    let words: Vec<&str> = condition.iter().map(String::as_str).collect();
+    let words = match &words[..] {
+        ["[[", inner @ .., "]]"] | ["[", inner @ .., "]"] | ["test", inner @ ..] => inner,
+        _ => return None,
+    };
+    let is_known = |text: &str| !text.contains(['$', '`', '*', '?']);
+    match *words {
+        [one, "==" | "=", other] if is_known(one) && is_known(other) => Some(one == other),
+        [one, "!=", other] if is_known(one) && is_known(other) => Some(one != other),
+        ["-n", text] if is_known(text) => Some(!text.is_empty()),
+        ["-z", text] if is_known(text) => Some(text.is_empty()),
+        _ => None,
+    }
 }
 
 fn is_name(name: &str) -> bool {
@@ -404,19 +520,43 @@ mod tests {
         assert_eq!(arguments.text("name").expect("a value"), Some(""));
         let error = arguments.text("lr").expect_err("no value").to_string();
         assert!(error.contains("--lr has no value"), "{error}");
+        let error =
+            Arguments::of("--size $(echo 3) --lr $((1 + 1))", "arguments").expect("it can be read");
+        let error = error.text("size").expect_err("no value").to_string();
+        assert!(error.contains("--size = $(...): what a command prints"), "{error}");
         let error = Arguments::of("--size 0", "arguments").expect("it can be read").size("size");
         assert!(error.expect_err("too small").to_string().contains("from 1 up"));
     }
 
+    /// As scripts of Megatron-LM have it.
+    #[test]
+    fn branches_that_are_known_not_to_be_taken_are_not_read() {
+        let of = |dtype: &str| {
+            format!(
+                "DTYPE=${{1:-\"{dtype}\"}}\nARGS=()\nif [[ \"$DTYPE\" == \"fp8\" ]]; then\n  ARGS+=(\n  \"--fp8-format \
+                 hybrid\"\n  )\nelif [ \"$DTYPE\" != bf16 ]\nthen ARGS+=(--fp16)\nelse\n  if [ -z \"\" ]; then \
+                 ARGS+=(--bf16); else ARGS+=(--no); fi\nfi\npretrain ${{ARGS[@]}} --seed 3\n"
+            )
+        };
+        for (dtype, has) in [("fp8", "fp8-format"), ("bf16", "bf16"), ("half", "fp16")] {
+            // What the script is given is not known, but by its default.
+            let arguments = Arguments::of(&of(dtype), "a.sh").expect("it can be read");
+            let given = arguments.options.keys().map(String::as_str);
+            assert_eq!(Vec::from_iter(given), [has, "seed"], "{dtype}");
+            assert_eq!(arguments.branches_note(), None);
+        }
+    }
+
     #[test]
     fn options_under_conditions_are_told() {
-        let script = "A=1\n# if --not\nif [[ $A == 1 ]]; then\n  X+=(--fp8-format hybrid)\n  if true; then\n    echo\n  fi\n\
+        let script = "A=1\n# if --not\nif [[ $B == 1 ]]; then\n  X+=(--fp8-format hybrid)\n  if true; then\n    echo\n  fi\n\
                       else\n  X+=(--bf16)\nfi\nif [ -z $B ]; then echo; fi\ncase $A in\n 1) X+=(--lr 1);;\nesac\n\
                       run --seed 3\n";
         let note = Arguments::of(script, "a.sh").expect("it can be read").branches_note();
-        assert!(
-            note.is_some_and(|it| it.contains("the options in lines 3 to 10, 12 to 14 are read"))
-        );
+        assert!(note.is_some_and(|it| it.contains(" in lines 3 to 10, 12 to 14 is not known")));
+        let decided = script.replace("$B == 1", "$A == 1");
+        let note = Arguments::of(&decided, "a.sh").expect("it can be read").branches_note();
+        assert!(note.is_some_and(|it| it.contains(" in lines 12 to 14 is not known")));
         assert_eq!(Arguments::of("run --lr 1", "a.sh").expect("read").branches_note(), None);
     }
 }

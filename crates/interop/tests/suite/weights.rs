@@ -404,6 +404,14 @@ fn missing_unexpected_and_misshapen_tensors_are_named() {
 }
 
 #[test]
+fn weights_of_another_kind_of_model_are_said_to_be_that() {
+    let gpt = export(&spec(GPT), &parameters(&spec(GPT), 0.0)).unwrap();
+    let error = import(&spec(LLAMA), &gpt).unwrap_err();
+    assert!(matches!(error, InteropError::OtherNames { .. }), "{error}");
+    assert!(error.to_string().contains("and there are transformer."), "{error}");
+}
+
+#[test]
 fn a_single_number_is_no_table_of_positions() {
     let spec = spec(GPT);
     let mut theirs = export(&spec, &parameters(&spec, 0.0)).unwrap();

@@ -177,7 +177,10 @@ fn fastest(
     terminal: Terminal,
 ) -> Result<Chosen, Failure> {
     let outcome = find_plan(model, cluster, request).map_err(of_request)?.outcome;
-    terminal.note(format_args!("plan: {}", plan_line(&outcome.plan)));
+    // People read it in the lines that a run begins with.
+    if terminal.json() {
+        terminal.note(format_args!("plan: {}", plan_line(&outcome.plan)));
+    }
     Ok(Chosen { plan: outcome.plan.clone(), search: Some(outcome) })
 }
 
