@@ -409,7 +409,7 @@ fn what_is_wrong_is_named_with_its_line() {
             "blocks = [2, 4]",
             "blocks = [2, 4, 5]",
             "plan.toml:36: pipeline[0].stage[1].blocks: a list of two, the first block and the block after the last, \
-             is needed, not 3",
+             is needed, not of 3",
         ),
         (
             "kind = \"adamw\"",
