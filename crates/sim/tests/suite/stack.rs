@@ -219,7 +219,7 @@ fn the_course_of_memory_shows_what_an_operator_uses_besides_and_nothing_of_it_af
     let track = &simulation.timeline.tracks[0];
     let held = || track.memory.iter().map(|&(_, bytes)| bytes);
     assert_eq!(held().max(), Some(track.peak_bytes));
-    assert_eq!(held().last(), held().next());
+    assert_eq!(held().next_back(), held().next());
     // In each of the steps the losses of two micro-batches.
     let high = held().filter(|&bytes| bytes > track.peak_bytes / 2).count();
     assert!(high >= 2 && 2 * high < track.memory.len(), "{high} of {}", track.memory.len());
