@@ -30,7 +30,8 @@ pub struct Tensor {
 
 /// The parameters of `spec`, by name, from the tensors of a file with Hugging Face's names (of a bare
 /// model or of one with a head) or with this program's own. Of a GPT's learned positions the first
-/// `seq` are taken. Rows that pad a vocabulary are zeros where the file has none. Masks and frequencies that some files hold besides the weights are passed over.
+/// `seq` are taken. Rows that pad a vocabulary are zeros where the file has none. Masks and frequencies that
+/// some files hold besides the weights are passed over.
 ///
 /// # Errors
 /// If a tensor is missing, has no place in the model, has another shape or as many elements as its

@@ -235,13 +235,11 @@ fn padding(model: &Model, cluster: &Cluster, outcome: &Outcome) -> Result<Option
     let Outcome { plan, judgement, .. } = outcome;
     let tp = plan.stages().map(|(_, stage)| stage.mesh.tp()).max().unwrap_or(1) as usize;
     let rows = model.graph().dim_named("vocab").map(|dim| model.graph().dim(dim).size);
+    let rows = rows.filter(|rows| !rows.is_multiple_of(ALIGNED * tp));
     let (Some(vocabulary), Some(rows)) = (model.vocabulary(), rows) else { return Ok(None) };
     let multiple = 128 * tp;
     let padded = vocabulary.next_multiple_of(multiple);
     let Ok(spec) = model.spec().with_padded_vocab(Some(padded)) else { return Ok(None) };
-    if rows.is_multiple_of(ALIGNED * tp) {
-        return Ok(None);
-    }
     let mut other = Plan { model: spec.to_string(), ..plan.clone() };
     let reason = if rows.is_multiple_of(tp) {
         format!(

@@ -4,8 +4,7 @@ use clap::Args;
 use serde::Serialize;
 use shardloom::plan::{Arrangement, PassTimes, ScheduleKind};
 use shardloom::program::ProgramError;
-use shardloom::program::quantity::counted;
-use shardloom::program::quantity::percent;
+use shardloom::program::quantity::{counted, percent};
 use shardloom::schedule::{self, Notation, ScheduleError, StageMap, Succession, Timed};
 use shardloom_report::{schedule_legend, schedule_table};
 

@@ -268,14 +268,14 @@ fn words(text: &str, place: &str) -> Result<Words, ExchangeError> {
         place: format!("{place}:{line}"),
         message: "the quote that begins here is not closed".into(),
     })?;
-    for word in split {
+    for SplitWord { text: word, begins } in split {
         let word = replaced(&word, &variables, MOST - bytes);
         let Some(word) = word.filter(|word| bytes + word.len() <= MOST) else {
             let message = format!("its words have more than {MOST} bytes, with variables replaced");
             return Err(ExchangeError::Text { place: place.into(), message });
         };
         bytes += word.len();
-        if conditions.hear(&word) || conditions.skips() {
+        if conditions.hear(&word, begins) || conditions.skips() {
             continue;
         }
         undecided |= conditions.are_undecided() && word.contains("--");
@@ -333,10 +333,10 @@ impl Branches {
 }
 
 impl Conditions {
-    /// Whether a word belongs to the command `if` itself.
-    fn hear(&mut self, word: &str) -> bool {
+    /// Whether a word belongs to the command `if` itself. Only one that `begins` a command can be a word of it.
+    fn hear(&mut self, word: &str, begins: bool) -> bool {
         if let Some(condition) = &mut self.condition {
-            if word == "then" {
+            if begins && word == "then" {
                 let holds = holds(condition);
                 self.condition = None;
                 if let Some(branches) = self.open.last_mut() {
@@ -348,6 +348,7 @@ impl Conditions {
             return true;
         }
         match word {
+            _ if !begins => return false,
             "if" => {
                 self.open.push(Branches { before: Some(false), this: Some(false) });
                 self.condition = Some(vec![]);
@@ -433,10 +434,35 @@ fn replaced(word: &str, variables: &BTreeMap<String, String>, most: usize) -> Op
     Some(text + rest)
 }
 
+/// A word of a script.
+struct SplitWord {
+    text: String,
+    /// Whether a command begins with it.
+    begins: bool,
+}
+
+/// The words of a script so far.
+struct Split {
+    words: Vec<SplitWord>,
+    /// Whether the next one begins a command.
+    begins: bool,
+}
+
+impl Split {
+    /// Takes a word that ends here, if there is one.
+    fn end(&mut self, word: Option<String>) {
+        let Some(text) = word else { return };
+        // Behind these comes a command.
+        let leads = ["if", "then", "elif", "else", "do", "!", "&&", "||"].contains(&text.as_str());
+        let begins = std::mem::replace(&mut self.begins, leads);
+        self.words.push(SplitWord { text, begins });
+    }
+}
+
 /// Words apart by white space, `;` and parentheses, without quotes and comments; else the line of a quote that is not
 /// closed.
-fn split(text: &str) -> Result<Vec<String>, usize> {
-    let mut words = vec![];
+fn split(text: &str) -> Result<Vec<SplitWord>, usize> {
+    let mut words = Split { words: vec![], begins: true };
     // The word that is being read; an empty one may be quoted.
     let mut word: Option<String> = None;
     let mut quote = None;
@@ -459,16 +485,21 @@ fn split(text: &str) -> Result<Vec<String>, usize> {
             }
             (None, '#') if word.is_none() => {
                 let _ = letters.by_ref().find(|&letter| letter == '\n');
+                words.begins = true;
             }
-            (None, '(' | ')' | ';') => words.extend(word.take()),
-            (None, _) if letter.is_whitespace() => words.extend(word.take()),
+            (None, '(' | ')') => words.end(word.take()),
+            (None, ';' | '\n') => {
+                words.end(word.take());
+                words.begins = true;
+            }
+            (None, _) if letter.is_whitespace() => words.end(word.take()),
             (None, _) => word.get_or_insert_default().push(letter),
         }
     }
-    words.extend(word);
+    words.end(word);
     match quote {
         Some(_) => Err(opened),
-        None => Ok(words),
+        None => Ok(words.words),
     }
 }
 
@@ -545,6 +576,10 @@ mod tests {
             assert_eq!(Vec::from_iter(given), [has, "seed"], "{dtype}");
             assert_eq!(arguments.branches_note(), None);
         }
+        // Words of a text are no conditions, and nothing behind them is lost.
+        let told = "echo see if all is well # if\necho then; run --seed 3 --note if --lr 1\n";
+        let arguments = Arguments::of(told, "a.sh").expect("it can be read");
+        assert_eq!(arguments.options.len(), 3);
     }
 
     #[test]
