@@ -227,7 +227,7 @@ fn of_some(
         |subset: &Subset, best_seconds: f64| -> Result<(Option<Finalist>, f64), SearchError> {
             let request = &request.on(&subset.cluster);
             let graph = &*request.graph_of(described, &subset.cluster)?;
-            let mut search = Search::of(graph, &subset.cluster, request)?;
+            let mut search = Search::faster_than(best_seconds, graph, &subset.cluster, request)?;
             let baselines = baselines(&subset.cluster, request)?;
             let finalists = search.finalists(&baselines)?;
             counts.add(&search, finalists.len());

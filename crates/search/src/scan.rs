@@ -31,6 +31,17 @@ pub(crate) struct Scan {
     pub ranking: Vec<(Candidate, Estimate)>,
     /// Those with backward passes in halves, fastest first.
     pub halves: Vec<(Candidate, Estimate)>,
+    /// Whether some were left alone only because they take too long.
+    pub has_slower: bool,
+}
+
+/// What candidates of interest need less than.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// The memory of a device; as much is still enough.
+    pub bytes: f64,
+    /// A step by estimate.
+    pub seconds: f64,
 }
 
 /// A candidate on its way to an estimate.
@@ -82,12 +93,12 @@ fn has_larger(space: &Space, candidate: &Candidate) -> bool {
 }
 
 impl Scan {
-    /// The fastest candidates of `space` that fit in `limit_bytes`, those with the lowest bounds first:
-    /// when the next bound exceeds the estimates of as many as are wanted, no other can be among them.
+    /// The fastest candidates of `space` within `limits`, those with the lowest bounds first: when the next
+    /// bound exceeds the estimates of as many as are wanted, no other can be among them.
     pub fn of(
         space: &Space,
         request: &Request,
-        limit_bytes: f64,
+        limits: Limits,
         estimator: &mut Estimator<'_>,
     ) -> Result<Scan, SearchError> {
         let mut all = vec![];
@@ -99,7 +110,7 @@ impl Scan {
                 continue;
             }
             let bytes = estimator.least_bytes(&candidate)?;
-            if bytes.is_some_and(|it| it <= limit_bytes)
+            if bytes.is_some_and(|it| it <= limits.bytes)
                 && let Some(seconds) = estimator.least_seconds(&candidate)?
                 && seconds.is_finite()
             {
@@ -111,8 +122,13 @@ impl Scan {
         let mut evaluated = 0;
         let mut ranking = Ranking::new(RESERVE * request.finalists);
         let mut halves = Ranking::new(VALIDATED);
+        let mut has_slower = false;
         while let Some(Reverse(next)) = waiting.pop() {
             let least = f64::from_bits(next.least_seconds);
+            if least >= limits.seconds {
+                has_slower = true;
+                break;
+            }
             let besides = halves.threshold_seconds().min(CLOSE * ranking.best_seconds());
             if least >= ranking.threshold_seconds().max(besides) {
                 break;
@@ -125,7 +141,7 @@ impl Scan {
                 false => {
                     let bound = estimator.bound(&candidate)?;
                     let bound = bound.filter(|it| it.step_seconds.is_finite());
-                    let fits = bound.is_some_and(|it| it.peak_bytes <= limit_bytes);
+                    let fits = bound.is_some_and(|it| it.peak_bytes <= limits.bytes);
                     if let Some(bound) = bound.filter(|_| fits) {
                         let least_seconds = bound.step_seconds.to_bits().max(next.least_seconds);
                         waiting.push(Reverse(Waiting { least_seconds, close: true, ..next }));
@@ -137,8 +153,10 @@ impl Scan {
                     evaluated += 1;
                     let estimate = estimator.estimate(&candidate)?;
                     let estimate = estimate.filter(|it| it.step_seconds.is_finite());
-                    let fits = estimate.filter(|it| it.peak_bytes <= limit_bytes);
-                    if let Some(estimate) = fits {
+                    let fits = estimate.filter(|it| it.peak_bytes <= limits.bytes);
+                    if fits.is_some_and(|it| it.step_seconds >= limits.seconds) {
+                        has_slower = true;
+                    } else if let Some(estimate) = fits {
                         ranking.insert(candidate, estimate);
                         if candidate.halves() {
                             halves.insert(candidate, estimate);
@@ -156,7 +174,7 @@ impl Scan {
         }
         let bounded_away = space_size - evaluated;
         let (ranking, halves) = (ranking.into_ranked(), halves.into_ranked());
-        Ok(Scan { evaluated, bounded_away, ranking, halves })
+        Ok(Scan { evaluated, bounded_away, ranking, halves, has_slower })
     }
 }
 
@@ -198,7 +216,8 @@ mod tests {
                 all.sort_by(|a, b| key(a).partial_cmp(&key(b)).expect("they are numbers"));
                 let most = RESERVE * finalists;
                 assert!(all.len() > most && all[0].step_seconds < all[most - 1].step_seconds);
-                let scan = Scan::of(&space, &request, limit_bytes, &mut estimator).expect("a scan");
+                let limits = Limits { bytes: limit_bytes, seconds: f64::INFINITY };
+                let scan = Scan::of(&space, &request, limits, &mut estimator).expect("a scan");
                 assert!(scan.bounded_away > 0, "nothing was pruned");
                 let ranked: Vec<(f64, f64)> = scan.ranking.iter().map(|it| key(&it.1)).collect();
                 // Of those as slow as the last any may have got its place.

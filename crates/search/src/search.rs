@@ -8,7 +8,7 @@ use shardloom_sim::estimate::{Candidate, Estimator};
 
 use crate::auto::Finalist;
 use crate::baseline::Baseline;
-use crate::scan::Scan;
+use crate::scan::{Limits, Scan};
 use crate::space::Space;
 use crate::{Judgement, Request, SearchError, judge};
 
@@ -34,6 +34,8 @@ pub(crate) struct Search<'a> {
     graph: &'a Graph,
     cluster: &'a Cluster,
     request: &'a Request,
+    /// What a step of a plan takes that others are to be faster than.
+    known_seconds: f64,
     estimator: Estimator<'a>,
     /// The second if there is nothing in the first.
     pub spaces: Vec<Space>,
@@ -51,10 +53,23 @@ impl<'a> Search<'a> {
         cluster: &'a Cluster,
         request: &'a Request,
     ) -> Result<Search<'a>, SearchError> {
-        Search::within(graph, cluster, request, request.memory_share)
+        Search::within(graph, cluster, request, request.memory_share, f64::INFINITY)
     }
 
-    /// The same for devices of any memory.
+    /// Looks for those only that might be faster than a plan of which a step takes `known_seconds`.
+    ///
+    /// # Errors
+    /// As [`Search::of`].
+    pub fn faster_than(
+        known_seconds: f64,
+        graph: &'a Graph,
+        cluster: &'a Cluster,
+        request: &'a Request,
+    ) -> Result<Search<'a>, SearchError> {
+        Search::within(graph, cluster, request, request.memory_share, known_seconds)
+    }
+
+    /// The same as [`Search::of`] for devices of any memory.
     ///
     /// # Errors
     /// As [`Search::of`].
@@ -63,7 +78,7 @@ impl<'a> Search<'a> {
         cluster: &'a Cluster,
         request: &'a Request,
     ) -> Result<Search<'a>, SearchError> {
-        Search::within(graph, cluster, request, f64::INFINITY)
+        Search::within(graph, cluster, request, f64::INFINITY, f64::INFINITY)
     }
 
     fn within(
@@ -71,14 +86,16 @@ impl<'a> Search<'a> {
         cluster: &'a Cluster,
         request: &'a Request,
         memory_share: f64,
+        known_seconds: f64,
     ) -> Result<Search<'a>, SearchError> {
         let mut estimator = Estimator::new(graph, cluster, request.settings())?;
-        let limit_bytes = memory_share * estimator.memory_bytes() as f64;
+        let bytes = memory_share * estimator.memory_bytes() as f64;
+        let limits = Limits { bytes, seconds: DOUBT * known_seconds };
         let mut spaces = vec![Space::new(graph, cluster, request)?];
-        let mut scan = Scan::of(&spaces[0], request, limit_bytes, &mut estimator)?;
-        if scan.ranking.is_empty() {
+        let mut scan = Scan::of(&spaces[0], request, limits, &mut estimator)?;
+        if scan.ranking.is_empty() && !scan.has_slower {
             let wider = Space::across_nodes(graph, cluster, request)?;
-            let found = Scan::of(&wider, request, limit_bytes, &mut estimator)?;
+            let found = Scan::of(&wider, request, limits, &mut estimator)?;
             scan = Scan {
                 evaluated: scan.evaluated + found.evaluated,
                 bounded_away: scan.bounded_away + found.bounded_away,
@@ -86,7 +103,7 @@ impl<'a> Search<'a> {
             };
             spaces.push(wider);
         }
-        Ok(Search { graph, cluster, request, estimator, spaces, scan })
+        Ok(Search { graph, cluster, request, known_seconds, estimator, spaces, scan })
     }
 
     /// The plan of the fastest candidate by estimate; none if none fits.
@@ -138,7 +155,7 @@ impl<'a> Search<'a> {
     /// Simulates candidates best first, until enough fit or the rest are too slow to win.
     fn simulate_best(&mut self, baselines: &[Baseline]) -> Result<Vec<Finalist>, SearchError> {
         let mut finalists: Vec<Finalist> = vec![];
-        let (mut fitting, mut best_seconds, mut effort) = (0, f64::INFINITY, 0);
+        let (mut fitting, mut best_seconds, mut effort) = (0, self.known_seconds, 0);
         for index in 0..self.scan.ranking.len() {
             let (candidate, estimate) = self.scan.ranking[index];
             if fitting == self.request.finalists || estimate.step_seconds > DOUBT * best_seconds {
@@ -178,7 +195,7 @@ impl<'a> Search<'a> {
         let mut effort: usize = finalists.iter().skip(1).map(|it| self.effort(&it.plan)).sum();
         let fitting = finalists.iter().filter(|it| it.judgement.fits(self.request.memory_share));
         let seconds = fitting.map(|it| it.judgement.step_seconds);
-        let best_seconds = seconds.fold(f64::INFINITY, f64::min);
+        let best_seconds = seconds.fold(self.known_seconds, f64::min);
         for index in 0..self.scan.halves.len() {
             let (candidate, estimate) = self.scan.halves[index];
             if estimate.step_seconds > DOUBT * best_seconds {

@@ -55,13 +55,14 @@ pub(super) fn body(
         builder.emitter.push(action, reads, vec![write(tensor)]);
         builder.contribute(transfer.value, transfer.handed.clone(), tensor);
     }
-    let mut block = None;
-    for &op in context.model.ops.iter().rev() {
-        let of_op = context.graph.op(op).block;
-        if policy == Recompute::Block && block.replace(of_op) != Some(of_op) {
-            builder.run_again(of_op)?;
+    let block_of = |op: OpId| context.graph.op(op).block;
+    for block in context.model.ops.chunk_by(|&one, &next| block_of(one) == block_of(next)).rev() {
+        if policy == Recompute::Block {
+            builder.run_again(block)?;
         }
-        builder.differentiate(op)?;
+        for &op in block.iter().rev() {
+            builder.differentiate(op)?;
+        }
     }
     for (id, transfer) in context.boundaries.into(context.stage) {
         let leaves = match transfer.way {
@@ -91,24 +92,24 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// Runs all of a block's forward pass again, also what no gradient needs; not of the block that ends in the
+    /// Runs all of `block`'s forward pass again, also what no gradient needs; not of the block that ends in the
     /// loss, of which everything is kept, and not of one that begins with data, such as an embedding.
-    fn run_again(&mut self, block: BlockId) -> Result<(), ProgramError> {
+    fn run_again(&mut self, block: &[OpId]) -> Result<(), ProgramError> {
         let context = self.emitter.context;
         let graph = context.graph;
-        let of_block = || context.model.ops.iter().filter(|&&op| graph.op(op).block == block);
+        let id = graph.op(block[0]).block;
         let made_elsewhere = |&input: &ValueId| {
-            graph.value(input).producer.is_some_and(|op| graph.op(op).block != block)
+            graph.value(input).producer.is_some_and(|op| graph.op(op).block != id)
         };
-        let goes_on = of_block().any(|&op| graph.op(op).inputs.iter().any(made_elsewhere));
+        let goes_on = block.iter().any(|&op| graph.op(op).inputs.iter().any(made_elsewhere));
         let is_needed = |&op: &OpId| context.gradients_needed.needs(graph.op(op).outputs[0]);
-        if !of_block().any(is_needed) {
+        if !block.iter().any(is_needed) {
             return Ok(());
         }
-        if Some(block) == last_block(graph) || !goes_on {
+        if Some(id) == last_block(graph) || !goes_on {
             return Ok(());
         }
-        for &op in of_block() {
+        for &op in block {
             let node = graph.op(op);
             for (index, &input) in node.inputs.iter().enumerate() {
                 let layout = context.model.assignment(op).input(graph, op, index);

@@ -40,6 +40,15 @@ impl BlockCost {
     pub fn seconds(&self) -> f64 {
         self.forward_seconds + self.backward_seconds + self.weight_seconds
     }
+
+    /// Of these the passes before which another stage cannot begin, or after which it cannot end: behind a backward
+    /// pass in halves a stage may have weight gradients to compute until the end.
+    pub fn awaited_seconds(&self, halves: bool) -> f64 {
+        match halves {
+            true => self.forward_seconds,
+            false => self.forward_seconds + self.backward_seconds - self.early_seconds,
+        }
+    }
 }
 
 /// Bytes held besides what is always there.

@@ -82,6 +82,9 @@ type CutKey = (Arrangement, u32, u32, Vec<u32>);
 /// are told apart, so that candidates whose blocks have about the same shares are cut alike.
 const AVERAGE_WEIGHT: f64 = 32.0;
 
+/// What is left of a bound where it is rounded up.
+const ROUNDED: f64 = 1.0 - 1e-12;
+
 /// Estimates candidates, tabulating what they have in common.
 ///
 /// ```
@@ -130,6 +133,8 @@ pub struct Estimator<'a> {
     settings: Settings,
     place: Place<'a>,
     representative: Representative,
+    /// How many parameters the model has.
+    parameters: usize,
     update_rate: String,
     statistics_rate: String,
     split_ids: BTreeMap<SplitKey, usize>,
@@ -167,6 +172,7 @@ impl<'a> Estimator<'a> {
             settings,
             place,
             representative,
+            parameters: graph.parameters().count(),
             update_rate: format!("update.{name}"),
             statistics_rate: format!("statistics.{name}"),
             split_ids: BTreeMap::new(),
@@ -365,8 +371,17 @@ impl<'a> Estimator<'a> {
         let blocks = &self.blocks[blocks];
         // What passes that run at the same time hide of each other.
         let hidden = if candidate.schedule.overlaps() { blocks.exposed_seconds } else { 0.0 };
-        let all = blocks.total_seconds() - hidden;
-        Ok(Some(f64::from(candidate.microbatches) * all / f64::from(candidate.pp)))
+        let microbatches = f64::from(candidate.microbatches);
+        let busy = microbatches * (blocks.total_seconds() - hidden) / f64::from(candidate.pp);
+        if !self.settings.norm {
+            return Ok(Some(busy));
+        }
+        let chain = blocks.least_chain_seconds(candidate.stages() as f64) - hidden;
+        let filled = match candidate.chunks == 1 && !candidate.schedule.overlaps() {
+            true => blocks.least_filled_seconds(microbatches, f64::from(candidate.pp)),
+            false => 0.0,
+        };
+        Ok(Some(busy.max(ROUNDED * chain.max(filled))))
     }
 
     /// The first block of each stage of `candidate`, then the number of blocks; none if the layout is
@@ -610,7 +625,7 @@ impl<'a> Estimator<'a> {
         let host = self.place.stack.host;
         let sharers = candidate.sharers();
         let sharers = if candidate.zero > 0 && sharers > 1 { sharers } else { 0 };
-        let parameters = self.graph.parameters().count() as f64 / f64::from(candidate.pp);
+        let parameters = self.parameters as f64 / f64::from(candidate.pp);
         let shares = parameters * f64::from(sharers);
         host.pause_seconds() + host.share_seconds * shares
     }

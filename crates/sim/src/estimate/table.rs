@@ -122,6 +122,12 @@ pub(super) struct BlockTable {
     pub seconds_before: Vec<f64>,
     /// What all passes take longer than their computation.
     pub exposed_seconds: f64,
+    /// Seconds of the passes that other stages wait for: forward, and backward whole or its first half.
+    pub awaited_seconds: f64,
+    /// The most that a block's backward pass runs before it needs what it receives.
+    pub early_seconds: f64,
+    /// The least share of a block's passes that the stages before wait for, or those behind.
+    pub awaited_share: f64,
     /// Whether backward passes are in halves.
     pub halves: bool,
     /// Kept bytes of all blocks.
@@ -187,15 +193,51 @@ impl BlockTable {
         }
         let mut seconds_before = vec![0.0];
         let mut kept_bytes = 0.0;
-        let (mut seconds, mut exposed_seconds) = (0.0, 0.0);
+        let (mut seconds, mut exposed_seconds, mut awaited_seconds) = (0.0, 0.0, 0.0);
         for &kind in representative.stand_ins() {
             seconds += blocks[kind].seconds();
             exposed_seconds += blocks[kind].exposed_seconds.iter().sum::<f64>();
+            awaited_seconds += blocks[kind].forward_seconds + blocks[kind].backward_seconds;
             seconds_before.push(seconds);
             kept_bytes += blocks[kind].whole.kept_bytes;
         }
+        let early_seconds = blocks.iter().map(|it| it.early_seconds).fold(0.0, f64::max);
         let halves = candidate.halves();
-        Ok(BlockTable { split, blocks, seconds_before, exposed_seconds, halves, kept_bytes })
+        let taking = blocks.iter().filter(|it| it.seconds() > 0.0);
+        let shares = taking.map(|it| it.awaited_seconds(halves) / it.seconds());
+        let awaited_share = shares.fold(1.0, f64::min);
+        Ok(BlockTable {
+            split,
+            blocks,
+            seconds_before,
+            exposed_seconds,
+            awaited_seconds,
+            early_seconds,
+            awaited_share,
+            halves,
+            kept_bytes,
+        })
+    }
+
+    /// What a step of so many micro-batches takes at least where every mesh has one stage, of all that are `stages`,
+    /// and all stages wait for each other at its end.
+    ///
+    /// A mesh begins when the stages before have passed a micro-batch on, runs `microbatches`, and waits for the
+    /// stages before to end, but for weight gradients, with which it may be busy meanwhile. So
+    /// `step >= share * before + microbatches * own`, whatever each mesh has of the total. All are equal in the cut
+    /// of which the longest of these is least, and then add up to the total over the stages as a geometric series.
+    pub fn least_filled_seconds(&self, microbatches: f64, stages: f64) -> f64 {
+        let share = self.awaited_share.max(0.0);
+        if share == 0.0 {
+            return microbatches * self.total_seconds() / stages;
+        }
+        let filled = -f64::exp_m1(stages * f64::ln_1p(-share / microbatches));
+        share * self.total_seconds() / filled
+    }
+
+    /// What one micro-batch takes at least through all `stages` and back.
+    pub fn least_chain_seconds(&self, stages: f64) -> f64 {
+        self.awaited_seconds - stages * self.early_seconds
     }
 
     /// Seconds of all passes of all blocks.
