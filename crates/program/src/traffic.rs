@@ -4,7 +4,7 @@ use shardloom_collectives::{Algorithm, Kind, Member, sent_elements, sent_element
 
 use shardloom_plan::Axis;
 
-use crate::{Action, Class, ClassId, Collective, Format, Group, Instruction, Program};
+use crate::{Action, Class, ClassId, Collective, Format, Group, Instruction, Program, View};
 
 /// A collective as the fabric sees it.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,13 +35,13 @@ impl Program {
         let Action::Collective { kind, group, algorithm } = &instruction.action else {
             return None;
         };
-        // What is shared out is whole before, and what is joined is whole afterwards.
-        let (kind, whole) = match kind {
-            Collective::AllReduce(_) => (Kind::AllReduce, instruction.reads[0]),
-            Collective::ReduceScatter { .. } => (Kind::ReduceScatter, instruction.reads[0]),
-            Collective::AllToAll { .. } => (Kind::AllToAll, instruction.reads[0]),
-            Collective::AllGather { .. } => (Kind::AllGather, instruction.writes[0].to),
+        let kind = match kind {
+            Collective::AllReduce(_) => Kind::AllReduce,
+            Collective::ReduceScatter { .. } => Kind::ReduceScatter,
+            Collective::AllToAll { .. } => Kind::AllToAll,
+            Collective::AllGather { .. } => Kind::AllGather,
         };
+        let whole = logical_buffer(instruction);
         Some(Exchange {
             kind,
             group: group.clone(),
@@ -99,7 +99,11 @@ impl Program {
                 let exchange = |position: usize| {
                     self.exchange(class, position, instruction).expect("it is a collective")
                 };
-                self.class_exchange_bytes(class, axes, exchange)
+                let sent = |position| self.group_sent_bytes(class, axes, &exchange(position));
+                match class.differs(logical_buffer(instruction)) {
+                    true => firsts(class, axes).map(sent).sum(),
+                    false => groups(class, axes) * sent(0),
+                }
             }
             Action::Collective { .. } | Action::Fetch { .. } => positions
                 .map(|position| self.instruction_sent_bytes(id, position, instruction))
@@ -108,22 +112,12 @@ impl Program {
         }
     }
 
-    /// Bytes that all groups of `class` along `axes` send, each in the exchange of its first member.
-    fn class_exchange_bytes(
-        &self,
-        class: &Class,
-        axes: &[Axis],
-        exchange: impl Fn(usize) -> Exchange,
-    ) -> u64 {
+    /// Bytes that the members of a group of `class` along `axes` together send in an exchange.
+    fn group_sent_bytes(&self, class: &Class, axes: &[Axis], exchange: &Exchange) -> u64 {
+        let Exchange { kind, algorithm, elements, element_bytes, .. } = *exchange;
         let members = class.mesh.span(axes) as u32;
-        let firsts = (0..class.mesh.size()).filter(|&position| {
-            axes.iter().all(|&axis| class.mesh.coordinate(position, axis) == 0)
-        });
-        let sent = |Exchange { kind, algorithm, elements, element_bytes, .. }| {
-            let sent = sent_elements_by_all(kind, algorithm, members, elements);
-            (sent.expect(EXISTS) * element_bytes) as u64
-        };
-        firsts.map(exchange).map(sent).sum()
+        let sent = sent_elements_by_all(kind, algorithm, members, elements);
+        (sent.expect(EXISTS) * element_bytes) as u64
     }
 
     /// Bytes that `position` of class `id` sends in one run of `instruction`. What it fetches counts for it, as the
@@ -172,7 +166,9 @@ impl Program {
     pub fn class_told_bytes(&self, id: ClassId, communicator: u16) -> u64 {
         let class = self.class(id);
         let all = self.told(class, communicator).map(|exchange| match &exchange.group {
-            Group::Mesh(axes) => self.class_exchange_bytes(class, axes, |_| exchange.clone()),
+            Group::Mesh(axes) => {
+                groups(class, axes) * self.group_sent_bytes(class, axes, &exchange)
+            }
             Group::Classes(_) | Group::World => (0..class.mesh.size())
                 .map(|position| self.exchange_sent_bytes(id, position, &exchange))
                 .sum(),
@@ -194,4 +190,23 @@ impl Program {
         let sent = sent_elements(kind, algorithm, members as u32, elements, member);
         (sent.expect(EXISTS) * element_bytes) as u64
     }
+}
+
+/// The buffer that a collective is of: what is shared out is whole before, and what is joined afterwards.
+fn logical_buffer(instruction: &Instruction) -> View {
+    match instruction.action {
+        Action::Collective { kind: Collective::AllGather { .. }, .. } => instruction.writes[0].to,
+        _ => instruction.reads[0],
+    }
+}
+
+/// How many groups of `class` there are along `axes`.
+fn groups(class: &Class, axes: &[Axis]) -> u64 {
+    (class.mesh.size() / class.mesh.span(axes)) as u64
+}
+
+/// The first members of all groups of `class` along `axes`.
+fn firsts<'a>(class: &'a Class, axes: &'a [Axis]) -> impl Iterator<Item = usize> + 'a {
+    (0..class.mesh.size())
+        .filter(|&position| axes.iter().all(|&axis| class.mesh.coordinate(position, axis) == 0))
 }
