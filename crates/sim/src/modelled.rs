@@ -28,8 +28,25 @@ pub struct Modelled<'a> {
     shapes: Vec<Shape>,
     shape_of: BTreeMap<Signature, u32>,
     collectives: HashMap<(Kind, Algorithm, usize, usize, u32), Picos>,
-    /// Per route, per sender, per message.
-    sends: Vec<Option<Vec<Vec<Picos>>>>,
+    /// Per route.
+    sends: Vec<Option<Sends>>,
+}
+
+/// How long the messages of a route take.
+#[derive(Clone, Debug)]
+struct Sends {
+    /// Per sender, per message.
+    durations: Vec<Vec<Picos>>,
+    /// The sender that takes longest for all of its own.
+    slowest: usize,
+}
+
+impl Sends {
+    fn of(durations: Vec<Vec<Picos>>) -> Sends {
+        let total = |sender: &usize| durations[*sender].iter().map(|each| each.0).sum::<u64>();
+        let slowest = (0..durations.len()).max_by_key(total).unwrap_or(0);
+        Sends { durations, slowest }
+    }
 }
 
 /// What is known of a class's instructions.
@@ -307,24 +324,29 @@ impl<'a> Modelled<'a> {
         Ok(pairs)
     }
 
-    /// Durations of a route's messages, per sender.
-    fn route(&mut self, id: RouteId) -> Result<&[Vec<Picos>], SimError> {
+    /// Durations of a route's messages.
+    fn route(&mut self, id: RouteId) -> Result<&Sends, SimError> {
         let program = self.costs.program();
         let route = program.route(id);
         let may_change = route.moves_rows() && self.costs.finds_rows_out();
-        if self.sends[id.0 as usize].is_none() || may_change {
-            let [from, to] = [route.from, route.to].map(|class| program.class(class));
-            let concurrent = concurrent_messages(program, self.costs.cluster(), route)?;
-            let mut sends = vec![vec![]; from.mesh.size()];
-            for (message, concurrent) in route.messages.iter().zip(concurrent) {
-                let (sender, receiver) = (from.devices[message.from], to.devices[message.to]);
-                let bytes = self.costs.message_bytes(route, message)?;
-                let seconds = self.costs.message_seconds(sender, receiver, bytes, concurrent)?;
-                sends[message.from].push(Picos::from_seconds(seconds));
+        let known = self.sends[id.0 as usize].take().filter(|_| !may_change);
+        let sends = match known {
+            Some(known) => known,
+            None => {
+                let [from, to] = [route.from, route.to].map(|class| program.class(class));
+                let concurrent = concurrent_messages(program, self.costs.cluster(), route)?;
+                let mut sends = vec![vec![]; from.mesh.size()];
+                for (message, concurrent) in route.messages.iter().zip(concurrent) {
+                    let (sender, receiver) = (from.devices[message.from], to.devices[message.to]);
+                    let bytes = self.costs.message_bytes(route, message)?;
+                    let seconds =
+                        self.costs.message_seconds(sender, receiver, bytes, concurrent)?;
+                    sends[message.from].push(Picos::from_seconds(seconds));
+                }
+                Sends::of(sends)
             }
-            self.sends[id.0 as usize] = Some(sends);
-        }
-        Ok(self.sends[id.0 as usize].as_deref().unwrap_or_default())
+        };
+        Ok(self.sends[id.0 as usize].insert(sends))
     }
 }
 
@@ -414,11 +436,11 @@ impl Driver for Modelled<'_> {
         let Action::Send { route } = call.instruction.action else { return Ok(()) };
         let actor = call.actor;
         let senders = self.route(route)?;
-        let total = |durations: &&Vec<Picos>| durations.iter().map(|each| each.0).sum::<u64>();
-        match actor.multiplicity > 1 {
-            true => durations.extend(senders.iter().max_by_key(total).into_iter().flatten()),
-            false => durations.extend(&senders[actor.position]),
-        }
+        let sender = match actor.multiplicity > 1 {
+            true => senders.slowest,
+            false => actor.position,
+        };
+        durations.extend(&senders.durations[sender]);
         Ok(())
     }
 
