@@ -51,7 +51,7 @@ pub use buffers::{Buffers, RankBuffers};
 pub use checkpoint_folder::CheckpointFolder;
 pub use classified::{Classified, classify};
 pub use confusion::Confusion;
-pub use elsewhere::{export_plan, find_plan_for, import_plan};
+pub use elsewhere::{export_plan, find_plan_for, import_plan, memory_of_plan};
 pub use error::{Error, Result};
 pub use generator::{Drawing, Generator};
 pub use huggingface_folder::{

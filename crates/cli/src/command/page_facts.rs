@@ -33,15 +33,21 @@ pub fn of_prediction<'a>(
     }
 }
 
-/// That the plan does not fit, if so: of the rank whose device lacks most.
-pub fn warnings(ranks: &[MemoryFit]) -> Vec<String> {
+/// What stands above all else: that the plan does not fit, and that its times may be too long, if so.
+pub fn warnings(prediction: &Prediction) -> Vec<String> {
+    let slow = super::disturbed(prediction.disturbed_percent).map(|it| sentence(&it));
+    excess(&prediction.memory).into_iter().chain(slow).collect()
+}
+
+/// That a plan does not fit, if so: of the rank whose device lacks most.
+pub fn excess(ranks: &[MemoryFit]) -> Option<String> {
     let fullest = MemoryFit::fullest(ranks).filter(|it| it.fit() == Fit::Exceeds);
     let said = |it: &MemoryFit| {
         let (peak, all) = (bytes(it.peak_bytes), bytes(it.memory_bytes));
         let over = bytes(it.margin_bytes().unsigned_abs());
         format!("Does not fit: rank {} needs {peak} of {all}, {over} too much.", it.fullest_rank)
     };
-    fullest.map(said).into_iter().collect()
+    fullest.map(said)
 }
 
 /// The memory of each rank's device, in bytes.
@@ -111,9 +117,9 @@ mod tests {
 
     #[test]
     fn a_plan_that_does_not_fit_names_the_fullest_rank_and_what_it_lacks() {
-        let said = warnings(&[rank(0, 60), rank(4, 100), rank(8, 90)]);
-        assert_eq!(said, ["Does not fit: rank 4 needs 100 GiB of 80.0 GiB, 20.0 GiB too much."]);
-        assert_eq!(warnings(&[rank(0, 60), rank(4, 80)]), Vec::<String>::new());
+        let said = excess(&[rank(0, 60), rank(4, 100), rank(8, 90)]).expect("it does not fit");
+        assert_eq!(said, "Does not fit: rank 4 needs 100 GiB of 80.0 GiB, 20.0 GiB too much.");
+        assert_eq!(excess(&[rank(0, 60), rank(4, 80)]), None);
         assert_eq!(
             fullest(&[rank(0, 60), rank(4, 70)]),
             Some(("Peak memory".to_owned(), "70.0 GiB of 80.0 GiB".to_owned()))
