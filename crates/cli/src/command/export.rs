@@ -151,6 +151,9 @@ impl Taken {
 #[derive(Serialize)]
 struct FolderAnswer {
     files: Vec<String>,
+    /// What --force has deleted of a former model and not written again.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    deleted: Vec<String>,
     #[serde(flatten)]
     taken: Taken,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -252,6 +255,7 @@ impl Export {
         })?;
         let answer = FolderAnswer {
             files: exported.files.iter().map(|path| path.display().to_string()).collect(),
+            deleted: exported.deleted.iter().map(|path| path.display().to_string()).collect(),
             taken: Taken::of(exported.exported, terminal),
             no_tokenizer: exported.no_tokenizer,
         };
@@ -259,6 +263,10 @@ impl Export {
             return terminal.object(&answer);
         }
         answer.taken.say(folder, terminal)?;
+        if !answer.deleted.is_empty() {
+            let deleted = answer.deleted.join(", ");
+            terminal.line(format_args!("deleted, of a former model: {deleted}"))?;
+        }
         match &answer.no_tokenizer {
             Some(reason) => terminal.line(format_args!("no tokenizer: {reason}")),
             None => Ok(()),

@@ -52,6 +52,10 @@ fn a_folder_is_trained_from_its_weights_and_says_so_and_its_configuration_is_not
     there.check(there.losses() == here.losses(), "other weights than those of one file");
     let again = place.run("export run --huggingface out --json");
     again.refuses("file", "--force");
+    let forced = place.run("export run --huggingface out --force --json").succeeds();
+    let deleted = forced.object()["deleted"].clone();
+    let deleted = deleted.as_array().expect("a list").iter().filter_map(|it| it.as_str());
+    forced.check(deleted.count() == files - 1, "not all that is gone is named");
 }
 
 #[test]
