@@ -57,7 +57,7 @@ pub use generator::{Drawing, Generator};
 pub use huggingface_folder::{
     ExportedFolder, FolderForm, export_huggingface, folder_has_weights, tokenizer_of,
 };
-pub use local_profile::LocalProfile;
+pub use local_profile::{LocalProfile, disturbed_percent};
 pub use lowering::{
     lower, place_in_plan, read_plan, read_plan_and_model, read_plan_of, uniform_plan,
     uniform_plan_in_chunks,

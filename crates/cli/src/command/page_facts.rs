@@ -25,7 +25,7 @@ pub fn of_prediction<'a>(
         model: plan.model.clone(),
         cluster: plan.cluster.clone(),
         plan_toml: plan.to_toml(),
-        warnings: warnings(&prediction.memory),
+        warnings: warnings(prediction),
         predicted: Some(Cow::Borrowed(&prediction.timeline)),
         device_memory: device_memory(&prediction.memory),
         notes: why(plan, prediction),
@@ -100,6 +100,14 @@ pub fn why_untimed(plan: &Plan, uses: &[MemoryUse], unpredicted: &Unpredicted) -
     said
 }
 
+/// What is said on a line of a terminal as a sentence.
+pub fn sentence(line: &str) -> String {
+    let mut letters = line.chars();
+    let first = letters.next().into_iter().flat_map(char::to_uppercase);
+    let end = if line.ends_with('.') { "" } else { "." };
+    format!("{}{}{end}", first.collect::<String>(), letters.as_str())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,5 +133,12 @@ mod tests {
             Some(("Peak memory".to_owned(), "70.0 GiB of 80.0 GiB".to_owned()))
         );
         assert_eq!(device_memory(&[rank(4, 1)]), BTreeMap::from([(4, 80 << 30)]));
+    }
+
+    #[test]
+    fn lines_become_sentences() {
+        assert_eq!(sentence("the limit is computing"), "The limit is computing.");
+        assert_eq!(sentence("Ends."), "Ends.");
+        assert_eq!(sentence(""), ".");
     }
 }

@@ -25,7 +25,10 @@ use shardloom::{
 
 use super::cost::Cost;
 use super::padding::Padding;
-use super::{DataOptions, ProfileFile, in_processes, is_plan, require_kept, require_no_option};
+use super::{
+    DataOptions, ProfileFile, in_processes, is_plan, note_disturbed, require_kept,
+    require_no_option,
+};
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::number::{share_below_one, size, whole};
@@ -338,6 +341,9 @@ impl Train {
                 (RunClock::Wall, predict_in_processes(&model, &plan, &local, launched)?)
             }
         };
+        if let Ok(prediction) = &prediction {
+            note_disturbed(prediction.disturbed_percent, terminal);
+        }
         let prediction_after = match plan.averaging_ends().map(|end| plan.in_step(end)) {
             None => None,
             Some(after) => Some(match (&clock, launched) {
