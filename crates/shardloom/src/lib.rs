@@ -25,6 +25,7 @@
 mod arithmetic;
 mod buffers;
 mod checkpoint_folder;
+mod class_names;
 mod classified;
 mod confusion;
 mod elsewhere;
