@@ -74,7 +74,7 @@ use shardloom::plan::{AttentionKind, Number, Recompute};
 use shardloom::profile::{Scope, is_busy};
 use shardloom::program::quantity::percent;
 use shardloom::{
-    CheckpointFolder, Data, Launched, LocalProfile, Model, ModelType, Sampling,
+    CheckpointFolder, Data, Error, Launched, LocalProfile, Model, ModelType, Sampling,
     TextTokenizer, disturbed_percent,
 };
 
@@ -282,7 +282,6 @@ fn measuring(bar: &ProgressBar, machines: &str, terminal: Terminal) -> impl FnMu
 /// Says that what was measured may be too slow, if other programs disturbed it.
 fn note_disturbed(percent: u32, terminal: Terminal) {
     static SAID: AtomicBool = AtomicBool::new(false);
-    let percent = profile.measured_on.as_ref().map_or(0, |it| it.others_percent);
     // A command may load clusters several times.
     if let Some(said) = disturbed(percent)
         && !SAID.swap(true, Ordering::Relaxed)
@@ -318,6 +317,8 @@ struct DataOptions<'a> {
     cache: Option<&'a Path>,
     /// The field of documents that is their text.
     text_field: &'a str,
+    /// The size of a head that starts anew, if one was asked for.
+    new_head: Option<usize>,
     /// Where to show how far reading is.
     terminal: Option<Terminal>,
 }
@@ -336,7 +337,7 @@ fn open_data(
         let message = format!("--tokenizer {name}: {model} learns from a table, which has no text");
         return Err(Failure::usage("--tokenizer", message));
     }
-    let DataOptions { cache, text_field, terminal } = options;
+    let DataOptions { cache, text_field, new_head, terminal } = options;
     let bar = terminal.map_or_else(ProgressBar::hidden, Terminal::share);
     let heard = |Progress { stage, done, total }| {
         bar.set_message(match stage {
@@ -350,7 +351,15 @@ fn open_data(
     let reading = Reading { cache, text_field: text_field.into(), heard: &heard };
     let data = Data::open_with(model, paths, tokenizer, sampling, &reading);
     bar.finish_and_clear();
-    Ok(data?)
+    data.map_err(|error| match (error, new_head) {
+        (Error::Vocabulary { what, needed, .. }, Some(head)) => {
+            let message = format!(
+                "--new-head {head}: there are {needed} {what}; give --new-head {needed} or more"
+            );
+            Failure::usage("--new-head", message)
+        }
+        (error, _) => error.into(),
+    })
 }
 
 /// Refuses to delete the checkpoints of a folder with what the command reads.

@@ -75,6 +75,11 @@ fn a_new_head_starts_anew_and_says_so_and_a_plan_has_it_already() {
 
     let drawn = format!("{} {shape} --new-head 300", run("model/config.json"));
     place.run(&drawn).refuses("usage", "--weights");
+    let few = format!("{} {shape} --new-head 7", run("model"));
+    place.run(&few).refuses(
+        "usage",
+        "--new-head 7: there are 256 tokens of the tokenizer bytes; give --new-head 256",
+    );
     place
         .run(&format!("plan model/config.json --cluster h100-80g:1 {shape} -o plan.toml"))
         .succeeds();
@@ -149,7 +154,7 @@ fn a_frozen_trunk_stays_as_it_was_loaded_and_the_new_head_trains() {
 
     for (what, more, kind, says) in [
         ("model", "--freeze attention", "usage", "names are embedding.token"),
-        ("model", "--freeze [", "usage", "--freeze ["),
+        ("model", "--freeze [", "usage", "--freeze [: it is no pattern of names: unclosed"),
         ("model", "--freeze embedding.* --freeze blok.*", "usage", "--freeze blok.*: no parameter"),
         ("model", "--freeze *", "plan", "nothing to train"),
         ("model", "--freeze trunk --servers 1", "plan", "no groups"),

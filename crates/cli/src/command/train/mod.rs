@@ -453,7 +453,7 @@ impl Train {
     ) -> Result<Data, Failure> {
         let sampling = Sampling { seed: self.seed, validation_fraction };
         let (cache, text_field) = (self.cache.as_deref(), self.text_field.as_str());
-        let options = DataOptions { cache, text_field, terminal };
+        let options = DataOptions { cache, text_field, new_head: self.new_head, terminal };
         super::open_data(model, &self.data, tokenizer, sampling, options)
     }
 
