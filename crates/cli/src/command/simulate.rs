@@ -53,7 +53,7 @@ pub struct Simulate {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// Write a trace that ui.perfetto.dev opens
+    /// Write a trace in Perfetto's binary format, which ui.perfetto.dev opens
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 

@@ -37,6 +37,10 @@ fn a_folder_is_trained_from_its_weights_and_says_so_and_its_configuration_is_not
         .refuses("usage", "--tokenizer bytes");
     let folder = run("model", 2, "--checkpoint run");
     folder.check(folder.stderr.contains("weights in model"), "it does not say where it starts");
+    let command = format!("train model {LENGTH} --tokenizer bytes --steps 1");
+    let said = place.run(&command).succeeds();
+    let places = [&said.stdout, &said.stderr].map(|it| it.matches("those in model").count());
+    said.check(places == [1, 0] && !said.stderr.contains("starting"), "it is not said once");
     let drawn = run("model/config.json", 2, "");
     drawn.check(!drawn.stderr.contains("weights in"), "a configuration has no weights");
     drawn.check(drawn.losses()[0] != folder.losses()[0], "the same first loss");
@@ -306,6 +310,12 @@ fn shells_and_man_know_every_command() {
     }
     let text = fs::read_to_string(place.path("pages/shardloom-export.1")).expect("a page");
     assert!(text.contains("huggingface"), "options are in the page");
+    let page = fs::read_to_string(place.path("pages/shardloom-plan.1")).expect("a page");
+    let synopsis = page.split(".SH ").find(|part| part.starts_with("SYNOPSIS")).expect("one");
+    let plain = synopsis.replace('\\', "");
+    for part in ["shardloom", "--cluster <CLUSTER>", "--global-batch <N>", "<MODEL>"] {
+        assert!(plain.contains(part), "no {part} in {synopsis}");
+    }
     place.run("manual -o pages --json").refuses("file", "--force");
     place.run("completions cmd --json").refuses("usage", "bash");
 }

@@ -179,7 +179,7 @@ struct Files {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// Write a trace of the predicted and the measured step that ui.perfetto.dev opens
+    /// Write a trace of the predicted and the measured step in Perfetto's binary format, which ui.perfetto.dev opens
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 
