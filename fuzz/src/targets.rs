@@ -339,7 +339,7 @@ pub fn log(data: &[u8]) {
 pub fn tables(data: &[u8]) {
     let (_folder, paths) = folder(&[("rows.csv", data)]);
     let path = &paths[0];
-    let columns = Columns { numbers: 2, categories: &[4], classes: 2 };
+    let columns = Columns { numbers: 2, categories: &[4], classes: 2, names: &[] };
     drop(Table::open(path, 0.25, 1).map_err(|error| error.to_string()));
     drop(Records::open(path, 2, &[4, 100], 0.25, 1).map_err(|error| error.to_string()));
     drop(Rows::open(path, columns).map_err(|error| error.to_string()));

@@ -256,7 +256,8 @@ fn header_of(path: &Path, begin: &[u8], file_bytes: u64) -> Result<(Metadata, u6
     let json = &begin[LENGTH_BYTES as usize..begin.len().min(values_start as usize)];
     let header: Metadata = serde_json::from_slice(json).map_err(|error| {
         let fault = json_fault_in(&String::from_utf8_lossy(json), &error);
-        unreadable(path, format!("its header: {}", fault.message))
+        let reason = wrong_tensor(json).unwrap_or(fault.message);
+        unreadable(path, format!("its header: {reason}"))
     })?;
     let values_end = values_start.saturating_add(header.data_len() as u64);
     if values_end != file_bytes {
@@ -266,6 +267,28 @@ fn header_of(path: &Path, begin: &[u8], file_bytes: u64) -> Result<(Metadata, u6
         ));
     }
     Ok((header, values_start))
+}
+
+/// The first tensor of a header whose values are not as many bytes as its shape and format say.
+fn wrong_tensor(json: &[u8]) -> Option<String> {
+    let entries: BTreeMap<String, serde_json::Value> = serde_json::from_slice(json).ok()?;
+    let tensors = entries.into_iter().filter_map(|(name, entry)| {
+        Some((name, serde_json::from_value::<TensorInfo>(entry).ok()?))
+    });
+    tensors.into_iter().find_map(|(name, TensorInfo { dtype, shape, data_offsets })| {
+        let (start, end) = data_offsets;
+        let sized = format!("tensor `{name}` of shape {shape:?} in {dtype:?}");
+        let bits = shape.iter().try_fold(dtype.bitsize(), |bits, &size| bits.checked_mul(size));
+        match (bits.map(|bits| bits / 8), end.checked_sub(start)) {
+            (None, _) => Some(format!("{sized} has more bytes than can be counted")),
+            (Some(_), None) => {
+                Some(format!("{sized} ends at byte {end}, before its begin at {start}"))
+            }
+            (Some(needed), Some(there)) => (needed != there).then(|| {
+                format!("{sized} needs {needed} bytes, and has {there}, from {start} to {end}")
+            }),
+        }
+    })
 }
 
 pub(crate) fn unreadable(path: &Path, reason: impl ToString) -> CheckpointError {

@@ -25,7 +25,9 @@ pub fn said(message: &str, colour: bool) -> String {
         }
         None => with_hints(message, colour),
     };
-    let Some(line) = located.and_then(|place| line_of(place.file, place.line)) else {
+    let line =
+        located.and_then(|place| line_of(place.file, place.line, &message[place.text.len()..]));
+    let Some(line) = line else {
         return format!("{error} {shown}");
     };
     let number = located.map_or(0, |place| place.line).to_string();
@@ -60,8 +62,8 @@ fn located(message: &str) -> Option<Located<'_>> {
     })
 }
 
-/// A line of a file, cut where it is long.
-fn line_of(file: &Path, line: usize) -> Option<String> {
+/// A line of a file; of a long one what is around the place that a message is about.
+fn line_of(file: &Path, line: usize, message: &str) -> Option<String> {
     let mut reader = BufReader::new(File::open(file).ok()?);
     let mut read = vec![];
     for _ in 0..line {
@@ -77,9 +79,31 @@ fn line_of(file: &Path, line: usize) -> Option<String> {
     let text = std::str::from_utf8(&read).ok()?.trim_end();
     // What would move the cursor of a terminal is not passed on.
     let plain = |c: char| if c.is_control() { ' ' } else { c };
-    let shown: String = text.chars().take(WIDTH).map(plain).collect();
-    let rest = if text.chars().nth(WIDTH).is_some() { "..." } else { "" };
-    (!shown.trim().is_empty()).then(|| format!("{shown}{rest}"))
+    let length = text.chars().count();
+    // A third of what is shown stands before the place.
+    let first = match place_in(text, message) {
+        Some(place) if length > WIDTH && place > WIDTH / 2 => place - WIDTH / 3,
+        _ => 0,
+    };
+    let shown: String = text.chars().skip(first).take(WIDTH).map(plain).collect();
+    let before = if first > 0 { "..." } else { "" };
+    let rest = if length > first + WIDTH { "..." } else { "" };
+    (!shown.trim().is_empty()).then(|| format!("{before}{shown}{rest}"))
+}
+
+/// The place in a line that a message is about, in characters: the column that it names, or the first of its words that
+/// stands there as a key or a text in quotes.
+fn place_in(line: &str, message: &str) -> Option<usize> {
+    let column = message
+        .split_once("column ")
+        .map(|(_, rest)| rest.chars().take_while(char::is_ascii_digit).collect::<String>());
+    if let Some(column) = column.and_then(|it| it.parse::<usize>().ok()) {
+        return Some(column.saturating_sub(1));
+    }
+    let words = message.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-'));
+    let mut places =
+        words.filter(|word| !word.is_empty()).filter_map(|word| line.find(&format!("\"{word}\"")));
+    places.next().map(|at| line[..at].chars().count())
 }
 
 /// A message with what it suggests in colour.
@@ -124,9 +148,25 @@ mod tests {
 
     #[test]
     fn lines_are_cut_and_cannot_move_the_cursor() {
-        let (_folder, name) = file(["x".repeat(200), "\u{1b}[2J\t1".into()].join("\n").as_bytes());
+        let (_folder, name) = file("x".repeat(200).as_bytes());
         let long = said(&format!("{name}:1: no"), false);
         assert!(long.contains(&format!("1 | {}...\n", "x".repeat(100))), "{long}");
+        let mut json = "{".to_owned();
+        (0..40).for_each(|index| json += &format!("\"key_{index}\": {index}, "));
+        json += "}";
+        let (_folder, name) = file(json.as_bytes());
+        for (message, shown) in [
+            ("a.key_30 = 30 is not possible", "\"key_30\": 30, "),
+            ("it is no JSON: a value is needed here, at column 300", "\"key_21\": 21, "),
+            ("key_0: a text is needed", "1 | {\"key_0\": 0, "),
+            ("key_39 is too much", "\"key_39\": 39, }\n"),
+        ] {
+            let long = said(&format!("{name}:1: {message}"), false);
+            assert!(long.contains(shown), "{long}");
+            let line = long.lines().find_map(|line| line.strip_prefix("1 | ")).expect("a line");
+            assert!(line.chars().count() <= WIDTH + 6, "{long}");
+        }
+        let (_folder, name) = file("\n\u{1b}[2J\t1".as_bytes());
         let control = said(&format!("{name}:2: no"), false);
         assert!(control.contains("2 |  [2J 1\n"), "{control}");
     }

@@ -2,7 +2,8 @@
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use console::Term;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -128,5 +129,45 @@ impl Terminal {
         }
         let style = ProgressStyle::with_template(template).expect("the templates above are valid");
         ProgressBar::new(length).with_style(style)
+    }
+}
+
+/// Tells when to say again how far something is, where there is no bar to be seen.
+pub struct Reminder {
+    every: Duration,
+    begin: Instant,
+    /// Seconds after the begin at which it was said last.
+    said: AtomicU64,
+}
+
+impl Reminder {
+    /// One that is due each time that so much has passed, whole seconds, from now on.
+    pub fn new(every: Duration) -> Reminder {
+        Reminder { every, begin: Instant::now(), said: AtomicU64::new(0) }
+    }
+
+    /// Whether it is due; to one of those that ask.
+    pub fn is_due(&self) -> bool {
+        self.is_due_after(self.begin.elapsed())
+    }
+
+    fn is_due_after(&self, elapsed: Duration) -> bool {
+        let (said, now) = (self.said.load(Ordering::Relaxed), elapsed.as_secs());
+        let is_due = now >= said + self.every.as_secs();
+        is_due
+            && self.said.compare_exchange(said, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reminder_is_due_once_in_its_time() {
+        let reminder = Reminder::new(Duration::from_secs(10));
+        let due = [0, 9, 10, 11, 19, 20, 45, 54, 55]
+            .map(|seconds| reminder.is_due_after(Duration::from_secs(seconds)));
+        assert_eq!(due, [false, false, true, false, false, true, true, false, true]);
     }
 }

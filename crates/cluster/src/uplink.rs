@@ -128,6 +128,15 @@ impl fmt::Display for Uplink {
     }
 }
 
+/// The number and the prefix of a rate whose unit is written in another way than those that are known (`800GBps`).
+fn without_kind(rate: &str) -> Option<(&str, char)> {
+    let end = rate.find(|c: char| c.is_ascii_alphabetic())?;
+    let (number, unit) = (rate[..end].trim(), &rate[end..]);
+    let prefix = unit.chars().next()?.to_ascii_uppercase();
+    number.parse::<f64>().ok()?;
+    (matches!(prefix, 'M' | 'G' | 'T') && unit.len() > 1).then_some((number, prefix))
+}
+
 /// Reads a rate.
 fn bytes_per_second(rate: &str) -> Result<f64, String> {
     let rate = rate.trim();
@@ -138,6 +147,12 @@ fn bytes_per_second(rate: &str) -> Result<f64, String> {
     }
     let unit = UNITS.iter().find_map(|&(name, size)| Some((rate.strip_suffix(name)?.trim(), size)));
     let Some((number, size)) = unit else {
+        if let Some((number, prefix)) = without_kind(rate) {
+            return Err(format!(
+                "the rate `{rate}` has no unit that is known: write {number}{prefix}B/s for bytes a second, \
+                 {number}{prefix}bps for bits"
+            ));
+        }
         return Err(format!(
             "the rate `{rate}` needs a unit: 800Gbps are bits a second, 100GB/s bytes (also with M \
              and T)"

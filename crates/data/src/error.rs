@@ -48,6 +48,22 @@ pub enum DataError {
         offset: usize,
     },
 
+    /// A file with the ending of tokens that Megatron-LM writes has no index, and is not text.
+    #[error(
+        "{} is not UTF-8 text at byte {offset}, and as tokens of Megatron-LM it needs {} beside it; give it another \
+         ending to train on its bytes",
+        path.display(),
+        index.display()
+    )]
+    NoIndex {
+        /// The file.
+        path: PathBuf,
+        /// The index that is missing.
+        index: PathBuf,
+        /// The first byte that is not part of valid UTF-8.
+        offset: u64,
+    },
+
     /// A file named as training data is not text.
     #[error(
         "{} is not UTF-8 text at byte {offset}; name a text file, or use the byte tokenizer",

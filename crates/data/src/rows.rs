@@ -19,6 +19,9 @@ pub struct Rows {
     features: usize,
 }
 
+/// How many names of classes a message has at most.
+const MOST_NAMED: usize = 20;
+
 /// What a model reads of a row, and tells apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Columns<'a> {
@@ -28,12 +31,32 @@ pub struct Columns<'a> {
     pub categories: &'a [usize],
     /// Below what the class is, if a row ends in it.
     pub classes: usize,
+    /// What the classes are called, in alphabetical order, where rows name theirs; empty where they are numbers.
+    pub names: &'a [String],
 }
 
 impl Columns<'_> {
     /// How many there are before the class.
     fn needed(&self) -> usize {
         self.numbers + self.categories.len()
+    }
+
+    /// The class that a field says.
+    fn class(&self, field: &str) -> std::result::Result<u32, String> {
+        let unknown =
+            |known: String| Err(format!("{field:?} is no class that the model knows: {known}"));
+        if !self.names.is_empty() {
+            let some = self.names.iter().take(MOST_NAMED).cloned().collect::<Vec<_>>().join(", ");
+            let more = if self.names.len() > MOST_NAMED { " and so on" } else { "" };
+            return match self.names.binary_search_by(|name| name.as_str().cmp(field)) {
+                Ok(class) => Ok(class as u32),
+                Err(_) => unknown(format!("{some}{more}")),
+            };
+        }
+        match class(field).filter(|&class| (class as usize) < self.classes) {
+            Some(class) => Ok(class),
+            None => unknown(format!("a whole number from 0 to {}", self.classes.saturating_sub(1))),
+        }
     }
 
     /// What they are, in words.
@@ -74,11 +97,7 @@ impl Rows {
                 categories.push(category(fields.next().unwrap_or_default(), feature, below)?);
             }
             if let Some(field) = fields.next() {
-                let known = class(field).filter(|&class| (class as usize) < columns.classes);
-                classes.push(known.ok_or_else(|| {
-                    let most = columns.classes.saturating_sub(1);
-                    format!("{field:?} is no class that the model knows: a whole number from 0 to {most}")
-                })?);
+                classes.push(columns.class(field)?);
             }
             count += 1;
             Ok(())
@@ -133,7 +152,23 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("rows.csv");
         std::fs::write(&path, text).expect("a temporary file");
-        Rows::open(&path, Columns { numbers: 2, categories, classes: 3 })
+        Rows::open(&path, Columns { numbers: 2, categories, classes: 3, names: &[] })
+    }
+
+    #[test]
+    fn rows_that_name_their_class_are_of_it() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("rows.csv");
+        let names = ["blue", "red"].map(str::to_owned);
+        let columns = Columns { numbers: 1, categories: &[], classes: 3, names: &names };
+        std::fs::write(&path, "1,red\n2,blue\n").expect("a temporary file");
+        let rows = Rows::open(&path, columns).expect("rows");
+        assert_eq!(rows.classes(), Some(&[1, 0][..]));
+        for (text, said) in [("1,green\n", "\"green\" is no"), ("1,0\n", "\"0\" is no")] {
+            std::fs::write(&path, text).expect("a temporary file");
+            let message = Rows::open(&path, columns).expect_err(text).to_string();
+            assert!(message.contains(said) && message.contains("knows: blue, red"), "{message}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Samples from a table: features and a class per row.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::Result;
@@ -7,8 +8,8 @@ use crate::fields::{class, each_row, number, other_separator, table_error};
 use crate::permutation::Permutation;
 use crate::source::{Field, Part, Source};
 
-/// Rows of numbers, the last column being the class (a whole number from 0). Serves the inputs
-/// `features` and `targets`.
+/// Rows of numbers, the last column being the class: a whole number from 0, or in all rows a name, of which the n-th in
+/// alphabetical order stands for class n. Serves the inputs `features` and `targets`.
 ///
 /// Training rows come shuffled, every row once per epoch, in an order that depends on nothing but the
 /// seed and the epoch; the last rows of the table are the validation part.
@@ -16,6 +17,8 @@ use crate::source::{Field, Part, Source};
 pub struct Table {
     features: Vec<f32>,
     classes: Vec<u32>,
+    /// The name of each class, if they have some.
+    names: Vec<String>,
     columns: usize,
     order: Order,
 }
@@ -83,9 +86,10 @@ impl Table {
     ///
     /// # Errors
     /// If the file cannot be read, a field is no finite number, a class no whole number, rows differ in
-    /// length, or there are too few rows.
+    /// length, some rows name their class and others do not, or there are too few rows.
     pub fn open(path: &Path, validation_fraction: f64, seed: u64) -> Result<Table> {
         let (mut features, mut classes, mut columns) = (vec![], vec![], 0);
+        let mut named: Option<Vec<String>> = None;
         each_row(path, |record| {
             let before = record.len().saturating_sub(1);
             let numbers = record.iter().take(before).map(number);
@@ -97,19 +101,39 @@ impl Table {
                     "a row is features and then a class, with commas between them{other}"
                 ));
             }
-            let class = class(last).ok_or_else(|| {
-                format!(
-                    "{last:?} is no class: the last of a row is a whole number from 0, which stands for the class, and not its name"
-                )
-            })?;
+            let is_name = !last.is_empty() && last.parse::<f32>().is_err();
+            // The first row says which it is.
+            let by_name = match (&mut named, is_name) {
+                (None, true) if classes.is_empty() => Some(named.insert(vec![])),
+                (named, _) => named.as_mut(),
+            };
+            match (by_name, class(last)) {
+                (Some(names), _) if is_name => names.push(last.to_owned()),
+                (Some(_), _) => {
+                    return Err(format!(
+                        "{last:?} is no name of a class, as rows before it have: a number stands for no name"
+                    ));
+                }
+                (None, Some(class)) => classes.push(class),
+                (None, None) => {
+                    return Err(format!(
+                        "{last:?} is no class: the last of a row is a whole number from 0, or in all rows the name of a \
+                         class"
+                    ));
+                }
+            }
             columns = numbers.len();
             features.append(&mut numbers);
-            classes.push(class);
             Ok(())
         })?;
+        let named = named.unwrap_or_default();
+        let names: Vec<String> =
+            named.iter().cloned().collect::<BTreeSet<_>>().into_iter().collect();
+        let of_name = |name: &String| names.binary_search(name).map(|class| class as u32);
+        classes.extend(named.iter().flat_map(of_name));
         let order = Order::new(classes.len(), validation_fraction, seed)
             .map_err(|reason| table_error(path, None, reason))?;
-        Ok(Table { features, classes, columns, order })
+        Ok(Table { features, classes, names, columns, order })
     }
 
     /// A table from rows of `columns` features each, one class per row.
@@ -136,12 +160,17 @@ impl Table {
         }
         let columns = features.len() / classes.len();
         let order = Order::new(classes.len(), validation_fraction, seed).map_err(wrong)?;
-        Ok(Table { features, classes, columns, order })
+        Ok(Table { features, classes, names: vec![], columns, order })
     }
 
     /// Features of a row.
     pub fn columns(&self) -> usize {
         self.columns
+    }
+
+    /// What each class is called, in order; empty where classes are numbers.
+    pub fn class_names(&self) -> &[String] {
+        &self.names
     }
 
     /// The number of classes: one more than the largest.
@@ -157,6 +186,13 @@ impl Table {
         let needed = self.classes();
         if needed <= known {
             return Ok(());
+        }
+        if !self.names.is_empty() {
+            let reason = format!(
+                "there are {needed} names of classes, but {model} tells {known} classes apart; give the model {needed} or \
+                 more (classes={needed} of an mlp), or other data"
+            );
+            return Err(table_error(path, None, reason));
         }
         let largest = needed as u32 - 1;
         let reason = || {
@@ -190,6 +226,10 @@ impl Table {
         }
         for class in &self.classes {
             digest.update(&class.to_le_bytes());
+        }
+        for name in &self.names {
+            digest.update(&(name.len() as u64).to_le_bytes());
+            digest.update(name.as_bytes());
         }
         digest.finalize().to_hex().to_string()
     }
@@ -288,6 +328,14 @@ mod tests {
         let message = few.require_classes(&path, "mlp:classes=6", 6).expect_err("7 classes");
         let said = ".csv:4: class 6, but mlp:classes=6 tells 6 classes apart, counted from 0; give the model 7";
         assert!(message.to_string().contains(said), "{message}");
+        let named = read("a,b,class\n1,2,red\n3,4,blue\n5,6,red\n").expect("a table");
+        assert_eq!(named.class_names(), ["blue", "red"]);
+        assert_eq!((&named.classes[..], named.classes()), (&[1, 0, 1][..], 2));
+        let message = named.require_classes(&path, "mlp:classes=1", 1).expect_err("2 names");
+        assert!(message.to_string().contains("there are 2 names of classes, but mlp:classes=1"));
+        let other = read("1,2,red\n3,4,black\n5,6,red\n").expect("a table");
+        assert_eq!(other.classes, named.classes);
+        assert_ne!(other.digest(), named.digest(), "other names are other data");
         for (text, part) in [
             ("1,2,0\n3,x,1\n", ".csv:2: \"x\" is no finite number"),
             ("1,2,0\n3,1\n", ".csv:2: 2 columns, but rows before it have 3"),
@@ -298,7 +346,13 @@ mod tests {
                 ".csv:2: a row is features and then a class, with commas between them, and not `;`",
             ),
             ("1\t2\n", "with commas between them, and not tabs"),
-            ("1,2,red\n", ".csv:1: \"red\" is no class: the last of a row is a whole number"),
+            (
+                "1,2,0\n1,2,red\n",
+                ".csv:2: \"red\" is no class: the last of a row is a whole number",
+            ),
+            ("1,2,red\n1,2,0\n", ".csv:2: \"0\" is no name of a class, as rows before it have"),
+            ("1,2,red\n1,2,\n", ".csv:2: \"\" is no name of a class"),
+            ("1,2,\n", ".csv:1: \"\" is no class"),
             ("", "there are no rows"),
             (
                 "1,2,0.5\n",

@@ -116,6 +116,17 @@ pub(crate) fn open(
     Ok(texts.opened)
 }
 
+/// The error of a file that was named and is no text from a byte on.
+fn not_text(path: &Path, offset: u64) -> DataError {
+    let path = path.to_path_buf();
+    match path.extension() {
+        Some(ending) if ending == "bin" => {
+            DataError::NoIndex { index: path.with_extension("idx"), path, offset }
+        }
+        _ => DataError::NotText { path, offset },
+    }
+}
+
 /// Data as it is opened.
 struct Texts<'a> {
     tokenizer: &'a Tokenizer,
@@ -151,6 +162,9 @@ impl Texts<'_> {
 
     /// A text whose bytes are tokens; none if it is in a folder and no text.
     fn bytes(&mut self, named: &Named<'_>, path: &Path, open: bool) -> Result<Option<Stretch>> {
+        if !named.is_folder && path.extension().is_some_and(|ending| ending == "bin") {
+            self.examine(path, Expected::Text)?.map_err(|offset| not_text(path, offset))?;
+        }
         if self.held {
             let bytes = fs::read(path).map_err(DataError::io("read", path))?;
             let is_text = !named.is_folder || !bytes.contains(&0) && str::from_utf8(&bytes).is_ok();
@@ -173,9 +187,7 @@ impl Texts<'_> {
                     digests.push(digest);
                 }
                 Err(_) if named.is_folder => self.opened.skipped.push(item.path.clone()),
-                Err(offset) => {
-                    return Err(DataError::NotText { path: item.path.clone(), offset });
-                }
+                Err(offset) => return Err(not_text(&item.path, offset)),
             }
         }
         let (total, vocabulary_size) =

@@ -57,6 +57,12 @@ fn unread(json: &[u8], value: &serde_json::Value, error: &serde_json::Error) -> 
     let Some(&(key, _)) = part else { return Fault { line, message } };
     let line = json_line_of(&String::from_utf8_lossy(json), key).or(line);
     let kind = value[key].get("type").and_then(serde_json::Value::as_str);
+    if let Some(pattern) = wrong_pattern(&value[key]) {
+        return Fault {
+            line,
+            message: format!("{key}: the regular expression {pattern:?} is none: {message}"),
+        };
+    }
     let message = match kind {
         Some(kind) if message == "a value of another form is needed" => {
             format!("{key}: there is no type {kind:?} here, or its keys are not those of that type")
@@ -64,6 +70,26 @@ fn unread(json: &[u8], value: &serde_json::Value, error: &serde_json::Error) -> 
         _ => format!("{key}: {message}"),
     };
     Fault { line, message }
+}
+
+/// The first regular expression in a part of a tokenizer that is none.
+fn wrong_pattern(part: &serde_json::Value) -> Option<&str> {
+    use serde_json::Value;
+    let inner: Vec<&Value> = match part {
+        Value::Array(items) => items.iter().collect(),
+        Value::Object(entries) => {
+            if let Some(Value::String(pattern)) = entries.get("Regex") {
+                let alone = serde_json::json!({
+                    "type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false
+                });
+                let read = serde_json::from_value::<tokenizers::PreTokenizerWrapper>(alone);
+                return read.is_err().then_some(pattern);
+            }
+            entries.values().collect()
+        }
+        _ => vec![],
+    };
+    inner.into_iter().find_map(wrong_pattern)
 }
 
 /// What stands for the end of a text in tokenizers of published models, the first that there is.
@@ -137,7 +163,11 @@ impl Tokenizer {
         require_bounded(Growth::of_decoding(&tokenizer), "decoders").map_err(unusable)?;
         // An embedding table has a row for the highest id, and ids may have gaps.
         let highest = tokenizer.get_vocab(true).into_values().max();
-        let highest = highest.ok_or_else(|| unusable("its vocabulary is empty".to_owned()))?;
+        let highest = highest.ok_or_else(|| {
+            let text = String::from_utf8_lossy(&json);
+            let message = "its vocabulary is empty: a model of text needs tokens to tell apart";
+            at(Fault { line: json_line_of(&text, "model.vocab"), message: message.into() })
+        })?;
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|error| unusable(error.to_string()))?;
         Ok(Self {
@@ -575,6 +605,17 @@ mod tests {
             ),
             ("{\n\"version\": \"1.0\",\n}", "json:3: cannot use this tokenizer: it is no JSON: "),
             ("{}", "json:1: cannot use this tokenizer: the key `model` is missing"),
+            (
+                r#"{"model": {"type": "WordLevel", "unk_token": "?", "vocab": {"?": 0}}, "pre_tokenizer":
+                {"type": "Sequence", "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": "a+"}, "behavior": "Isolated", "invert": false},
+                {"type": "Split", "pattern": {"Regex": "([b"}, "behavior": "Isolated", "invert": false}]}}"#,
+                "pre_tokenizer: the regular expression \"([b\" is none: ",
+            ),
+            (
+                "{\"model\": {\"type\": \"WordLevel\", \"unk_token\": \"?\",\n\"vocab\": {}}}",
+                "json:2: cannot use this tokenizer: its vocabulary is empty",
+            ),
         ] {
             fs::write(&path, text).expect("written");
             let error = Tokenizer::open(&path).err().expect("refused").to_string();

@@ -4,6 +4,9 @@ use serde_json::error::Category;
 
 use crate::{Fault, in_words, line_at};
 
+/// From this column on a fault's column is told.
+const WIDE: usize = 80;
+
 /// What an error of reading JSON says.
 pub fn json_fault(error: &serde_json::Error) -> Fault {
     let text = error.to_string();
@@ -11,7 +14,14 @@ pub fn json_fault(error: &serde_json::Error) -> Fault {
     let position = format!(" at line {} column {}", error.line(), error.column());
     let message = text.strip_suffix(&position).unwrap_or(&text);
     let message = match error.classify() {
-        Category::Syntax | Category::Eof => format!("it is no JSON: {}", syntax(message)),
+        Category::Syntax | Category::Eof => {
+            // In a long line it is not seen at once.
+            let column = match error.column() {
+                WIDE.. => format!(", at column {}", error.column()),
+                _ => String::new(),
+            };
+            format!("it is no JSON: {}{column}", syntax(message))
+        }
         Category::Data | Category::Io => in_words(message),
     };
     Fault { line, message }

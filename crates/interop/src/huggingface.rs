@@ -124,6 +124,13 @@ fn model_of(
     config.flag_is("is_causal", true, "attention here sees earlier positions only")?;
     let model_type = config.text("model_type", "")?;
     if model_type.is_empty() {
+        let own =
+            ["layers", "hidden", "heads", "vocab", "ffn"].map(|key| config.get(key).is_some());
+        if own.iter().filter(|&&is_there| is_there).count() > 1 {
+            let rule = "layers, hidden, heads and their like are this program's own words, which stand in a command, as in \
+                        gpt:layers=12,..., or in a file that ends in .toml";
+            return Err(config.missing("model_type", rule));
+        }
         return Err(config.missing("model_type", &format!("there are {SUPPORTED}")));
     }
     let network = match model_type {

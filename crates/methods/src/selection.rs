@@ -1,6 +1,7 @@
 //! The fastest of some plans that fits in memory.
 
 use shardloom_plan::{Mesh, Plan};
+use shardloom_program::quantity::counted;
 use shardloom_search::Judgement;
 
 use crate::choice::Task;
@@ -90,9 +91,9 @@ fn nothing_fits(task: &Task<'_>, closest: &Found, simulated: usize) -> MethodErr
 fn in_words(plan: &Plan) -> String {
     let mesh = plan.stages().next().map_or(Mesh::SINGLE, |(_, stage)| stage.mesh);
     format!(
-        "{} stages of {mesh} with {} micro-batches and recomputation {}",
-        plan.stages().count(),
-        plan.microbatches,
+        "{} of {mesh} with {} and recomputation {}",
+        counted(plan.stages().count(), "stage"),
+        counted(plan.microbatches, "micro-batch"),
         plan.recompute.name()
     )
 }

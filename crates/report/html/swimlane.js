@@ -10,6 +10,8 @@ const PRINTED_WIDTH = 1000;
 const PRINTED_HEIGHT = 1000;
 // Over the last rows that are in sight, while there are more below.
 const HINT_HEIGHT = 30;
+// Pixels between boxes of one pass over which its label goes on.
+const MOST_BETWEEN = 3;
 const LANE_NAMES = {
   compute: "compute",
   "communication-in": "receiving and collectives",
@@ -282,6 +284,9 @@ class Swimlane {
     g.font = this.fonts.box;
     // Boxes that end on a pixel already painted in their colour would not be seen.
     const painted = new Map();
+    // By row the boxes of one pass that stand side by side: what communicates in between cuts it into many, each too
+    // narrow for a label.
+    const runs = new Map();
     for (let i = 0; i < lane.start.length; i += 1) {
       const start = lane.start[i];
       const length = lane.length[i];
@@ -289,21 +294,42 @@ class Swimlane {
       if (start + length < from) continue;
       const x = left + (start - from) * scale;
       const width = Math.max(length * scale, 0.75);
-      const kind = this.data.kinds[lane.kind[i]];
       const [colour, ink] = this.shade(lane, i);
+      const gap = width > 4 ? 1 : 0;
+      this.extendRun(runs, row, top, { i, ink, from: Math.max(x, left), to: x + width - gap });
       const key = `${lane.row[i]} ${colour}`;
       if (width < 1 && painted.get(key) === Math.floor(x)) continue;
       painted.set(key, Math.floor(x));
       const y = top + lane.row[i] * rowHeight;
-      const gap = width > 4 ? 1 : 0;
       g.fillStyle = colour;
       g.fillRect(x, y, width - gap, rowHeight - (lane.depth > 1 ? 1 : 0));
-      if (width > 9 && rowHeight >= 11) {
-        this.context.fillStyle = ink;
-        this.drawLabel(lane, timeline, i, kind, Math.max(x, left), x + width - gap, y, rowHeight);
-      }
     }
+    for (const run of runs.values()) this.labelRun(row, top, run);
     g.restore();
+  }
+
+  // Adds a box to the run of its row if it is of the same pass and begins where that ends, or labels the run and begins
+  // another with it.
+  extendRun(runs, row, top, box) {
+    const { lane } = row;
+    const told = [lane.kind, lane.label, lane.microbatch, lane.chunk, lane.reverse];
+    const run = runs.get(lane.row[box.i]);
+    const isNear = run !== undefined && box.from - run.to <= MOST_BETWEEN;
+    if (isNear && told.every((column) => column[run.i] === column[box.i])) {
+      run.to = box.to;
+      return;
+    }
+    if (run !== undefined) this.labelRun(row, top, run);
+    runs.set(lane.row[box.i], box);
+  }
+
+  labelRun(row, top, { i, ink, from, to }) {
+    const { lane, timeline, height } = row;
+    const rowHeight = height / lane.depth;
+    if (to - from <= 8 || rowHeight < 11) return;
+    this.context.fillStyle = ink;
+    const y = top + lane.row[i] * rowHeight;
+    this.drawLabel(lane, timeline, i, this.data.kinds[lane.kind[i]], from, to, y, rowHeight);
   }
 
   // Background and text: paler for later chunks, dark where the pipeline runs the reverse way.

@@ -4,6 +4,7 @@ use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_graph::Graph;
 use shardloom_sim::estimate::{Candidate, Estimator};
 
+use crate::impossible;
 use crate::{Request, SearchError, Space};
 
 const GIB: f64 = (1_u64 << 30) as f64;
@@ -44,6 +45,7 @@ pub(crate) fn error(
                 model: graph.name().to_owned(),
                 cluster: request.cluster.clone(),
                 only: request.only.to_string(),
+                rule: impossible::rule(graph, cluster, request),
             },
         });
     };

@@ -27,9 +27,7 @@ pub enum SearchError {
         model: String,
     },
     /// No plan has what was asked for.
-    #[error(
-        "no plan of {model} on {cluster} has {only}: widths divide the devices, the batch and what they split"
-    )]
+    #[error("no plan of {model} on {cluster} has {only}: {rule}")]
     NoneWith {
         /// The model's name.
         model: String,
@@ -37,6 +35,8 @@ pub enum SearchError {
         cluster: String,
         /// What was asked for.
         only: String,
+        /// What would be right.
+        rule: String,
     },
     /// Whoever is to run a plan runs none.
     #[error(
@@ -55,7 +55,7 @@ pub enum SearchError {
     },
     /// No plan fits in memory.
     #[error(
-        "{model} fits on {cluster} in none of {space} plans; closest comes {closest}, which needs \
+        "{model} fits on {cluster} in no plan ({space} looked at); closest comes {closest}, which needs \
          {} of the {} that a device has for it; {remedy}",
         bytes(*.needed_bytes),
         bytes(*.available_bytes)

@@ -51,6 +51,8 @@ pub struct Fact {
 pub struct Explanation {
     /// The step that the facts are about.
     pub step_seconds: f64,
+    /// What each rank needs and has.
+    pub memory: Vec<MemoryFit>,
     /// The facts, the most telling first.
     pub facts: Vec<Fact>,
 }
@@ -89,7 +91,8 @@ pub fn explain(
     let measured = bench.without(&[])?;
     let step_seconds = seconds(&measured);
     let mut facts = shares(&bench, &measured)?;
-    facts.extend(memory(&bench, &measured)?);
+    let fits = measured.memory_fits(&bench.program, bench.cluster)?;
+    facts.extend(memory(&bench, &fits));
     facts.extend(machines(&bench, step_seconds)?);
     facts.extend(batches(graph, cluster, plan, step_seconds)?);
     facts.extend(roomier(graph, cluster, plan, step_seconds)?);
@@ -110,7 +113,7 @@ pub fn explain(
             false => against(graph, cluster, name, rival, step_seconds)?,
         });
     }
-    Ok(Explanation { step_seconds, facts })
+    Ok(Explanation { step_seconds, memory: fits, facts })
 }
 
 fn seconds(simulation: &Simulation) -> f64 {
@@ -166,11 +169,8 @@ fn shares(bench: &Bench<'_>, measured: &Simulation) -> Result<Vec<Fact>, SearchE
     Ok(facts)
 }
 
-fn memory(bench: &Bench<'_>, measured: &Simulation) -> Result<Vec<Fact>, SearchError> {
-    let fits = measured.memory_fits(&bench.program, bench.cluster)?;
-    let Some(fullest) = MemoryFit::fullest(&fits) else {
-        return Ok(vec![]);
-    };
+fn memory(bench: &Bench<'_>, fits: &[MemoryFit]) -> Option<Fact> {
+    let fullest = MemoryFit::fullest(fits)?;
     let (class, _) = bench.program.locate(shardloom_program::Rank(fullest.rank));
     let class = bench.program.class(class);
     let held = fullest.persistent;
@@ -194,7 +194,7 @@ fn memory(bench: &Bench<'_>, measured: &Simulation) -> Result<Vec<Fact>, SearchE
         bytes(fullest.activation_bytes),
         bytes(fullest.buffer_bytes()),
     );
-    Ok(vec![Fact { topic: Topic::Memory, sentence, number: share }])
+    Some(Fact { topic: Topic::Memory, sentence, number: share })
 }
 
 /// What faster machines would do.

@@ -32,6 +32,7 @@ mod edits;
 mod error;
 mod experiment;
 mod explain;
+mod impossible;
 mod judge;
 mod nearby;
 mod only;

@@ -312,6 +312,12 @@ fn contexts(seq: Option<u32>, room: u32, global_batch: u32) -> Vec<u32> {
 
 /// Whether context and tensor parallelism of these widths divide what they split.
 fn divides(graph: &Graph, cp: u32, tp: u32) -> bool {
+    undivided(graph, cp, tp).is_none()
+}
+
+/// The first dimension that context and tensor parallelism of these widths split and do not divide, with its size; as
+/// [`Candidate::undivided`].
+pub(crate) fn undivided(graph: &Graph, cp: u32, tp: u32) -> Option<Option<(String, usize)>> {
     Candidate {
         pp: 1,
         dp: 1,
@@ -327,7 +333,7 @@ fn divides(graph: &Graph, cp: u32, tp: u32) -> bool {
         chunks: 1,
         cut: Cut::Even,
     }
-    .divides(graph)
+    .undivided(graph)
 }
 
 /// Devices of the smallest node.

@@ -7,6 +7,7 @@ use shardloom_checkpoint::Refused;
 use shardloom_data::{Columns, Rows};
 use shardloom_train::{Classification, Classifier};
 
+use crate::class_names::class_names;
 use crate::saved::{available_bytes, model_of, open_checkpoint, weights_of};
 use crate::training_data::{TableColumns, table_columns};
 use crate::{Confusion, Error, Result};
@@ -26,6 +27,8 @@ pub struct Classified {
     pub rows: Vec<Classification>,
     /// The class that the table says each row is of, if it does.
     pub targets: Option<Vec<u32>>,
+    /// What each class is called, in order, where the data that the model was trained on named them; else empty.
+    pub class_names: Vec<String>,
 }
 
 impl Classified {
@@ -56,7 +59,9 @@ pub fn classify(checkpoint: &Path, table: &Path) -> Result<Classified> {
         return Err(Error::NoClasses { model: name(), reason: reason.into() });
     };
     let TableColumns { numbers, categories } = table_columns(&model, features)?;
-    let columns = Columns { numbers, categories: &categories, classes: classes.count };
+    let class_names = class_names(&checkpoint)?;
+    let (categories, names) = (&categories[..], &class_names[..]);
+    let columns = Columns { numbers, categories, classes: classes.count, names };
     let rows = Arc::new(Rows::open(table, columns)?);
     let weights = weights_of(&checkpoint, &model)?;
     let source = Arc::clone(&rows);
@@ -75,5 +80,6 @@ pub fn classify(checkpoint: &Path, table: &Path) -> Result<Classified> {
         refused,
         rows: classified,
         targets: rows.classes().map(<[u32]>::to_vec),
+        class_names,
     })
 }

@@ -11,7 +11,8 @@ use shardloom_exchange::{
 };
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{Number, Plan, Precision, Uniform};
-use shardloom_search::{Request, Runner, usual_precision};
+use shardloom_search::{Request, Runner, judge, usual_precision};
+use shardloom_sim::MemoryFit;
 
 use crate::optimizer::optimizer_text;
 use crate::{Model, Planned, Result, find_plan, read_plan_and_model};
@@ -34,6 +35,20 @@ pub fn export_plan(path: &Path, project: Project) -> Result<Exported> {
         }
         other => other,
     })
+}
+
+/// What each rank of a plan file needs and has, on machines that are not this one: none for a plan for `local`, which
+/// may not have been measured.
+///
+/// # Errors
+/// If the file holds no plan that fits its model and its machines.
+pub fn memory_of_plan(path: &Path) -> Result<Vec<MemoryFit>> {
+    let (plan, model) = read_plan_and_model(path)?;
+    match Cluster::parse(&plan.cluster) {
+        Ok(cluster) => Ok(judge(model.graph(), &cluster, &plan)?.memory),
+        Err(ClusterError::NoLocalProfile) => Ok(vec![]),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// What finds the fastest plan of those that a project runs, for what a plan was made for.

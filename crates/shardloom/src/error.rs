@@ -284,6 +284,12 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
+    /// A checkpoint has something else than a list of names where its classes are named.
+    #[error("{}: class-names is not possible: a sorted list of names in JSON is needed", path.display())]
+    ClassNames {
+        /// The checkpoint's folder.
+        path: PathBuf,
+    },
     /// The model knows fewer tokens or classes than the data has.
     #[error(
         "{model} tells {found} tokens or classes apart, but there are {needed} {what}; give the model \

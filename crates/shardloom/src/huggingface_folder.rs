@@ -132,6 +132,8 @@ pub struct ExportedFolder {
     pub exported: Exported,
     /// The files, the configuration first.
     pub files: Vec<PathBuf>,
+    /// Files of a former model that were deleted and not written again.
+    pub deleted: Vec<PathBuf>,
     /// Why there is no tokenizer, if there is none.
     pub no_tokenizer: Option<String>,
 }
@@ -217,7 +219,8 @@ pub fn export_huggingface(
     }
     let (tensors, no_tokenizer) = written?;
     let exported = Exported::of(&checkpoint, &model, tensors, refused);
-    Ok(ExportedFolder { exported, files, no_tokenizer })
+    let deleted = former.into_iter().filter(|path| !files.contains(path)).collect();
+    Ok(ExportedFolder { exported, files, deleted, no_tokenizer })
 }
 
 /// What a folder has of a model, its configuration first.
@@ -230,12 +233,20 @@ fn former(folder: &Path) -> Result<Vec<PathBuf>> {
         for entry in entries {
             let path = entry.map_err(Error::io("read", folder))?.path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            if name.starts_with("model-") && name.ends_with(".safetensors") {
+            if is_part(name) {
                 all.push(path);
             }
         }
     }
     Ok(all)
+}
+
+/// Whether a file is called as one of several with a model's weights is: `model-00001-of-00002.safetensors`.
+fn is_part(name: &str) -> bool {
+    let part = name.strip_prefix("model-").and_then(|name| name.strip_suffix(".safetensors"));
+    let is_number = |text: &str| text.len() >= 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    part.and_then(|part| part.split_once("-of-"))
+        .is_some_and(|(index, count)| is_number(index) && is_number(count))
 }
 
 /// PyTorch's name of a format.

@@ -25,6 +25,7 @@
 mod arithmetic;
 mod buffers;
 mod checkpoint_folder;
+mod class_names;
 mod classified;
 mod confusion;
 mod elsewhere;
@@ -51,13 +52,13 @@ pub use buffers::{Buffers, RankBuffers};
 pub use checkpoint_folder::CheckpointFolder;
 pub use classified::{Classified, classify};
 pub use confusion::Confusion;
-pub use elsewhere::{export_plan, find_plan_for, import_plan};
+pub use elsewhere::{export_plan, find_plan_for, import_plan, memory_of_plan};
 pub use error::{Error, Result};
 pub use generator::{Drawing, Generator};
 pub use huggingface_folder::{
     ExportedFolder, FolderForm, export_huggingface, folder_has_weights, tokenizer_of,
 };
-pub use local_profile::LocalProfile;
+pub use local_profile::{LocalProfile, disturbed_percent};
 pub use lowering::{
     lower, place_in_plan, read_plan, read_plan_and_model, read_plan_of, uniform_plan,
     uniform_plan_in_chunks,

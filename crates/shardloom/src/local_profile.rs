@@ -133,8 +133,9 @@ pub(crate) fn has_all_formats(profile: &Profile) -> bool {
     profile.measured_on.is_none() || is_whole
 }
 
-/// Of the processors' time what other programs took while they were measured, in percent, if that is enough to matter.
-fn disturbed_percent(profile: &Profile) -> u32 {
+/// Of the processors' time what other programs took while a machine was measured, in percent, if that is enough to
+/// matter; 0 otherwise.
+pub fn disturbed_percent(profile: &Profile) -> u32 {
     profile.measured_on.as_ref().map_or(0, |it| it.others_percent)
 }
 

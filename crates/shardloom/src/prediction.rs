@@ -10,6 +10,7 @@ use shardloom_sim::{
 };
 
 use crate::arithmetic::sample_flops;
+use crate::local_profile::disturbed_percent;
 use crate::planning::peak_flops;
 use crate::{Error, Launched, LocalProfile, Model, Result, Unpredicted, lower};
 
@@ -32,6 +33,9 @@ pub struct Prediction {
     pub peak_flops: Option<f64>,
     /// Whether ranks that do the same were simulated once.
     pub folded: bool,
+    /// Of the processors' time what other programs took while the machines were measured, in percent, if that is
+    /// enough to matter.
+    pub disturbed_percent: u32,
 }
 
 impl Prediction {
@@ -125,6 +129,12 @@ pub fn simulate_rows(
         model_flops: sample_flops * plan.global_batch as f64,
         peak_flops: peak_flops(plan, cluster),
         folded: steady.folded,
+        disturbed_percent: cluster
+            .profiles()
+            .iter()
+            .map(|it| disturbed_percent(it))
+            .max()
+            .unwrap_or(0),
     })
 }
 

@@ -21,8 +21,8 @@ use crate::huggingface_folder::{index_with, read_weights};
 use crate::lowering::require_sizes;
 use crate::processes::Order;
 use crate::run_memory::RunMemory;
-use crate::trained_tokenizer;
 use crate::{Data, Error, Launched, Model, Result};
+use crate::{class_names, trained_tokenizer};
 
 /// A model in training.
 ///
@@ -180,6 +180,7 @@ impl Session {
         if let Some(tokenizer) = &data.tokenizer {
             trained_tokenizer::record(&mut meta, tokenizer);
         }
+        class_names::record(&mut meta, &data.class_names);
         let (blueprint, memory) = blueprint(model, plan, &data, settings, processes)?;
         let trainer = Trainer::start(blueprint, data.source)?;
         Ok(Session { trainer, model: model.clone(), plan: plan.clone(), meta, memory })

@@ -75,6 +75,8 @@ pub struct Data {
     pub(crate) digest: String,
     /// None for a table.
     pub(crate) tokenizer: Option<TokenizerMark>,
+    /// What the classes of a table are called; empty where they are numbers, or there are none.
+    pub(crate) class_names: Vec<String>,
     training_samples: u64,
     memory_bytes: u64,
     ends_documents: bool,
@@ -83,7 +85,7 @@ pub struct Data {
 impl Data {
     /// Reads what `model` is trained on: for a language model text, from files and from folders with all
     /// text below them; for a classifier of features one file of comma-separated values whose last
-    /// column is the class; for a recommendation model one of numbers, then categories, then a label of 0
+    /// column is the class, a number or a name; for a recommendation model one of numbers, then categories, then a label of 0
     /// or 1.
     ///
     /// # Errors
@@ -180,7 +182,15 @@ impl Data {
         let tokenizer = Some(tokenizer.mark());
         let training_samples = batches.epoch_len();
         let source = Box::new(batches);
-        Ok(Data { source, digest, tokenizer, training_samples, memory_bytes, ends_documents })
+        Ok(Data {
+            source,
+            digest,
+            tokenizer,
+            class_names: vec![],
+            training_samples,
+            memory_bytes,
+            ends_documents,
+        })
     }
 
     /// Rows of numbers, and a category for each input `category.0`, `category.1`, ... that looks it up.
@@ -220,7 +230,8 @@ impl Data {
             table.require_classes(path, model.spec().name(), known)?;
         }
         let sizes = (table.training_len(), table.held_bytes());
-        Ok(Data::of_rows(table.digest(), sizes, Box::new(table)))
+        let class_names = table.class_names().to_vec();
+        Ok(Data { class_names, ..Data::of_rows(table.digest(), sizes, Box::new(table)) })
     }
 
     /// Data that is no text, with so many samples to train on and bytes in memory.
@@ -233,6 +244,7 @@ impl Data {
             source,
             digest,
             tokenizer: None,
+            class_names: vec![],
             training_samples,
             memory_bytes,
             ends_documents: false,

@@ -153,3 +153,31 @@ proptest! {
         prop_assert!(refused, "{}", error);
     }
 }
+
+#[test]
+fn a_header_that_cannot_be_names_the_tensor_that_is_wrong() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let path = folder.path().join("w.safetensors");
+    for (shape, offsets, said) in [
+        (
+            "[2, 2]",
+            "[0, 99]",
+            "tensor `b` of shape [2, 2] in F32 needs 16 bytes, and has 99, from 0 to 99",
+        ),
+        (
+            "[2, 2]",
+            "[9, 1]",
+            "tensor `b` of shape [2, 2] in F32 ends at byte 1, before its begin at 9",
+        ),
+        ("[4294967296, 4294967296]", "[0, 16]", "in F32 has more bytes than can be counted"),
+    ] {
+        let header = format!(
+            r#"{{"a": {{"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}},
+                "b": {{"dtype": "F32", "shape": {shape}, "data_offsets": {offsets}}}}}"#
+        );
+        let length = (header.len() as u64).to_le_bytes();
+        fs::write(&path, [&length, header.as_bytes(), &[0; 16]].concat()).expect("written");
+        let error = read_safetensors(&path).expect_err(said).to_string();
+        assert!(error.contains("w.safetensors") && error.contains(said), "{error}");
+    }
+}

@@ -7,11 +7,12 @@ use serde::Serialize;
 use shardloom::plan::{Plan, diff};
 use shardloom::program::quantity::seconds;
 use shardloom::search::Topic;
+use shardloom::sim::{Fit, MemoryFit};
 use shardloom::{explain, read_plan_and_model, read_plan_of};
 
 use super::interval::Interval;
 use super::uplink::Network;
-use super::{DeviceAnswer, ProfileFile, StackAnswer, StackName, devices_described};
+use super::{DeviceAnswer, ProfileFile, StackAnswer, StackName, devices_described, page_facts};
 use crate::failure::Failure;
 use crate::terminal::Terminal;
 
@@ -47,6 +48,8 @@ struct Answer {
     step_seconds: f64,
     /// The times between which four of five published steps like it were measured; null where the stack has none.
     step_seconds_interval: Option<[f64; 2]>,
+    /// Whether the plan fits in memory.
+    fit: Fit,
     stack: StackAnswer,
     devices: Vec<DeviceAnswer>,
     facts: Vec<Fact>,
@@ -108,6 +111,7 @@ impl Explain {
             return terminal.object(&Answer {
                 step_seconds: explanation.step_seconds,
                 step_seconds_interval: interval.map(|it| it.ends),
+                fit: explanation.memory.iter().map(MemoryFit::fit).max().unwrap_or(Fit::Fits),
                 stack: StackAnswer::of(&cluster),
                 devices: DeviceAnswer::all(&cluster),
                 facts: explanation.facts.into_iter().map(fact).collect(),
@@ -115,6 +119,9 @@ impl Explain {
             });
         }
         terminal.line(super::plan_line::plan_line(&plan))?;
+        if let Some(excess) = page_facts::excess(&explanation.memory) {
+            terminal.line(excess)?;
+        }
         let within = interval.map(|it| it.described()).unwrap_or_default();
         let step = seconds(explanation.step_seconds);
         terminal.line(format_args!("A step takes {step}{within}."))?;

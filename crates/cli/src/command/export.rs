@@ -8,11 +8,13 @@ use serde::Serialize;
 use shardloom::checkpoint::Stored;
 use shardloom::exchange::Project;
 use shardloom::program::quantity::digits;
+use shardloom::sim::{Fit, MemoryFit};
 use shardloom::{
     Error, Exported, FolderForm, ModelType, export_huggingface, export_plan, export_weights,
+    memory_of_plan,
 };
 
-use super::{model_type, project};
+use super::{model_type, page_facts, project};
 use crate::failure::Failure;
 use crate::number::decimal;
 use crate::output_file::OutputFile;
@@ -149,6 +151,9 @@ impl Taken {
 #[derive(Serialize)]
 struct FolderAnswer {
     files: Vec<String>,
+    /// What --force has deleted of a former model and not written again.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    deleted: Vec<String>,
     #[serde(flatten)]
     taken: Taken,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -166,6 +171,9 @@ struct WeightsAnswer {
 struct PlanAnswer {
     project: &'static str,
     version: &'static str,
+    /// Whether the plan fits in memory; absent where the machines' memory is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fit: Option<Fit>,
     files: Vec<String>,
     unsaid: Vec<UnsaidAnswer>,
 }
@@ -190,11 +198,19 @@ impl Export {
 
     fn plan(&self, project: Project, folder: &Path, terminal: Terminal) -> Result<(), Failure> {
         let exported = export_plan(&self.what, project)?;
+        let spinner = terminal.spinner("simulating");
+        let memory = memory_of_plan(&self.what);
+        spinner.finish_and_clear();
+        let memory = memory.unwrap_or_else(|error| {
+            terminal.note(format_args!("whether the plan fits in memory is not known: {error}"));
+            vec![]
+        });
         let files = exported.files.into_iter().map(|it| (it.name.to_owned(), it.text.into()));
         let files = write_folder(folder, files, self.force)?;
         let answer = PlanAnswer {
             project: project.name(),
             version: project.version(),
+            fit: memory.iter().map(MemoryFit::fit).max(),
             files: files.iter().map(|path| path.display().to_string()).collect(),
             unsaid: exported
                 .unsaid
@@ -204,6 +220,9 @@ impl Export {
         };
         if terminal.json() {
             return terminal.object(&answer);
+        }
+        if let Some(excess) = page_facts::excess(&memory) {
+            terminal.line(excess)?;
         }
         terminal.line(format_args!("for {}: {}", answer.version, answer.files.join(", ")))?;
         if !answer.unsaid.is_empty() {
@@ -236,6 +255,7 @@ impl Export {
         })?;
         let answer = FolderAnswer {
             files: exported.files.iter().map(|path| path.display().to_string()).collect(),
+            deleted: exported.deleted.iter().map(|path| path.display().to_string()).collect(),
             taken: Taken::of(exported.exported, terminal),
             no_tokenizer: exported.no_tokenizer,
         };
@@ -243,6 +263,10 @@ impl Export {
             return terminal.object(&answer);
         }
         answer.taken.say(folder, terminal)?;
+        if !answer.deleted.is_empty() {
+            let deleted = answer.deleted.join(", ");
+            terminal.line(format_args!("deleted, of a former model: {deleted}"))?;
+        }
         match &answer.no_tokenizer {
             Some(reason) => terminal.line(format_args!("no tokenizer: {reason}")),
             None => Ok(()),

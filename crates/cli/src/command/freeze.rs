@@ -43,7 +43,10 @@ fn group(
         names => ParameterGroup::named(names),
     };
     let frozen = ParameterGroup { frozen: true, ..group };
-    let has = frozen.matcher().map_err(|error| refuse(error.to_string()))?;
+    let has = frozen.matcher().map_err(|error| {
+        let how = "* is any characters, ? is one, and [ab] is one of these";
+        refuse(format!("it is no pattern of names: {}; {how}", error.kind()))
+    })?;
     let names: Vec<&str> = graph.parameters().map(|(_, node)| node.name.as_str()).collect();
     if names.iter().any(|name| has.is_match(name)) {
         return Ok((frozen, move |name: &str| has.is_match(name)));

@@ -45,7 +45,10 @@ impl Manual {
         let mut files = vec![];
         for (name, command) in pages {
             let mut text = vec![];
-            Man::new(command).render(&mut text)?;
+            // The names of values are in it, which clap_mangen leaves out.
+            let usage = command.clone().render_usage().to_string();
+            let usage = usage.trim_start_matches("Usage:").trim_start().to_owned();
+            Man::new(command.override_usage(usage)).render(&mut text)?;
             files.push((name, text));
         }
         let pages = write_folder(folder, files, self.force)?;

@@ -61,7 +61,7 @@ pub use vocabulary::Vocabulary;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Args;
 use indicatif::ProgressBar;
@@ -74,11 +74,12 @@ use shardloom::plan::{AttentionKind, Number, Recompute};
 use shardloom::profile::{Scope, is_busy};
 use shardloom::program::quantity::percent;
 use shardloom::{
-    CheckpointFolder, Data, Launched, LocalProfile, Model, ModelType, Sampling, TextTokenizer,
+    CheckpointFolder, Data, Error, Launched, LocalProfile, Model, ModelType, Sampling,
+    TextTokenizer, disturbed_percent,
 };
 
 use crate::failure::Failure;
-use crate::terminal::Terminal;
+use crate::terminal::{Reminder, Terminal};
 
 /// Where this machine's profile is kept.
 #[derive(Debug, Args)]
@@ -260,7 +261,7 @@ fn load_cluster(text: &str, local: &LocalProfile, terminal: Terminal) -> Result<
     bar.finish_and_clear();
     let cluster = cluster?;
     for profile in cluster.profiles() {
-        note_disturbed(profile, terminal);
+        note_disturbed(disturbed_percent(profile), terminal);
     }
     Ok(cluster)
 }
@@ -268,28 +269,36 @@ fn load_cluster(text: &str, local: &LocalProfile, terminal: Terminal) -> Result<
 /// Shows on a bar what is being measured; where there is no bar to be seen, a line a minute says how far it is.
 fn measuring(bar: &ProgressBar, machines: &str, terminal: Terminal) -> impl FnMut(&str, f64) {
     const NOTED_EVERY: Duration = Duration::from_secs(60);
-    let mut noted = Instant::now();
+    let reminder = Reminder::new(NOTED_EVERY);
     move |what, share| {
         bar.set_message(format!("measuring {machines}: {what}"));
         bar.set_position((share * 1000.0) as u64);
-        if bar.is_hidden() && noted.elapsed() >= NOTED_EVERY {
-            noted = Instant::now();
+        if bar.is_hidden() && reminder.is_due() {
             terminal.note(format_args!("measuring {machines}: {} done", percent(share)));
         }
     }
 }
 
 /// Says that what was measured may be too slow, if other programs disturbed it.
-fn note_disturbed(profile: &shardloom::cluster::Profile, terminal: Terminal) {
+fn note_disturbed(percent: u32, terminal: Terminal) {
     static SAID: AtomicBool = AtomicBool::new(false);
-    let percent = profile.measured_on.as_ref().map_or(0, |it| it.others_percent);
     // A command may load clusters several times.
-    if percent > 0 && !SAID.swap(true, Ordering::Relaxed) {
-        terminal.note(format_args!(
-            "other programs took {percent}% of the processors' time while this machine was measured, so that what is \
-             predicted for it may be too slow; `shardloom profile` measures again"
-        ));
+    if let Some(said) = disturbed(percent)
+        && !SAID.swap(true, Ordering::Relaxed)
+    {
+        terminal.note(said);
     }
+}
+
+/// What is to be said of predictions for machines where other programs took so much of the processors' time while
+/// they were measured, if they did.
+fn disturbed(percent: u32) -> Option<String> {
+    (percent > 0).then(|| {
+        format!(
+            "other programs took {percent}% of the processors' time while this machine was measured, so that what \
+             is predicted for it may be too slow; `shardloom profile` measures again"
+        )
+    })
 }
 
 /// Whether a path leads to a plan; a TOML file with a table `model` describes a model instead.
@@ -308,6 +317,8 @@ struct DataOptions<'a> {
     cache: Option<&'a Path>,
     /// The field of documents that is their text.
     text_field: &'a str,
+    /// The size of a head that starts anew, if one was asked for.
+    new_head: Option<usize>,
     /// Where to show how far reading is.
     terminal: Option<Terminal>,
 }
@@ -326,7 +337,7 @@ fn open_data(
         let message = format!("--tokenizer {name}: {model} learns from a table, which has no text");
         return Err(Failure::usage("--tokenizer", message));
     }
-    let DataOptions { cache, text_field, terminal } = options;
+    let DataOptions { cache, text_field, new_head, terminal } = options;
     let bar = terminal.map_or_else(ProgressBar::hidden, Terminal::share);
     let heard = |Progress { stage, done, total }| {
         bar.set_message(match stage {
@@ -340,7 +351,15 @@ fn open_data(
     let reading = Reading { cache, text_field: text_field.into(), heard: &heard };
     let data = Data::open_with(model, paths, tokenizer, sampling, &reading);
     bar.finish_and_clear();
-    Ok(data?)
+    data.map_err(|error| match (error, new_head) {
+        (Error::Vocabulary { what, needed, .. }, Some(head)) => {
+            let message = format!(
+                "--new-head {head}: there are {needed} {what}; give --new-head {needed} or more"
+            );
+            Failure::usage("--new-head", message)
+        }
+        (error, _) => error.into(),
+    })
 }
 
 /// Refuses to delete the checkpoints of a folder with what the command reads.

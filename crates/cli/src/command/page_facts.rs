@@ -25,7 +25,7 @@ pub fn of_prediction<'a>(
         model: plan.model.clone(),
         cluster: plan.cluster.clone(),
         plan_toml: plan.to_toml(),
-        warnings: warnings(&prediction.memory),
+        warnings: warnings(prediction),
         predicted: Some(Cow::Borrowed(&prediction.timeline)),
         device_memory: device_memory(&prediction.memory),
         notes: why(plan, prediction),
@@ -33,15 +33,21 @@ pub fn of_prediction<'a>(
     }
 }
 
-/// That the plan does not fit, if so: of the rank whose device lacks most.
-pub fn warnings(ranks: &[MemoryFit]) -> Vec<String> {
+/// What stands above all else: that the plan does not fit, and that its times may be too long, if so.
+pub fn warnings(prediction: &Prediction) -> Vec<String> {
+    let slow = super::disturbed(prediction.disturbed_percent).map(|it| sentence(&it));
+    excess(&prediction.memory).into_iter().chain(slow).collect()
+}
+
+/// That a plan does not fit, if so: of the rank whose device lacks most.
+pub fn excess(ranks: &[MemoryFit]) -> Option<String> {
     let fullest = MemoryFit::fullest(ranks).filter(|it| it.fit() == Fit::Exceeds);
     let said = |it: &MemoryFit| {
         let (peak, all) = (bytes(it.peak_bytes), bytes(it.memory_bytes));
         let over = bytes(it.margin_bytes().unsigned_abs());
         format!("Does not fit: rank {} needs {peak} of {all}, {over} too much.", it.fullest_rank)
     };
-    fullest.map(said).into_iter().collect()
+    fullest.map(said)
 }
 
 /// The memory of each rank's device, in bytes.
@@ -94,6 +100,14 @@ pub fn why_untimed(plan: &Plan, uses: &[MemoryUse], unpredicted: &Unpredicted) -
     said
 }
 
+/// What is said on a line of a terminal as a sentence.
+pub fn sentence(line: &str) -> String {
+    let mut letters = line.chars();
+    let first = letters.next().into_iter().flat_map(char::to_uppercase);
+    let end = if line.ends_with('.') { "" } else { "." };
+    format!("{}{}{end}", first.collect::<String>(), letters.as_str())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,13 +125,20 @@ mod tests {
 
     #[test]
     fn a_plan_that_does_not_fit_names_the_fullest_rank_and_what_it_lacks() {
-        let said = warnings(&[rank(0, 60), rank(4, 100), rank(8, 90)]);
-        assert_eq!(said, ["Does not fit: rank 4 needs 100 GiB of 80.0 GiB, 20.0 GiB too much."]);
-        assert_eq!(warnings(&[rank(0, 60), rank(4, 80)]), Vec::<String>::new());
+        let said = excess(&[rank(0, 60), rank(4, 100), rank(8, 90)]).expect("it does not fit");
+        assert_eq!(said, "Does not fit: rank 4 needs 100 GiB of 80.0 GiB, 20.0 GiB too much.");
+        assert_eq!(excess(&[rank(0, 60), rank(4, 80)]), None);
         assert_eq!(
             fullest(&[rank(0, 60), rank(4, 70)]),
             Some(("Peak memory".to_owned(), "70.0 GiB of 80.0 GiB".to_owned()))
         );
         assert_eq!(device_memory(&[rank(4, 1)]), BTreeMap::from([(4, 80 << 30)]));
+    }
+
+    #[test]
+    fn lines_become_sentences() {
+        assert_eq!(sentence("the limit is computing"), "The limit is computing.");
+        assert_eq!(sentence("Ends."), "Ends.");
+        assert_eq!(sentence(""), ".");
     }
 }

@@ -309,7 +309,7 @@ impl Plan {
             request.precision.fp8_products = true;
             request.formats_by_machines = false;
         }
-        self.constraints.restrict(&mut request);
+        self.constraints.restrict(&mut request)?;
         let planned = match (trials, method) {
             (Some(trials), Some(method)) => trials.plan(&cluster, &request, method, terminal)?,
             (_, method) => self.search(model, &cluster, &request, method, terminal)?,

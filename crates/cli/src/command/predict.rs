@@ -1,5 +1,6 @@
 //! `shardloom predict`: the classes that a trained model gives to rows of a table.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -15,7 +16,7 @@ use crate::terminal::Terminal;
 /// Say which class a trained classifier gives to each row of a table
 ///
 /// Rows are comma-separated values: the columns that the model was trained on, in the same order, with or without
-/// the class behind them. Each gets the class with the largest logit, of equal ones the first, and its
+/// the class behind them, by number or by name as in training. Each gets the class with the largest logit, of equal ones the first, and its
 /// probability by the softmax. Where rows have their class, it also says how many got it (the accuracy), and how
 /// often rows of one class were taken for another (the confusion matrix).
 #[derive(Debug, Args)]
@@ -53,10 +54,44 @@ pub struct Predict {
 struct Row {
     /// Its number among the rows, from 1.
     row: usize,
-    predicted: u32,
+    predicted: Class,
     probability: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    target: Option<u32>,
+    target: Option<Class>,
+}
+
+/// A class as the data that the model was trained on has it.
+#[derive(Clone, Serialize)]
+#[serde(untagged)]
+enum Class {
+    Number(u32),
+    Name(String),
+}
+
+impl Class {
+    fn of(class: u32, names: &[String]) -> Class {
+        let name = names.get(class as usize).cloned();
+        name.map_or(Class::Number(class), Class::Name)
+    }
+
+    /// As a field of comma-separated values.
+    fn field(&self) -> String {
+        match self {
+            Class::Name(name) if name.contains([',', '"', '\n', '\r']) => {
+                format!("\"{}\"", name.replace('"', "\"\""))
+            }
+            other => other.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Class::Number(number) => number.fmt(out),
+            Class::Name(name) => name.fmt(out),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -78,7 +113,7 @@ struct Summary {
 /// How often rows of one class were taken for another.
 #[derive(Serialize)]
 struct Matrix {
-    classes: Vec<u32>,
+    classes: Vec<Class>,
     /// A list for each class that rows are of, in it a number for each that they got.
     counts: Vec<Vec<u64>>,
     /// By class; null where no row got it.
@@ -88,10 +123,10 @@ struct Matrix {
 }
 
 impl Matrix {
-    fn of(confusion: &Confusion) -> Matrix {
+    fn of(confusion: &Confusion, names: &[String]) -> Matrix {
         let all = 0..confusion.classes().len();
         Matrix {
-            classes: confusion.classes().to_vec(),
+            classes: classes(confusion, names),
             counts: confusion.counts().to_vec(),
             precision: all.clone().map(|at| confusion.precision(at)).collect(),
             recall: all.map(|at| confusion.recall(at)).collect(),
@@ -115,9 +150,9 @@ impl Predict {
         for refused in &classified.refused {
             terminal.note(refused);
         }
-        let confusion = classified.confusion();
+        let (confusion, names) = (classified.confusion(), &classified.class_names[..]);
         match (&matrix, &confusion) {
-            (Some(file), Some(confusion)) => file.write(matrix_text(confusion))?,
+            (Some(file), Some(confusion)) => file.write(matrix_text(confusion, names))?,
             (Some(_), None) => {
                 let message = format!(
                     "--confusion: the rows of {} do not say which class they are of; give rows with it as \
@@ -142,7 +177,7 @@ impl Predict {
             rows: classified.rows.len(),
             predictions: output.as_ref().map(|file| file.path().display().to_string()),
             accuracy: confusion.as_ref().and_then(Confusion::accuracy),
-            confusion: confusion.as_ref().map(Matrix::of),
+            confusion: confusion.as_ref().map(|it| Matrix::of(it, names)),
         };
         if terminal.json() {
             return terminal.object(&Line { summary });
@@ -157,7 +192,7 @@ impl Predict {
             if output.is_none() {
                 terminal.line("")?;
             }
-            terminal.text(for_people(confusion))?;
+            terminal.text(for_people(confusion, names))?;
         }
         if let Some(file) = &matrix {
             terminal.line(format_args!("Confusion matrix: {}", file.path().display()))?;
@@ -169,9 +204,10 @@ impl Predict {
 fn rows(classified: &Classified) -> impl Iterator<Item = Row> {
     classified.rows.iter().enumerate().map(|(at, found)| Row {
         row: at + 1,
-        predicted: found.class,
+        predicted: Class::of(found.class, &classified.class_names),
         probability: found.probability,
-        target: classified.targets.as_ref().and_then(|targets| targets.get(at).copied()),
+        target: (classified.targets.as_ref())
+            .and_then(|targets| Some(Class::of(*targets.get(at)?, &classified.class_names))),
     })
 }
 
@@ -179,30 +215,35 @@ fn predictions_text(classified: &Classified) -> String {
     let mut text = String::from("predicted,probability");
     text += if classified.targets.is_some() { ",target\n" } else { "\n" };
     for Row { predicted, probability, target, .. } in rows(classified) {
-        text += &format!("{predicted},{probability:.6}");
+        text += &format!("{},{probability:.6}", predicted.field());
         if let Some(target) = target {
-            text += &format!(",{target}");
+            text += &format!(",{}", target.field());
         }
         text.push('\n');
     }
     text
 }
 
-fn matrix_text(confusion: &Confusion) -> String {
+/// The classes of a matrix.
+fn classes(confusion: &Confusion, names: &[String]) -> Vec<Class> {
+    confusion.classes().iter().map(|&class| Class::of(class, names)).collect()
+}
+
+fn matrix_text(confusion: &Confusion, names: &[String]) -> String {
     let line = |first: String, cells: &mut dyn Iterator<Item = String>| {
         let cells: Vec<String> = std::iter::once(first).chain(cells).collect();
         cells.join(",") + "\n"
     };
-    let classes = confusion.classes();
-    let mut text = line("class".into(), &mut classes.iter().map(u32::to_string));
+    let classes = classes(confusion, names);
+    let mut text = line("class".into(), &mut classes.iter().map(Class::field));
     for (class, counts) in classes.iter().zip(confusion.counts()) {
-        text += &line(class.to_string(), &mut counts.iter().map(u64::to_string));
+        text += &line(class.field(), &mut counts.iter().map(u64::to_string));
     }
     text
 }
 
-fn for_people(confusion: &Confusion) -> String {
-    let (right, of, classes) = (confusion.right(), confusion.rows(), confusion.classes());
+fn for_people(confusion: &Confusion, names: &[String]) -> String {
+    let (right, of, classes) = (confusion.right(), confusion.rows(), classes(confusion, names));
     let accuracy = confusion.accuracy().map_or("-".to_owned(), percent);
     let mut text = format!("Accuracy: {accuracy}, {right} of {of} rows\n");
     if classes.len() > MOST_PRINTED {
@@ -213,7 +254,7 @@ fn for_people(confusion: &Confusion) -> String {
         return text;
     }
     let share = |share: Option<f64>| share.map_or("-".to_owned(), percent);
-    let names: Vec<String> = classes.iter().map(u32::to_string).collect();
+    let names: Vec<String> = classes.iter().map(Class::to_string).collect();
     let mut heading = vec!["class \\ predicted"];
     heading.extend(names.iter().map(String::as_str));
     heading.push("recall");

@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use clap::Args;
 use serde::Serialize;
-use shardloom::Launched;
 use shardloom::cluster::{Cluster, NodeGroup, Precision, Profile as Machine};
 use shardloom::fabric::InProcess;
 use shardloom::profile::{Effort, Options, Scope, check, measure};
 use shardloom::program::quantity::{bytes, digits, seconds, signed_percent};
+use shardloom::{Launched, disturbed_percent};
 
 use super::{ProfileFile, in_processes};
 use crate::failure::Failure;
@@ -209,7 +209,7 @@ impl Profile {
             });
         }
         show(&profile, terminal)?;
-        super::note_disturbed(&profile, terminal);
+        super::note_disturbed(disturbed_percent(&profile), terminal);
         if let Some(rows) = rows {
             let cells = rows.iter().map(|row| {
                 vec![

@@ -6,8 +6,8 @@ use clap::Args;
 use serde::Serialize;
 use shardloom::cluster::Cluster;
 use shardloom::program::quantity::{bytes, digits, percent, seconds};
-use shardloom::sim::{Fit, MemoryFit, RowCounts, Summary};
-use shardloom::{Buffers, Model, Plan, Prediction, RankBuffers, simulate_rows};
+use shardloom::sim::{Fit, MemoryFit, RowCounts, SimError, Summary};
+use shardloom::{Buffers, Error, Model, Plan, Prediction, RankBuffers, simulate_rows};
 use shardloom_report::{PerfettoTrace, Report, perfetto_trace, swimlane};
 
 use super::cost::Cost;
@@ -18,6 +18,7 @@ use super::plan_or_model::{PlanOrModel, Planned, Shape};
 use super::targets::per_second;
 use super::{DeviceAnswer, ProfileFile, StackAnswer, devices_described, written};
 use crate::failure::Failure;
+use crate::number::not_negative;
 use crate::output_file::OutputFile;
 use crate::table::table;
 use crate::terminal::Terminal;
@@ -40,7 +41,7 @@ pub struct Simulate {
 
     /// Which shares of all rows the experts get that rows choose from, one number for each, instead of equal
     /// ones
-    #[arg(long, value_name = "SHARES", value_delimiter = ',')]
+    #[arg(long, value_name = "SHARES", value_delimiter = ',', value_parser = not_negative)]
     rows: Vec<f64>,
 
     /// Assign every rank's buffers, too, as training would, and show how close they come to what is in
@@ -52,7 +53,7 @@ pub struct Simulate {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// Write a trace that ui.perfetto.dev opens
+    /// Write a trace in Perfetto's binary format, which ui.perfetto.dev opens
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 
@@ -134,7 +135,14 @@ impl Simulate {
             None => Ok(None),
         };
         spinner.finish_and_clear();
-        let in_plan = |error| Failure::from(error).in_plan(file.as_deref(), None);
+        let in_plan = |error| match error {
+            Error::Sim(source @ (SimError::NoRows | SimError::Rows { .. }))
+                if !self.rows.is_empty() =>
+            {
+                Failure::usage("--rows", format!("--rows: {source}"))
+            }
+            other => Failure::from(other).in_plan(file.as_deref(), None),
+        };
         let (prediction, after) = (prediction.map_err(in_plan)?, after.map_err(in_plan)?);
         let fits = [Some(&prediction), after.as_ref()].into_iter().flatten();
         let fits = fits.flat_map(|it| &it.memory);

@@ -336,7 +336,7 @@ fn planning() {
         (
             "llama-3-405b --cluster v100-16g:1 --global-batch 4".into(),
             "search",
-            "llama-3-405b fits on v100-16g:1 in none",
+            "llama-3-405b fits on v100-16g:1 in no plan",
         ),
     ] {
         place.run(&format!("plan {arguments} --json")).refuses(kind, hint);

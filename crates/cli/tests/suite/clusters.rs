@@ -22,7 +22,7 @@ fn clusters_are_ranked_by_the_time_of_their_fastest_plans() {
     outcome.check(steps[0] < steps[1], "the slower is first");
     outcome.check(third["cluster"] == "gtx-1080-ti:1x1" && third["plan"].is_null(), "a third plan");
     let reason = third["refused"].as_str().unwrap_or_default();
-    outcome.check(reason.contains("fits on gtx-1080-ti:1x1 in none"), "no reason");
+    outcome.check(reason.contains("fits on gtx-1080-ti:1x1 in no plan"), "no reason");
     // The same as by itself.
     let alone = place.run(&format!("plan {MODEL} --cluster h100-80g:1x4 --global-batch 32 --json"));
     let alone = alone.succeeds().object();
@@ -59,8 +59,8 @@ fn where_no_cluster_has_a_plan_each_says_why() {
     let place = Place::new();
     let clusters = "--cluster gtx-1080-ti:1x1 --cluster rtx-2080:1x1";
     let outcome = place.run(&format!("plan {MODEL} {clusters} --global-batch 32 --json"));
-    outcome.check(outcome.stderr.contains("fits on gtx-1080-ti:1x1 in none"), "no first reason");
-    outcome.refuses("usage", "fits on rtx-2080:1x1 in none");
+    outcome.check(outcome.stderr.contains("fits on gtx-1080-ti:1x1 in no plan"), "no first reason");
+    outcome.refuses("usage", "fits on rtx-2080:1x1 in no plan");
 }
 
 #[test]

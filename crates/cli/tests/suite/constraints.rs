@@ -46,3 +46,14 @@ fn one_stage_where_a_schedule_was_asked_for_is_explained() {
     let several = place.run(&format!("{plan} --pp 2")).succeeds();
     several.check(!several.stdout.contains("was asked for, which orders"), "it has several");
 }
+
+#[test]
+fn a_schedule_is_refused_where_one_stage_was_asked_for() {
+    let place = Place::new();
+    let plan = "plan gpt-2 --cluster h100-80g:8 --global-batch 8 --schedule zb-v --json";
+    let outcome = place.run(&format!("{plan} --pp 1"));
+    outcome.refuses(
+        "usage",
+        "--schedule zb-v: it orders the passes of several stages, and --pp 1 leaves one",
+    );
+}

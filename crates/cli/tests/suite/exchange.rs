@@ -1,6 +1,6 @@
 //! `export --to` and `import`: a plan goes elsewhere and comes back.
 
-use crate::invocation::Place;
+use crate::invocation::{Outcome, Place};
 use shardloom::plan::Recompute;
 use shardloom::read_plan;
 
@@ -95,4 +95,29 @@ fn what_cannot_be_exchanged_is_refused_before_anything_is_written() {
     place
         .run("import there/train.sh --cluster h100-80g:8 --json")
         .refuses("exchange", "has 8 devices");
+}
+
+/// A plan that was changed by hand, or made for other machines.
+#[test]
+fn a_plan_that_does_not_fit_is_said_not_to_where_it_is_exported_and_explained() {
+    let place = Place::new();
+    let plan =
+        "plan llama-3-8b --cluster h100-80g:8 --global-batch 64 --dp 8 --zero 3 -o plan.toml";
+    place.run(plan).succeeds();
+    let run = |command: &str| place.run(command).succeeds();
+    let export = "export plan.toml --to megatron --force -o there";
+    let of_export = |outcome: &Outcome| outcome.object()["fit"].clone();
+    let fitting = run(export);
+    fitting.check(!fitting.stdout.contains("fit:"), "it is said not to fit");
+    let fitting = run(&format!("{export} --json"));
+    fitting.check(of_export(&fitting) != "exceeds", "it does not fit");
+    let text = std::fs::read_to_string(place.path("plan.toml")).expect("a plan");
+    place.write("plan.toml", text.replace("zero = 3", "zero = 0"));
+    for command in [export, "explain plan.toml"] {
+        let outcome = run(command);
+        let said = outcome.stdout.lines().take(2).any(|line| line.starts_with("Does not fit: "));
+        outcome.check(said, "it is not said before all else");
+        let outcome = run(&format!("{command} --json"));
+        outcome.check(of_export(&outcome) == "exceeds", "it fits");
+    }
 }

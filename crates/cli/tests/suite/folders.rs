@@ -37,6 +37,10 @@ fn a_folder_is_trained_from_its_weights_and_says_so_and_its_configuration_is_not
         .refuses("usage", "--tokenizer bytes");
     let folder = run("model", 2, "--checkpoint run");
     folder.check(folder.stderr.contains("weights in model"), "it does not say where it starts");
+    let command = format!("train model {LENGTH} --tokenizer bytes --steps 1");
+    let said = place.run(&command).succeeds();
+    let places = [&said.stdout, &said.stderr].map(|it| it.matches("those in model").count());
+    said.check(places == [1, 0] && !said.stderr.contains("starting"), "it is not said once");
     let drawn = run("model/config.json", 2, "");
     drawn.check(!drawn.stderr.contains("weights in"), "a configuration has no weights");
     drawn.check(drawn.losses()[0] != folder.losses()[0], "the same first loss");
@@ -52,6 +56,10 @@ fn a_folder_is_trained_from_its_weights_and_says_so_and_its_configuration_is_not
     there.check(there.losses() == here.losses(), "other weights than those of one file");
     let again = place.run("export run --huggingface out --json");
     again.refuses("file", "--force");
+    let forced = place.run("export run --huggingface out --force --json").succeeds();
+    let deleted = forced.object()["deleted"].clone();
+    let deleted = deleted.as_array().expect("a list").iter().filter_map(|it| it.as_str());
+    forced.check(deleted.count() == files - 1, "not all that is gone is named");
 }
 
 #[test]
@@ -71,6 +79,11 @@ fn a_new_head_starts_anew_and_says_so_and_a_plan_has_it_already() {
 
     let drawn = format!("{} {shape} --new-head 300", run("model/config.json"));
     place.run(&drawn).refuses("usage", "--weights");
+    let few = format!("{} {shape} --new-head 7", run("model"));
+    place.run(&few).refuses(
+        "usage",
+        "--new-head 7: there are 256 tokens of the tokenizer bytes; give --new-head 256",
+    );
     place
         .run(&format!("plan model/config.json --cluster h100-80g:1 {shape} -o plan.toml"))
         .succeeds();
@@ -145,7 +158,7 @@ fn a_frozen_trunk_stays_as_it_was_loaded_and_the_new_head_trains() {
 
     for (what, more, kind, says) in [
         ("model", "--freeze attention", "usage", "names are embedding.token"),
-        ("model", "--freeze [", "usage", "--freeze ["),
+        ("model", "--freeze [", "usage", "--freeze [: it is no pattern of names: unclosed"),
         ("model", "--freeze embedding.* --freeze blok.*", "usage", "--freeze blok.*: no parameter"),
         ("model", "--freeze *", "plan", "nothing to train"),
         ("model", "--freeze trunk --servers 1", "plan", "no groups"),
@@ -297,6 +310,12 @@ fn shells_and_man_know_every_command() {
     }
     let text = fs::read_to_string(place.path("pages/shardloom-export.1")).expect("a page");
     assert!(text.contains("huggingface"), "options are in the page");
+    let page = fs::read_to_string(place.path("pages/shardloom-plan.1")).expect("a page");
+    let synopsis = page.split(".SH ").find(|part| part.starts_with("SYNOPSIS")).expect("one");
+    let plain = synopsis.replace('\\', "");
+    for part in ["shardloom", "--cluster <CLUSTER>", "--global-batch <N>", "<MODEL>"] {
+        assert!(plain.contains(part), "no {part} in {synopsis}");
+    }
     place.run("manual -o pages --json").refuses("file", "--force");
     place.run("completions cmd --json").refuses("usage", "bash");
 }

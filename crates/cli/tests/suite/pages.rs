@@ -2,6 +2,9 @@
 
 use std::fs;
 
+use shardloom::cluster::{MeasuredOn, Profile};
+use shardloom::profile::this_machine;
+
 use crate::invocation::{Outcome, Place};
 
 const MODEL: &str = "gpt:layers=4,hidden=256,heads=4,seq=128,vocab=512";
@@ -109,4 +112,23 @@ fn a_page_of_training_by_a_plan_that_was_found_has_the_others() {
     let page = page(&place, "t.html");
     says(&outcome, why(&page), "Plans that people use without a search: ");
     says(&outcome, &page, "<h2>Plans that were considered</h2>");
+}
+
+#[test]
+fn what_is_predicted_from_a_disturbed_measurement_is_said_to_be_above_all_else() {
+    let place = Place::new();
+    let mut profile = Profile::preset("v100-16g").expect("a preset");
+    let here = this_machine().expect("a machine");
+    profile.measured_on = Some(MeasuredOn { others_percent: 42, ..here });
+    profile.device.name = "local".into();
+    profile.device.lanes_overlap = false;
+    place.write("profile.toml", profile.to_toml().expect("TOML"));
+    let train =
+        "train gpt:layers=2,hidden=16,heads=2 --seq 8 --data text.txt --global-batch 4 --steps 2";
+    let outcome = place.run(&format!("{train} --html t.html")).succeeds();
+    says(&outcome, &outcome.stderr, "other programs took 42% of the processors' time");
+    let page = page(&place, "t.html");
+    let warnings = page.split_once("role=\"alert\"").expect("a warning").1;
+    let warnings = warnings.split_once("</section>").expect("it ends").0;
+    says(&outcome, warnings, "Other programs took 42% of the processors");
 }

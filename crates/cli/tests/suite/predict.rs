@@ -255,3 +255,69 @@ inputs = ["head", "targets"]
     place.run(&format!("{train} all.csv")).succeeds();
     place.run("predict run --data all.csv --json").succeeds();
 }
+
+/// As many published tables have them.
+#[test]
+fn classes_that_have_names_are_predicted_by_name() {
+    let place = Place::new();
+    const NAMES: [&str; 3] = ["red", "a, b", "blue"];
+    let named = |rows: &[[f64; 3]]| -> String {
+        let line = |[x, y, class]: &[f64; 3]| format!("{x},{y},\"{}\"\n", NAMES[*class as usize]);
+        rows.iter().map(line).collect()
+    };
+    // In alphabetical order the names are of the classes 2, 0 and 1.
+    let numbered = |rows: &[[f64; 3]]| -> String {
+        let line = |[x, y, class]: &[f64; 3]| format!("{x},{y},{}\n", [2, 0, 1][*class as usize]);
+        rows.iter().map(line).collect()
+    };
+    let rows = flowers();
+    place.write("named.csv", named(&rows));
+    place.write("numbered.csv", numbered(&rows));
+    let train = |data: &str, run: &str| {
+        let command = format!(
+            "train {MLP} --data {data} --steps 20 --global-batch 6 --checkpoint {run} --json"
+        );
+        place.run(&command).succeeds()
+    };
+    let [by_name, by_number] = [train("named.csv", "names"), train("numbered.csv", "numbers")];
+    by_name.check(by_name.losses() == by_number.losses(), "other classes");
+    let outcome =
+        place.run("predict names --data named.csv -o p.csv --confusion c.csv --json").succeeds();
+    let matrix = &outcome.summary()["confusion"];
+    assert_eq!(matrix["classes"], json!(["a, b", "blue", "red"]));
+    let numbers = place.run("predict numbers --data numbered.csv -o n.csv --json").succeeds();
+    assert_eq!(matrix["counts"], numbers.summary()["confusion"]["counts"]);
+    let [names, numbers] =
+        ["p.csv", "n.csv"].map(|it| fs::read_to_string(place.path(it)).expect("written"));
+    let in_names: Vec<String> = numbers
+        .lines()
+        .skip(1)
+        .map(|line| {
+            let fields: Vec<&str> = line.split(',').collect();
+            let name = |field: &str| match field {
+                "0" => "\"a, b\"",
+                "1" => "blue",
+                _ => "red",
+            };
+            format!("{},{},{}", name(fields[0]), fields[1], name(fields[2]))
+        })
+        .collect();
+    assert_eq!(names.lines().skip(1).collect::<Vec<_>>(), in_names);
+    let confusion = fs::read_to_string(place.path("c.csv")).expect("written");
+    assert!(confusion.starts_with("class,\"a, b\",blue,red\n\"a, b\","), "{confusion}");
+    let people = place.run("predict names --data named.csv").succeeds();
+    people.check(people.stdout.contains("class \\ predicted"), "no matrix");
+    place.write("other.csv", "1,2,green\n");
+    place.run("predict names --data other.csv --json").refuses("data", "knows: a, b, blue, red");
+    place.run("predict names --data numbered.csv --json").refuses("data", "\"2\" is no class");
+    // The names are part of the data that a run goes on with.
+    place.write("named.csv", named(&rows).replace("blue", "brown"));
+    let again = format!(
+        "train {MLP} --data named.csv --steps 30 --global-batch 6 --checkpoint names --resume --json"
+    );
+    place.run(&again).refuses("checkpoint", "resume with the same data");
+    // Under a name that is known to be a mistake.
+    place.write("mixed.csv", "1,2,red\n1,2,0\n");
+    let mixed = format!("train {MLP} --data mixed.csv --steps 1 --global-batch 2 --json");
+    place.run(&mixed).refuses("data", "mixed.csv:2: \"0\" is no name of a class");
+}

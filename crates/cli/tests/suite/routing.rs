@@ -54,10 +54,10 @@ fn ranks_whose_experts_get_other_shares_are_simulated_by_themselves() {
 #[test]
 fn shares_of_other_experts_than_there_are_are_refused() {
     let outcome = place_with_plan().run("simulate plan.toml --rows 1,2 --json");
-    outcome.refuses("simulation", "there are 4 experts");
+    outcome.refuses("usage", "there are 4 experts");
     // Their sum has no number.
     let outcome = place_with_plan().run("simulate plan.toml --rows 1e308,1e308,1,1 --json");
-    outcome.refuses("simulation", "there are 4 experts");
+    outcome.refuses("usage", "there are 4 experts");
 }
 
 #[test]
@@ -65,5 +65,8 @@ fn shares_of_rows_that_no_model_chooses_with_are_refused() {
     let arguments = "gpt:layers=2,hidden=16,heads=2,seq=8,vocab=256 --cluster h100-80g:2 --dp 2";
     let outcome =
         Place::new().run(&format!("simulate {arguments} --global-batch 4 --rows 5,1 --json"));
-    outcome.refuses("simulation", "no experts that rows choose from");
+    outcome.refuses("usage", "--rows: shares of rows are given, and the model has no experts");
+    let text =
+        Place::new().run(&format!("simulate {arguments} --global-batch 4 --rows 5,x --json"));
+    text.refuses("usage", "a number is needed, such as 0.1");
 }

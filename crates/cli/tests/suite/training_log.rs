@@ -171,7 +171,8 @@ fn what_is_missing_or_wrong_is_said() {
     place.write("run.log", "no steps\n");
     compare(&place, "--json").refuses("file", "no line tells of a step");
     place.write("run.log", megatron(&[1.0; 3], 32));
-    compare(&place, "--warm-up 3 --json").refuses("usage", "none is left after 3 of warm-up");
+    compare(&place, "--warm-up 3 --json")
+        .refuses("usage", "has 3 steps of this batch, of which one");
     compare(&place, "--stack megatro --json").refuses("usage", "did you mean `megatron`?");
     for arguments in
         ["--log run.log", "--plan plan.toml", "--log run.log --plan plan.toml x.csv", ""]

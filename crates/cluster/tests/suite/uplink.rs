@@ -68,6 +68,15 @@ fn groups_of_one_machine_may_send_out_differently_and_survive_their_file() {
 fn what_is_no_uplink_is_refused_with_what_would_be_right() {
     for (written, says) in [
         ("uplink=800", "the rate `800` needs a unit: 800Gbps are bits a second, 100GB/s bytes"),
+        (
+            "uplink=800GBps",
+            "the rate `800GBps` has no unit that is known: write 800GB/s for bytes a second, 800Gbps for bits",
+        ),
+        (
+            "uplink=25 gbit/s",
+            "the rate `25 gbit/s` has no unit that is known: write 25GB/s for bytes a second, 25Gbps for bits",
+        ),
+        ("uplink=800kbps", "the rate `800kbps` needs a unit"),
         ("uplink=", "the rate `` needs a unit"),
         ("uplink=fastGbps", "`fast` is not a number"),
         ("uplink=0Gbps", "a rate must be above 0, not 0"),

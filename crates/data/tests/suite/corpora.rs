@@ -86,7 +86,7 @@ fn named_paths_are_read_in_the_order_given_hidden_or_not() {
 #[test]
 fn a_named_file_that_is_not_text_needs_the_byte_tokenizer() {
     let folder = tempfile::tempdir().expect("temporary folder");
-    let binary = write(folder.path(), "data.bin", b"ab\xff\0");
+    let binary = write(folder.path(), "data.raw", b"ab\xff\0");
     let corpus = open(std::slice::from_ref(&binary)).expect("a corpus");
     assert_eq!(training(&corpus), [97, 98, 255, 0]);
 
@@ -102,7 +102,7 @@ fn a_named_file_that_is_not_text_needs_the_byte_tokenizer() {
     let error = Corpus::open(&[binary], &words, 0.0, &Reading::default())
         .expect_err("not text")
         .to_string();
-    assert!(error.contains("data.bin is not UTF-8 text at byte 2"), "{error}");
+    assert!(error.contains("data.raw is not UTF-8 text at byte 2"), "{error}");
 }
 
 #[test]

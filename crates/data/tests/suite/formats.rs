@@ -105,6 +105,20 @@ fn what_megatron_has_encoded_is_read_by_any_of_its_names() {
             assert_eq!(open(&[path], &by).expect("tokens"), [1, 2, 4, 3, 0, 1, 4]);
         }
     }
+    // Without its index.
+    let alone = folder.path().join("alone.bin");
+    fs::write(&alone, [1, 200, 3]).expect("written");
+    for tokenizer in [&by, &Tokenizer::bytes()] {
+        let message =
+            open(std::slice::from_ref(&alone), tokenizer).expect_err("no index").to_string();
+        assert!(message.contains("alone.bin is not UTF-8 text at byte 1"), "{message}");
+        assert!(message.contains("alone.idx beside it"), "{message}");
+    }
+    fs::write(&alone, "text").expect("written");
+    assert_eq!(
+        open(&[alone], &Tokenizer::bytes()).expect("text"),
+        *b"text".map(u32::from).as_slice()
+    );
     let refused = |part: &str| {
         let message = open(std::slice::from_ref(&prefix), &by).expect_err(part).to_string();
         assert!(message.contains("corpus_text_document") && message.contains(part), "{message}");

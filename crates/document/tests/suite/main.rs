@@ -121,6 +121,10 @@ fn json_is_refused_in_the_same_words() {
         ("{\"layers\": ", "1: it is no JSON: the text ends where a value is needed"),
         ("{\"layers\": 1,}", "1: it is no JSON: a comma stands behind the last value"),
         ("", "1: it is no JSON: the text ends where a value is needed"),
+        (
+            &format!("{{\"layers\": {}x}}", " ".repeat(100)),
+            "1: it is no JSON: a value is needed here, at column 112",
+        ),
     ] {
         assert!(of_json(text).starts_with(said), "{text}\n{}\n{said}", of_json(text));
     }

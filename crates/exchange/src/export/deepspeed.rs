@@ -36,7 +36,7 @@ pub(super) fn export(mut leaving: Leaving<'_>) -> Result<Exported, ExchangeError
     batch(&leaving, &mut settings);
     zero(&leaving, &mut settings);
     precision(&mut leaving, &mut settings)?;
-    optimizer(&leaving, &mut settings)?;
+    optimizer(&mut leaving, &mut settings)?;
     recompute(&mut leaving);
     leaving.leave_out(
         "model",
@@ -156,7 +156,7 @@ fn name(number: Number) -> &'static str {
 }
 
 fn optimizer(
-    leaving: &Leaving<'_>,
+    leaving: &mut Leaving<'_>,
     settings: &mut Map<String, Value>,
 ) -> Result<(), ExchangeError> {
     // The learning rate is not the plan's.
@@ -180,6 +180,12 @@ fn optimizer(
             return leaving.refuse("optimizer.kind", other.name(), reason);
         }
     };
+    let decay = optimizer["params"]["weight_decay"].as_f64().unwrap_or(0.0);
+    if decay != 0.0 {
+        let reason = "there it is of all parameters that the training script passes to deepspeed.initialize, and in a plan \
+                      not of biases and of gains of norms: pass these as a group whose weight_decay is 0";
+        leaving.leave_out("optimizer.weight_decay", decay, reason);
+    }
     settings.insert("optimizer".into(), optimizer);
     Ok(())
 }

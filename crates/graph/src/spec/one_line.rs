@@ -24,7 +24,7 @@ impl Kind {
     fn rule(self) -> &'static str {
         match self {
             Kind::Count => "a whole number is needed",
-            Kind::Real => "a number is needed",
+            Kind::Real => "a finite number is needed, of at most 3.4e38",
             Kind::Flag => "true or false is needed",
             Kind::Counts => {
                 "whole numbers are needed, as in 512-256-64, or 26x1000 for 26 times 1000"
@@ -40,7 +40,10 @@ impl Kind {
         match self {
             Kind::Count => text.parse::<u64>().ok()?.try_into().ok().map(Value::Integer),
             // By way of 32 bits, so that the shortest text of such a number gives it back exactly.
-            Kind::Real => Some(Value::Float(f64::from(text.parse::<f32>().ok()?))),
+            Kind::Real => {
+                let number = text.parse::<f32>().ok().filter(|number| number.is_finite())?;
+                Some(Value::Float(f64::from(number)))
+            }
             Kind::Flag => Some(Value::Boolean(text.parse().ok()?)),
             Kind::Counts => {
                 let mut values = vec![];

@@ -138,11 +138,15 @@ fn what_a_llama_says_stays_in_its_text_where_nothing_else_implies_it() {
 fn real_numbers_of_a_llama_are_finite_and_above_zero() {
     let llama = "llama:layers=1,hidden=8,heads=2,ffn=16,seq=4,vocab=10";
     for key in ["rope_theta", "norm_epsilon", "init_std"] {
-        for value in ["0", "-1", "inf", "NaN"] {
-            refused(
-                &format!("{llama},{key}={value}"),
-                &[&format!("{key} = {value}"), "a finite number above 0"],
-            );
+        for (value, rule) in [
+            ("0", "a finite number above 0"),
+            ("-1", "a finite number above 0"),
+            ("inf", "a finite number is needed, of at most 3.4e38"),
+            ("NaN", "a finite number is needed, of at most 3.4e38"),
+            // Finite, but not in 32 bits.
+            ("1e300", "a finite number is needed, of at most 3.4e38"),
+        ] {
+            refused(&format!("{llama},{key}={value}"), &[&format!("{key} = {value}"), rule]);
         }
     }
 }

@@ -226,6 +226,8 @@ fn another_type_of_model_is_refused_with_the_supported_ones() {
         ],
     );
     refused(GPT_2, "\"model_type\": \"gpt2\",", "", &["the key model_type is missing; there are"]);
+    let own = ["the key model_type is missing; layers, hidden", "this program's own words"];
+    refused(GPT_2, "\"model_type\": \"gpt2\",", "\"layers\": 2, \"hidden\": 8,", &own);
     // Relatives of supported ones, by what they have.
     for (name, what) in [
         ("gemma3", "text_config"),

@@ -43,6 +43,7 @@ impl Error {
             | Error::Features { .. }
             | Error::Category { .. }
             | Error::Tables { .. } => "data",
+            Error::ClassNames { .. } => "checkpoint",
             Error::Optimizer { .. } => "optimizer",
             Error::Drawing { .. } | Error::NoSuchRank { .. } => "usage",
             Error::Memory { .. } => "memory",

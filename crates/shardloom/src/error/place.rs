@@ -60,6 +60,7 @@ impl Error {
             Error::TokenizerChanged { path }
             | Error::ProfileOfCluster { path }
             | Error::NonFiniteWeights { path, .. }
+            | Error::ClassNames { path }
             | Error::NotFolder { path } => Some(path.display().to_string()),
             Error::FrozenAnew { parameter } => Some(parameter.clone()),
             Error::NoSampling { model, .. }

@@ -1,7 +1,7 @@
 //! Folders that Hugging Face's library saved, and folders for it. How `huggingface/` was made:
 //! `benches/huggingface/make_golden.py`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -341,15 +341,27 @@ fn nothing_is_overwritten_unless_asked_for_and_nothing_former_is_left() {
     for name in ["tokenizer.json", "generation_config.json", "special_tokens_map.json"] {
         fs::write(at("out").join(name), "{}").expect("of another model");
     }
-    fs::write(at("out").join("notes.txt"), "mine").expect("of nobody's model");
+    for name in ["notes.txt", "model-best.safetensors", "model-1-of-2.safetensors"] {
+        fs::write(at("out").join(name), "mine").expect("of nobody's model");
+    }
+    let names = |paths: &[PathBuf]| -> BTreeSet<String> {
+        paths.iter().map(|it| it.file_name().expect("a name").display().to_string()).collect()
+    };
+    let files = fs::read_dir(at("out")).expect("a folder").map(|it| it.expect("an entry").path());
+    let before = names(&files.collect::<Vec<_>>());
     let whole = FolderForm { force: true, ..WHOLE };
-    export_huggingface(&at("run"), &at("out"), whole).expect("overwritten");
+    let exported = export_huggingface(&at("run"), &at("out"), whole).expect("overwritten");
     let left =
         fs::read_dir(at("out")).expect("a folder").map(|it| it.expect("an entry").file_name());
     let mut left: Vec<_> = left.collect();
     left.sort();
-    let expected = ["config.json", "model.safetensors", "notes.txt"];
+    let mine = ["model-1-of-2.safetensors", "model-best.safetensors", "notes.txt"];
+    let expected = [&["config.json"], &mine[..2], &["model.safetensors"], &mine[2..]].concat();
     assert_eq!(left, expected, "nothing of the former model, and all else");
+    // All that is gone is named.
+    let left: BTreeSet<String> = left.iter().map(|it| it.display().to_string()).collect();
+    assert_eq!(names(&exported.deleted), &before - &left);
+    assert!(exported.deleted.len() > 4, "there were several files of weights: {before:?}");
     assert_eq!(load(&at("out")).weights(), Some(at("out").as_path()));
 }
 

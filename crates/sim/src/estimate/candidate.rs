@@ -100,21 +100,31 @@ impl Candidate {
     /// Whether tensor and context parallelism of its widths each split something of `graph`, and all that
     /// they split evenly.
     pub fn divides(&self, graph: &Graph) -> bool {
+        self.undivided(graph).is_none()
+    }
+
+    /// The first dimension of `graph` that tensor and context parallelism of its widths do not split evenly, with its
+    /// size; an absent one where one of them splits nothing. None if it [divides](Candidate::divides) all.
+    pub fn undivided(&self, graph: &Graph) -> Option<Option<(String, usize)>> {
         let (layout, mesh) = (self.layout(graph), self.mesh());
-        let splits = |axis: Axis| {
+        let of_axis = |axis: Axis| {
+            if mesh.width(axis) == 1 {
+                return None;
+            }
             let rules = layout.0.iter().filter(|rule| rule.axis == axis);
             let mut dims = rules.filter_map(|rule| graph.dim_named(&rule.dim)).peekable();
             let parts = |dim: &str| -> usize {
                 let axes = [Axis::CP, Axis::TP].into_iter();
                 axes.filter(|&axis| layout.splits(dim, axis)).map(|axis| mesh.width(axis)).product()
             };
-            let evenly = |dim| {
-                let dim = graph.dim(dim);
-                dim.size.is_multiple_of(parts(&dim.name))
-            };
-            mesh.width(axis) == 1 || (dims.peek().is_some() && dims.all(evenly))
+            if dims.peek().is_none() {
+                return Some(None);
+            }
+            let mut dims = dims.map(|dim| graph.dim(dim));
+            let uneven = dims.find(|dim| !dim.size.is_multiple_of(parts(&dim.name)));
+            uneven.map(|dim| Some((dim.name.clone(), dim.size)))
         };
-        splits(Axis::TP) && splits(Axis::CP)
+        of_axis(Axis::TP).or_else(|| of_axis(Axis::CP))
     }
 
     /// Which dimensions it splits: those that [`Uniform`] plans do, but a vocabulary that tensor

@@ -121,7 +121,7 @@ impl Trial<'_> {
         let sampling = Sampling { seed: self.training.seed, validation_fraction: 0.0 };
         let (cache, text_field) =
             (self.training.cache.as_deref(), self.training.text_field.as_str());
-        let options = DataOptions { cache, text_field, terminal };
+        let options = DataOptions { cache, text_field, new_head: None, terminal };
         open_data(self.model, &self.training.data, self.tokenizer, sampling, options)
     }
 

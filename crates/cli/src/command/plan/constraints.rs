@@ -6,6 +6,7 @@ use shardloom::plan::{AttentionKind, Recompute, ScheduleKind};
 use shardloom::search::{Only, Request};
 
 use crate::command::{algorithm, attention, recompute};
+use crate::failure::Failure;
 use crate::number::{whole, zero_stage};
 
 /// What the search is restricted to; it chooses what is not given.
@@ -65,7 +66,10 @@ fn searched(name: &str) -> Result<ScheduleKind, String> {
 
 impl Constraints {
     /// Restricts `request` to what was given.
-    pub fn restrict(&self, request: &mut Request) {
+    ///
+    /// # Errors
+    /// If one option leaves another without effect.
+    pub fn restrict(&self, request: &mut Request) -> Result<(), Failure> {
         let Constraints {
             tp,
             pp,
@@ -78,6 +82,14 @@ impl Constraints {
             attention,
             schedule,
         } = *self;
+        if let (Some(1), Some(schedule)) = (pp, schedule) {
+            let message = format!(
+                "--schedule {}: it orders the passes of several stages, and --pp 1 leaves one; leave one of these options \
+                 out, or give --pp a larger number",
+                schedule.name()
+            );
+            return Err(Failure::usage("--schedule", message));
+        }
         request.only = Only { pp, dp, cp, tp, zero, microbatch: micro_batch, recompute };
         request.attention = attention;
         if let Some(algorithm) = algorithm {
@@ -86,6 +98,7 @@ impl Constraints {
         if let Some(schedule) = schedule {
             request.schedules = vec![schedule];
         }
+        Ok(())
     }
 
     /// The options that were given, as they could be written.

@@ -6,6 +6,7 @@ use shardloom_report::Report;
 
 use super::{Answered, speedup};
 use crate::command::interval::Interval;
+use crate::command::page_facts::sentence;
 use crate::command::simulate::{figures, page_figures};
 use crate::command::{considered, page_facts};
 use crate::failure::Failure;
@@ -41,24 +42,4 @@ fn experiments(explanation: &Explanation) -> impl Iterator<Item = String> {
     let facts = explanation.facts.iter();
     let facts = facts.filter(|fact| !matches!(fact.topic, Topic::Share | Topic::Memory));
     facts.map(|fact| sentence(&fact.sentence))
-}
-
-/// What is said on a line of a terminal as a sentence.
-fn sentence(line: &str) -> String {
-    let mut letters = line.chars();
-    let first = letters.next().into_iter().flat_map(char::to_uppercase);
-    let end = if line.ends_with('.') { "" } else { "." };
-    format!("{}{}{end}", first.collect::<String>(), letters.as_str())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_become_sentences() {
-        assert_eq!(sentence("the limit is computing"), "The limit is computing.");
-        assert_eq!(sentence("Ends."), "Ends.");
-        assert_eq!(sentence(""), ".");
-    }
 }

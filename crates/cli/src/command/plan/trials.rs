@@ -100,7 +100,12 @@ impl Trials {
         let tokenizer = TextTokenizer::open(name.as_deref().unwrap_or("bytes"))?;
         let sampling = Sampling { seed: 0, validation_fraction: 0.0 };
         // What is wrong with the data is said before anything is measured, and text is encoded once.
-        let options = DataOptions { cache: None, text_field: TEXT_FIELD, terminal: Some(terminal) };
+        let options = DataOptions {
+            cache: None,
+            text_field: TEXT_FIELD,
+            new_head: None,
+            terminal: Some(terminal),
+        };
         open_data(model, &self.trials_data, &tokenizer, sampling, options)?;
         let (data, steps) = (&self.trials_data, self.trials_steps.get());
         Ok(Some(MadeTrials { model, data, tokenizer, sampling, steps }))

@@ -127,18 +127,20 @@ fn write_files(
         Ok(())
     });
     if let Some(file) = &job.html {
-        let predictions = job.prediction.as_ref().ok().map(|it| &it.memory[..]);
+        let prediction = job.prediction.as_ref().ok();
         let report = Report {
             title: format!("Training of {}", job.model.spec().name()),
             model: job.model.text(),
             cluster: job.plan.cluster.clone(),
             plan_toml: job.plan.to_toml(),
-            warnings: predictions.map(page_facts::warnings).unwrap_or_default(),
+            warnings: prediction.map(page_facts::warnings).unwrap_or_default(),
             summary: page_figures(job, summary, memory),
             losses: history.losses.clone(),
             predicted: predicted.map(Cow::Borrowed),
             measured: history.measured.as_ref().map(Cow::Borrowed),
-            device_memory: predictions.map(page_facts::device_memory).unwrap_or_default(),
+            device_memory: prediction
+                .map(|it| page_facts::device_memory(&it.memory))
+                .unwrap_or_default(),
             notes: notes(job, history, memory),
             tables: tables(job, summary, memory),
         };

@@ -25,7 +25,10 @@ use shardloom::{
 
 use super::cost::Cost;
 use super::padding::Padding;
-use super::{DataOptions, ProfileFile, in_processes, is_plan, require_kept, require_no_option};
+use super::{
+    DataOptions, ProfileFile, in_processes, is_plan, note_disturbed, require_kept,
+    require_no_option,
+};
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::number::{share_below_one, size, whole};
@@ -176,7 +179,7 @@ struct Files {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// Write a trace of the predicted and the measured step that ui.perfetto.dev opens
+    /// Write a trace of the predicted and the measured step in Perfetto's binary format, which ui.perfetto.dev opens
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 
@@ -338,6 +341,9 @@ impl Train {
                 (RunClock::Wall, predict_in_processes(&model, &plan, &local, launched)?)
             }
         };
+        if let Ok(prediction) = &prediction {
+            note_disturbed(prediction.disturbed_percent, terminal);
+        }
         let prediction_after = match plan.averaging_ends().map(|end| plan.in_step(end)) {
             None => None,
             Some(after) => Some(match (&clock, launched) {
@@ -447,7 +453,7 @@ impl Train {
     ) -> Result<Data, Failure> {
         let sampling = Sampling { seed: self.seed, validation_fraction };
         let (cache, text_field) = (self.cache.as_deref(), self.text_field.as_str());
-        let options = DataOptions { cache, text_field, terminal };
+        let options = DataOptions { cache, text_field, new_head: self.new_head, terminal };
         super::open_data(model, &self.data, tokenizer, sampling, options)
     }
 

@@ -229,18 +229,24 @@ impl Job {
             return Ok(format!("drawn with seed {}", session.seed()));
         };
         let place = weights.display();
+        // People read it in the opening lines, which programs do not get.
+        let note = |said: String| {
+            if terminal.json() {
+                terminal.note(said);
+            }
+        };
         match self.new_head {
             false => {
                 session.load_weights(weights)?;
-                terminal.note(format_args!("starting from the weights in {place}"));
+                note(format!("starting from the weights in {place}"));
                 Ok(format!("those in {place}"))
             }
             true => {
                 let anew = session.load_weights_without_head(weights)?.join(", ");
-                terminal.note(format_args!(
+                note(format!(
                     "starting from the weights in {place}, but for what starts anew: {anew}"
                 ));
-                Ok(format!("those in {place}, but for what starts anew"))
+                Ok(format!("those in {place}, but for what starts anew: {anew}"))
             }
         }
     }

@@ -200,8 +200,11 @@ impl LogOptions {
             same.iter().map(|it| (it.step, it.rate.step_seconds(size))).collect();
         let pace = Pace::of(&times, self.warm_up).ok_or_else(|| {
             let (steps, warm_up) = (times.len(), self.warm_up.unwrap_or(0));
-            let message =
-                format!("it has {steps} steps, so none is left after {warm_up} of warm-up");
+            let message = format!(
+                "--warm-up {warm_up}: {} has {} of this batch, of which one at least must be left",
+                log.path.display(),
+                counted(steps, "step")
+            );
             Failure::usage("--warm-up", message)
         })?;
         let text = self.cluster.as_deref().unwrap_or(&plan.cluster);

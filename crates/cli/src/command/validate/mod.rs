@@ -6,6 +6,7 @@ mod log;
 mod page;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
@@ -18,7 +19,7 @@ use shardloom_validate::{
 use super::written;
 use crate::failure::Failure;
 use crate::output_file::OutputFile;
-use crate::terminal::Terminal;
+use crate::terminal::{Reminder, Terminal};
 use figures::{coverage, group_toml, print};
 use fit::FitOptions;
 use log::LogOptions;
@@ -75,6 +76,9 @@ pub struct Validate {
     log: LogOptions,
 }
 
+/// How often it is said how far predicting is, where there is no bar to be seen.
+const NOTED_EVERY: Duration = Duration::from_secs(10);
+
 #[derive(Serialize)]
 struct Answer<'a> {
     files: &'a [FileReport],
@@ -115,9 +119,16 @@ impl Validate {
         }
         let rows: usize = files.iter().map(|file| file.rows.len()).sum();
         let bar = terminal.progress(rows as u64);
+        let reminder = Reminder::new(NOTED_EVERY);
+        let done = || {
+            bar.inc(1);
+            if bar.is_hidden() && reminder.is_due() {
+                terminal.note(format_args!("{} of {rows} rows predicted", bar.position()));
+            }
+        };
         let with_outcomes = |file: Measurements| {
             bar.set_message(file.path.display().to_string());
-            let outcomes = predict(&file.rows, stack.as_ref(), &|| bar.inc(1));
+            let outcomes = predict(&file.rows, stack.as_ref(), &done);
             (file, outcomes)
         };
         let files: Vec<(Measurements, Vec<Outcome>)> =

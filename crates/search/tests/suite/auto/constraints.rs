@@ -68,9 +68,35 @@ fn what_a_plan_must_have_it_has_and_nothing_faster_is_left() {
         let faster = search(&graph, &cluster, &free).expect("a plan").judgement.step_seconds;
         assert!(found.judgement.step_seconds >= faster, "{only:?}");
     }
-    let request = Request { only: Only { tp: Some(3), ..Only::default() }, ..free.clone() };
-    let error = search(&graph, &cluster, &request).expect_err("heads are not divided by 3");
-    assert!(error.to_string().contains("no plan of gpt on c has tp 3: widths divide"), "{error}");
+    let none = Only::default();
+    for (only, rule) in [
+        (Only { tp: Some(3), ..none.clone() }, "tp 3: tp must divide heads = 8"),
+        (Only { dp: Some(3), ..none.clone() }, "dp 3: dp must divide the 32 samples of a step"),
+        (
+            Only { tp: Some(4), dp: Some(4), ..none.clone() },
+            "tp 4, dp 4: these are 16 devices, and there are 8",
+        ),
+        (
+            Only { microbatch: Some(3), ..none.clone() },
+            "micro-batches of 3 must divide the 32 samples of a replica",
+        ),
+        (
+            Only { dp: Some(1), zero: Some(2), ..none.clone() },
+            "ZeRO 2: ZeRO shares among replicas, and there is one",
+        ),
+        (Only { pp: Some(3), ..none.clone() }, "pp 3: widths divide the devices, the batch"),
+    ] {
+        let request = Request { only, ..free.clone() };
+        let error = search(&graph, &cluster, &request).expect_err(rule).to_string();
+        assert!(error.starts_with("no plan of gpt on c has ") && error.contains(rule), "{error}");
+    }
+    let text = "gpt:layers=2,hidden=64,heads=4,seq=32,vocab=128";
+    let request = Request { only: Only { pp: Some(8), ..none }, ..Request::new(text, "c", 32) };
+    let error = search(&model(text), &cluster, &request).expect_err("too few blocks").to_string();
+    assert!(
+        error.contains("pp 8: 8 stages hold at least a block each, and there are 4"),
+        "{error}"
+    );
     let only = Only { recompute: Some(Recompute::Stage), ..Only::default() };
     let error = search(&graph, &cluster, &Request { only, ..free }).expect_err("no estimate");
     assert!(error.to_string().contains("by stage"), "{error}");

@@ -23,7 +23,7 @@ fn where_nothing_fits_the_closest_plan_and_a_remedy_are_named() {
     let cluster = h100(1, 2, 12_000_000);
     let error = search(&graph, &cluster, &Request::new(GPT, "tiny", 32)).expect_err("too small");
     let message = error.to_string();
-    assert!(message.starts_with("gpt fits on tiny in none"), "{message}");
+    assert!(message.starts_with("gpt fits on tiny in no plan"), "{message}");
     let SearchError::NothingFits { needed_bytes, available_bytes, remedy, space, .. } = &error
     else {
         panic!("{error}");
