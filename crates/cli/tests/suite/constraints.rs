@@ -56,4 +56,6 @@ fn a_schedule_is_refused_where_one_stage_was_asked_for() {
         "usage",
         "--schedule zb-v: it orders the passes of several stages, and --pp 1 leaves one",
     );
+    let alternating = plan.replace("zb-v", "1f1b");
+    place.run(&format!("{alternating} --pp 1")).succeeds();
 }

@@ -82,7 +82,9 @@ impl Constraints {
             attention,
             schedule,
         } = *self;
-        if let (Some(1), Some(schedule)) = (pp, schedule) {
+        // One stage alternates, as `1f1b` does.
+        let of_several = schedule.filter(|&it| it != ScheduleKind::OneForwardOneBackward);
+        if let (Some(1), Some(schedule)) = (pp, of_several) {
             let message = format!(
                 "--schedule {}: it orders the passes of several stages, and --pp 1 leaves one; leave one of these options \
                  out, or give --pp a larger number",
