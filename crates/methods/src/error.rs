@@ -36,9 +36,9 @@ pub enum MethodError {
     },
     /// None of the method's plans fits in memory.
     #[error(
-        "{model} fits on {cluster} in no plan of {method} ({simulated} simulated); closest comes {closest}, which needs {} of the {} that a device has for it; take \
-         more or larger devices, a smaller global batch, or a method that splits more, such as zero or \
-         megatron-lm",
+        "{model} fits on {cluster} in no plan of {method} ({simulated} simulated); closest comes {closest}, \
+         which needs {} of the {} that a device has for it; take more or larger devices, a smaller global \
+         batch, or a method that splits more, such as zero or megatron-lm",
         bytes(*.needed_bytes),
         bytes(*.available_bytes)
     )]

@@ -2,6 +2,7 @@
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
+use shardloom_sim::estimate::Undivided;
 
 use crate::space::{divisors, undivided};
 use crate::{Only, Request};
@@ -20,8 +21,10 @@ pub(crate) fn rule(graph: &Graph, cluster: &Cluster, request: &Request) -> Strin
     for (name, widths) in [("tp", (1, tp)), ("cp", (cp.unwrap_or(1), Some(1)))] {
         let (context, Some(tensor)) = widths else { continue };
         match undivided(graph, context, tensor) {
-            Some(Some((dim, size))) => return format!("{name} must divide {dim} = {size}"),
-            Some(None) => return format!("{name} splits nothing of this model"),
+            Some(Undivided::Dim { name: dim, size }) => {
+                return format!("{name} must divide {dim} = {size}");
+            }
+            Some(Undivided::Nothing) => return format!("{name} splits nothing of this model"),
             None => (),
         }
     }

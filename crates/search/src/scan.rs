@@ -227,6 +227,12 @@ mod tests {
                 assert_eq!(ranked[..faster.len()], faster, "{finalists} in {limit_bytes} bytes");
                 let others = &ranked[faster.len()..];
                 assert!(ranked.len() == most && others.iter().all(|it| it.0 == last));
+                // Where only faster ones are looked for it is these, of fewer estimates.
+                let limits = Limits { seconds: last, ..limits };
+                let limited = Scan::of(&space, &request, limits, &mut estimator).expect("a scan");
+                let found: Vec<(f64, f64)> = limited.ranking.iter().map(|it| key(&it.1)).collect();
+                assert!(found == faster && limited.has_slower);
+                assert!(limited.evaluated <= scan.evaluated);
             }
         }
     }

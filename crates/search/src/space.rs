@@ -5,7 +5,7 @@ use std::sync::Arc;
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_plan::{Arrangement, Recompute, ScheduleKind};
-use shardloom_sim::estimate::{Candidate, Cut};
+use shardloom_sim::estimate::{Candidate, Cut, Undivided};
 
 use crate::only::{Only, allows};
 use crate::{Request, Runner, SearchError};
@@ -315,9 +315,8 @@ fn divides(graph: &Graph, cp: u32, tp: u32) -> bool {
     undivided(graph, cp, tp).is_none()
 }
 
-/// The first dimension that context and tensor parallelism of these widths split and do not divide, with its size; as
-/// [`Candidate::undivided`].
-pub(crate) fn undivided(graph: &Graph, cp: u32, tp: u32) -> Option<Option<(String, usize)>> {
+/// What stands against context and tensor parallelism of these widths.
+pub(crate) fn undivided(graph: &Graph, cp: u32, tp: u32) -> Option<Undivided> {
     Candidate {
         pp: 1,
         dp: 1,

@@ -85,8 +85,8 @@ pub struct Data {
 impl Data {
     /// Reads what `model` is trained on: for a language model text, from files and from folders with all
     /// text below them; for a classifier of features one file of comma-separated values whose last
-    /// column is the class, a number or a name; for a recommendation model one of numbers, then categories, then a label of 0
-    /// or 1.
+    /// column is the class, a number or a name; for a recommendation model one of numbers, then categories,
+    /// then a label of 0 or 1.
     ///
     /// # Errors
     /// If a path cannot be read or is not of that kind, there is too little data, or the model knows

@@ -16,9 +16,9 @@ use crate::terminal::Terminal;
 /// Say which class a trained classifier gives to each row of a table
 ///
 /// Rows are comma-separated values: the columns that the model was trained on, in the same order, with or without
-/// the class behind them, by number or by name as in training. Each gets the class with the largest logit, of equal ones the first, and its
-/// probability by the softmax. Where rows have their class, it also says how many got it (the accuracy), and how
-/// often rows of one class were taken for another (the confusion matrix).
+/// the class behind them, by number or by name as in training. Each gets the class with the largest logit, of equal
+/// ones the first, and its probability by the softmax. Where rows have their class, it also says how many got it (the
+/// accuracy), and how often rows of one class were taken for another (the confusion matrix).
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   shardloom train mlp:inputs=4,hidden=32,layers=2,classes=3 --data flowers.csv --steps 500 \\

@@ -41,9 +41,10 @@ impl BlockCost {
         self.forward_seconds + self.backward_seconds + self.weight_seconds
     }
 
-    /// Of these the passes before which another stage cannot begin, or after which it cannot end: behind a backward
-    /// pass in halves a stage may have weight gradients to compute until the end.
-    pub fn awaited_seconds(&self, halves: bool) -> f64 {
+    /// How long a later stage is idle for this block at least, while the pipeline fills with a step's first micro-batch
+    /// and drains after the last. Where backward passes are in halves it may compute weight gradients while the
+    /// pipeline drains.
+    pub fn fill_seconds(&self, halves: bool) -> f64 {
         match halves {
             true => self.forward_seconds,
             false => self.forward_seconds + self.backward_seconds - self.early_seconds,

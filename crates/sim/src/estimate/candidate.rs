@@ -14,6 +14,20 @@ pub enum Cut {
     Own,
 }
 
+/// What a width of tensor or context parallelism does not divide.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Undivided {
+    /// The model has nothing that it would split.
+    Nothing,
+    /// A dimension that it would split unevenly.
+    Dim {
+        /// Its name.
+        name: String,
+        /// Its size.
+        size: usize,
+    },
+}
+
 /// A uniform 3D plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Candidate {
@@ -103,9 +117,9 @@ impl Candidate {
         self.undivided(graph).is_none()
     }
 
-    /// The first dimension of `graph` that tensor and context parallelism of its widths do not split evenly, with its
-    /// size; an absent one where one of them splits nothing. None if it [divides](Candidate::divides) all.
-    pub fn undivided(&self, graph: &Graph) -> Option<Option<(String, usize)>> {
+    /// What stands against splitting `graph` by tensor and context parallelism of its widths; none if it
+    /// [divides](Candidate::divides) all.
+    pub fn undivided(&self, graph: &Graph) -> Option<Undivided> {
         let (layout, mesh) = (self.layout(graph), self.mesh());
         let of_axis = |axis: Axis| {
             if mesh.width(axis) == 1 {
@@ -118,11 +132,11 @@ impl Candidate {
                 axes.filter(|&axis| layout.splits(dim, axis)).map(|axis| mesh.width(axis)).product()
             };
             if dims.peek().is_none() {
-                return Some(None);
+                return Some(Undivided::Nothing);
             }
             let mut dims = dims.map(|dim| graph.dim(dim));
             let uneven = dims.find(|dim| !dim.size.is_multiple_of(parts(&dim.name)));
-            uneven.map(|dim| Some((dim.name.clone(), dim.size)))
+            uneven.map(|dim| Undivided::Dim { name: dim.name.clone(), size: dim.size })
         };
         of_axis(Axis::TP).or_else(|| of_axis(Axis::CP))
     }

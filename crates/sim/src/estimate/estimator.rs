@@ -1,9 +1,11 @@
 //! Estimates of many candidates on one model and cluster.
 
+mod bounds;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use shardloom_cluster::{Cluster, PlanDefaults, Stack};
+use shardloom_cluster::{Cluster, PlanDefaults};
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::{Graph, Representative};
 use shardloom_plan::{
@@ -17,11 +19,11 @@ use super::block::BlockCost;
 use super::collective::Collective;
 use super::ends::Ends;
 use super::orders::{self, Orders, pass_times, rounded};
-use super::parameters::{Parameters, Shared};
+use super::parameters::Shared;
 use super::pipeline::{self, Instance, Step};
 use super::place::Place;
 use super::sequence::Sequence;
-use super::stage::{Peaks, Replicas, StageCost, Terms, late_bytes, persistent_bytes};
+use super::stage::{Peaks, Replicas, StageCost, Terms, persistent_bytes};
 use super::table::{BlockTable, SplitTable};
 use super::{Candidate, Cut, cut, reduced};
 use crate::SimError;
@@ -81,9 +83,6 @@ type CutKey = (Arrangement, u32, u32, Vec<u32>);
 /// What an average block weighs where blocks are dealt to meshes of several stages: as finely as that blocks
 /// are told apart, so that candidates whose blocks have about the same shares are cut alike.
 const AVERAGE_WEIGHT: f64 = 32.0;
-
-/// What is left of a bound where it is rounded up.
-const ROUNDED: f64 = 1.0 - 1e-12;
 
 /// Estimates candidates, tabulating what they have in common.
 ///
@@ -243,35 +242,6 @@ impl<'a> Estimator<'a> {
         Ok(self.run(candidate).map(|step| step.peak_bytes))
     }
 
-    /// A time that no order of the stages of `candidate` is faster than, and memory that its schedule needs at
-    /// least; none where its layout is impossible. They are closer than [`Estimator::least_seconds`] and
-    /// [`Estimator::least_bytes`], and take longer to find.
-    ///
-    /// # Errors
-    /// As [`Estimator::estimate`].
-    pub fn bound(&mut self, candidate: &Candidate) -> Result<Option<Estimate>, SimError> {
-        if !self.evaluate(candidate)? {
-            return Ok(None);
-        }
-        let mut kept = vec![f64::INFINITY; candidate.pp as usize];
-        let mut late = vec![0.0; candidate.pp as usize];
-        for it in self.pipelines.iter().flatten() {
-            kept[it.device] = kept[it.device].min(it.cost.kept_bytes);
-            late[it.device] += it.cost.late_bytes;
-        }
-        let least = orders::least_held(candidate);
-        let held = self.persistent_bytes(candidate).into_iter().zip(late);
-        let meshes = held.zip(kept).zip(0u32..);
-        // Those behind the first hold less the farther they are.
-        let behind = |mesh: u32| 1.0 - f64::from(mesh) / f64::from(candidate.pp);
-        let bytes = meshes.map(|(((held, late), kept), mesh)| {
-            // Gradients may be absent while the most is kept, and are there in the end.
-            held.max(held - late + (least * behind(mesh)).floor() * kept)
-        });
-        let peak_bytes = bytes.fold(0.0, f64::max);
-        Ok(Some(Estimate { step_seconds: self.bound_seconds(candidate), peak_bytes }))
-    }
-
     /// What the orders of `candidate` are made for, in units of a forward pass; the usual times for a
     /// schedule whose orders do not depend on them, and none where its layout is impossible.
     ///
@@ -307,13 +277,6 @@ impl<'a> Estimator<'a> {
         }
     }
 
-    fn bound_seconds(&self, candidate: &Candidate) -> f64 {
-        let microbatches = f64::from(candidate.microbatches) / self.pipelines.len() as f64;
-        let overlapped = candidate.schedule.overlaps();
-        let ends = self.ends(candidate);
-        pipeline::bound_seconds(&self.pipelines, microbatches.floor(), overlapped, &ends)
-    }
-
     /// By mesh what a device holds all the time: parameters that several of its stages share once.
     fn persistent_bytes(&self, candidate: &Candidate) -> Vec<f64> {
         let mut held = vec![0.0; candidate.pp as usize];
@@ -338,50 +301,6 @@ impl<'a> Estimator<'a> {
             }
         }
         held
-    }
-
-    /// The memory that `candidate` needs at least, without tabulating its micro-batch; none if its layout
-    /// is impossible for the model.
-    ///
-    /// # Errors
-    /// As [`CostModel`](crate::CostModel).
-    pub fn least_bytes(&mut self, candidate: &Candidate) -> Result<Option<f64>, SimError> {
-        let one = Candidate { microbatch: 1, ..*candidate };
-        let Some(blocks) = self.table(&one)? else { return Ok(None) };
-        let blocks = &self.blocks[blocks];
-        let mut all = Parameters::default();
-        let split = &self.splits[blocks.split];
-        (all.elements[0], all.frozen[0]) = (split.total_elements, split.total_frozen);
-        let sharers = [candidate.sharers(); 2];
-        let of_zero = |bytes: fn(&Settings, &Stack, u8, [u32; 2], &Parameters) -> f64| {
-            bytes(&self.settings, self.place.stack, candidate.zero, sharers, &all)
-        };
-        let (held, late) = (of_zero(persistent_bytes), of_zero(late_bytes));
-        let kept = f64::from(candidate.microbatch) * blocks.kept_bytes;
-        Ok(Some(held.max(held - late + kept) / f64::from(candidate.pp)))
-    }
-
-    /// The time that a step of `candidate` takes at least; none if its layout is impossible for the
-    /// model.
-    ///
-    /// # Errors
-    /// As [`CostModel`](crate::CostModel).
-    pub fn least_seconds(&mut self, candidate: &Candidate) -> Result<Option<f64>, SimError> {
-        let Some(blocks) = self.table(candidate)? else { return Ok(None) };
-        let blocks = &self.blocks[blocks];
-        // What passes that run at the same time hide of each other.
-        let hidden = if candidate.schedule.overlaps() { blocks.exposed_seconds } else { 0.0 };
-        let microbatches = f64::from(candidate.microbatches);
-        let busy = microbatches * (blocks.total_seconds() - hidden) / f64::from(candidate.pp);
-        if !self.settings.norm {
-            return Ok(Some(busy));
-        }
-        let chain = blocks.least_chain_seconds(candidate.stages() as f64) - hidden;
-        let filled = match candidate.chunks == 1 && !candidate.schedule.overlaps() {
-            true => blocks.least_filled_seconds(microbatches, f64::from(candidate.pp)),
-            false => 0.0,
-        };
-        Ok(Some(busy.max(ROUNDED * chain.max(filled))))
     }
 
     /// The first block of each stage of `candidate`, then the number of blocks; none if the layout is

@@ -26,6 +26,6 @@ mod sequence;
 mod stage;
 mod table;
 
-pub use candidate::{Candidate, Cut};
+pub use candidate::{Candidate, Cut, Undivided};
 pub use cut::{balanced_cut, balanced_stages};
 pub use estimator::{Estimate, Estimator, Settings};

@@ -122,12 +122,13 @@ pub(super) struct BlockTable {
     pub seconds_before: Vec<f64>,
     /// What all passes take longer than their computation.
     pub exposed_seconds: f64,
-    /// Seconds of the passes that other stages wait for: forward, and backward whole or its first half.
-    pub awaited_seconds: f64,
+    /// Seconds of what a micro-batch goes through one after the other: forward passes, and backward passes or their
+    /// first halves.
+    pub chain_seconds: f64,
     /// The most that a block's backward pass runs before it needs what it receives.
     pub early_seconds: f64,
-    /// The least share of a block's passes that the stages before wait for, or those behind.
-    pub awaited_share: f64,
+    /// The least share that [`BlockCost::fill_seconds`] are of all passes of a block.
+    pub fill_share: f64,
     /// Whether backward passes are in halves.
     pub halves: bool,
     /// Kept bytes of all blocks.
@@ -193,41 +194,42 @@ impl BlockTable {
         }
         let mut seconds_before = vec![0.0];
         let mut kept_bytes = 0.0;
-        let (mut seconds, mut exposed_seconds, mut awaited_seconds) = (0.0, 0.0, 0.0);
+        let (mut seconds, mut exposed_seconds, mut chain_seconds) = (0.0, 0.0, 0.0);
         for &kind in representative.stand_ins() {
             seconds += blocks[kind].seconds();
             exposed_seconds += blocks[kind].exposed_seconds.iter().sum::<f64>();
-            awaited_seconds += blocks[kind].forward_seconds + blocks[kind].backward_seconds;
+            chain_seconds += blocks[kind].forward_seconds + blocks[kind].backward_seconds;
             seconds_before.push(seconds);
             kept_bytes += blocks[kind].whole.kept_bytes;
         }
         let early_seconds = blocks.iter().map(|it| it.early_seconds).fold(0.0, f64::max);
         let halves = candidate.halves();
         let taking = blocks.iter().filter(|it| it.seconds() > 0.0);
-        let shares = taking.map(|it| it.awaited_seconds(halves) / it.seconds());
-        let awaited_share = shares.fold(1.0, f64::min);
+        let shares = taking.map(|it| it.fill_seconds(halves) / it.seconds());
+        let fill_share = shares.fold(1.0, f64::min);
         Ok(BlockTable {
             split,
             blocks,
             seconds_before,
             exposed_seconds,
-            awaited_seconds,
+            chain_seconds,
             early_seconds,
-            awaited_share,
+            fill_share,
             halves,
             kept_bytes,
         })
     }
 
-    /// What a step of so many micro-batches takes at least where every mesh has one stage, of all that are `stages`,
-    /// and all stages wait for each other at its end.
+    /// What a step takes at least on a pipeline of so many `stages`, one on each mesh, that all begin the next step
+    /// together.
     ///
-    /// A mesh begins when the stages before have passed a micro-batch on, runs `microbatches`, and waits for the
-    /// stages before to end, but for weight gradients, with which it may be busy meanwhile. So
-    /// `step >= share * before + microbatches * own`, whatever each mesh has of the total. All are equal in the cut
-    /// of which the longest of these is least, and then add up to the total over the stages as a geometric series.
+    /// A mesh is idle while the pipeline fills and drains, for at least [a share](BlockTable::fill_share) `s` of what the
+    /// passes of one micro-batch take on the stages before it, `before`. It runs `m` micro-batches, each for `own`. So
+    /// `step >= s * before + m * own` on each mesh. The cut with the shortest step has these equal on all meshes. Then
+    /// `own` falls from mesh to mesh by the factor `1 - s / m`, and adds up to the `total` of all `p` stages for
+    /// `step = s * total / (1 - (1 - s / m)^p)`.
     pub fn least_filled_seconds(&self, microbatches: f64, stages: f64) -> f64 {
-        let share = self.awaited_share.max(0.0);
+        let share = self.fill_share.max(0.0);
         if share == 0.0 {
             return microbatches * self.total_seconds() / stages;
         }
@@ -237,7 +239,7 @@ impl BlockTable {
 
     /// What one micro-batch takes at least through all `stages` and back.
     pub fn least_chain_seconds(&self, stages: f64) -> f64 {
-        self.awaited_seconds - stages * self.early_seconds
+        self.chain_seconds - stages * self.early_seconds
     }
 
     /// Seconds of all passes of all blocks.

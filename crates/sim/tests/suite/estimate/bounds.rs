@@ -3,7 +3,7 @@
 use shardloom_plan::Precision;
 use shardloom_sim::estimate::{Estimator, Settings};
 
-use super::candidates::{candidates, candidates_in_all_orders, possible, sample};
+use super::candidates::{candidates, candidates_in_all_orders, pipeline, possible, sample};
 use super::simulated::{MIXED, times};
 use crate::scenario::{cores, gpt, h100};
 
@@ -67,5 +67,23 @@ fn no_estimate_in_any_order_is_below_its_bounds() {
                 assert!(!exceeds(bytes.expect("a layout"), estimate.peak_bytes), "{candidate:?}");
             }
         }
+    }
+}
+
+/// Where steps wait for each other a pipeline fills and drains in each, and its bound knows.
+#[test]
+fn the_first_bound_of_a_pipeline_counts_that_it_fills() {
+    let graph = gpt(30, false);
+    let cluster = h100(8);
+    let least = |norm: bool, microbatches: u32| {
+        let settings = Settings { norm, ..MIXED };
+        let mut estimator = Estimator::new(&graph, &cluster, settings).expect("an estimator");
+        let candidate = pipeline(8, 1, microbatches);
+        estimator.least_seconds(&candidate).expect("costs").expect("a layout")
+    };
+    // 1 / (1 - (1 - 1/m)^p) times the total, over m / p times it.
+    for (microbatches, expected) in [(1, 8.0), (8, 1.0 / (1.0 - 0.875_f64.powi(8)))] {
+        let filled = least(true, microbatches) / least(false, microbatches);
+        assert!((filled / expected - 1.0).abs() < 1e-9, "{filled} for {expected}");
     }
 }
