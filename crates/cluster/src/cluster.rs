@@ -304,6 +304,15 @@ impl Cluster {
         Ok(self.site(device)?.node)
     }
 
+    /// The number of the group of nodes, all of one kind, that a device's node is of.
+    ///
+    /// # Errors
+    ///
+    /// [`ClusterError::UnknownDevice`].
+    pub fn group_of(&self, device: DeviceId) -> Result<usize, ClusterError> {
+        Ok(self.site(device)?.group)
+    }
+
     /// Whether two devices sit in one node.
     ///
     /// # Errors

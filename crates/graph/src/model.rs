@@ -56,6 +56,19 @@ impl Graph {
         self.dims.iter().position(|dim| dim.name == name).map(|index| DimId(index as u32))
     }
 
+    /// A dimension's name and size, as in `ffn = 4096`. Heads that several queries share are known by the number of
+    /// queries: `heads = 8 (of keys and values; 32 of queries)`.
+    pub fn dim_in_words(&self, id: DimId) -> String {
+        let Dim { name, size } = self.dim(id);
+        match self.dim_named("group").filter(|_| name == "heads") {
+            Some(group) => {
+                let queries = size * self.dim(group).size;
+                format!("{name} = {size} (of keys and values; {queries} of queries)")
+            }
+            None => format!("{name} = {size}"),
+        }
+    }
+
     /// The dimension over samples.
     pub fn batch(&self) -> DimId {
         self.batch

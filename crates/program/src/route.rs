@@ -1,5 +1,7 @@
 //! Ways between stages: which part of a value goes from which position to which.
 
+use std::sync::Arc;
+
 use shardloom_graph::ValueId;
 use shardloom_plan::Mesh;
 
@@ -64,8 +66,9 @@ pub struct Route {
     pub to: ClassId,
     /// How elements are stored.
     pub format: Format,
-    /// The parts.
-    pub messages: Vec<Message>,
+    /// The parts. Routes between meshes and layouts alike have one list of them, as a chain of thousands of stages
+    /// would hold millions otherwise.
+    pub messages: Arc<[Message]>,
     /// How urgent it is among all that a rank sends by priority; none of what is sent in the order of the program.
     pub priority: Option<Priority>,
 }
@@ -169,7 +172,8 @@ impl Route {
         elements: usize,
     ) -> Route {
         let part = |start| Placement { start: vec![start], extent: vec![elements] };
-        let messages = vec![Message { from: 0, to: 0, source: part(source), target: part(target) }];
+        let messages =
+            Arc::new([Message { from: 0, to: 0, source: part(source), target: part(target) }]);
         Route { carried, from, to, format, messages, priority: None }
     }
 
@@ -195,7 +199,8 @@ impl Route {
             start: [start].into_iter().chain(columns.map(|_| 0)).collect(),
             extent: [rows].into_iter().chain(columns).collect(),
         };
-        let messages = vec![Message { from: 0, to: 0, source: part(source), target: part(target) }];
+        let messages =
+            Arc::new([Message { from: 0, to: 0, source: part(source), target: part(target) }]);
         Route { carried, from, to, format, messages, priority: None }
     }
 

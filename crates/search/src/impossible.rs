@@ -21,8 +21,8 @@ pub(crate) fn rule(graph: &Graph, cluster: &Cluster, request: &Request) -> Strin
     for (name, widths) in [("tp", (1, tp)), ("cp", (cp.unwrap_or(1), Some(1)))] {
         let (context, Some(tensor)) = widths else { continue };
         match undivided(graph, context, tensor) {
-            Some(Undivided::Dim { name: dim, size }) => {
-                return format!("{name} must divide {dim} = {size}");
+            Some(Undivided::Dim(dim)) => {
+                return format!("{name} must divide {}", graph.dim_in_words(dim));
             }
             Some(Undivided::Nothing) => return format!("{name} splits nothing of this model"),
             None => (),

@@ -1,9 +1,11 @@
 //! Which groups and messages share the way out of a node.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+
+use rustc_hash::FxHashMap;
 
 use shardloom_cluster::{Cluster, DeviceId, NodeId};
-use shardloom_program::{Class, ClassId, Group, Program, Route};
+use shardloom_program::{ClassId, Group, Message, Program, Route};
 
 use crate::SimError;
 
@@ -47,7 +49,7 @@ impl Siblings {
 
     /// For each group: how many, itself included, have members in one of its nodes and elsewhere.
     pub fn concurrent(&self, cluster: &Cluster) -> Result<Vec<u32>, SimError> {
-        let mut leaving: BTreeMap<NodeId, u32> = BTreeMap::new();
+        let mut leaving: FxHashMap<NodeId, u32> = FxHashMap::default();
         let mut nodes_of = vec![];
         for group in &self.groups {
             let nodes: BTreeSet<NodeId> =
@@ -76,29 +78,49 @@ pub(crate) fn concurrent_messages(
     cluster: &Cluster,
     route: &Route,
 ) -> Result<Vec<u32>, SimError> {
-    let [from, to] = [route.from, route.to].map(|class| program.class(class));
-    let node = |class: &Class, position: usize| cluster.node_of(class.devices[position]);
-    let mut leaving: BTreeMap<NodeId, BTreeSet<usize>> = BTreeMap::new();
-    let mut entering: BTreeMap<NodeId, BTreeSet<usize>> = BTreeMap::new();
-    let mut ends = vec![];
-    for message in &route.messages {
-        let [start, end] = [node(from, message.from)?, node(to, message.to)?];
-        if start != end {
-            leaving.entry(start).or_default().insert(message.from);
-            entering.entry(end).or_default().insert(message.to);
-        }
-        ends.push((start, end));
-    }
-    let count = |ends: &BTreeMap<NodeId, BTreeSet<usize>>, node| {
-        ends.get(node).map_or(1, |it| it.len() as u32)
+    let nodes = |class: ClassId| -> Result<Vec<NodeId>, SimError> {
+        let devices = program.class(class).devices.iter();
+        Ok(devices.map(|&device| cluster.node_of(device)).collect::<Result<_, _>>()?)
     };
-    Ok(ends
-        .iter()
-        .map(|(start, end)| match start == end {
-            true => 1,
-            false => count(&leaving, start).max(count(&entering, end)),
-        })
-        .collect())
+    let (mut leaving, mut entering) = (Way::of(nodes(route.from)?), Way::of(nodes(route.to)?));
+    let crosses = |message: &Message| leaving.nodes[message.from] != entering.nodes[message.to];
+    let crosses: Vec<bool> = route.messages.iter().map(crosses).collect();
+    for (message, _) in route.messages.iter().zip(&crosses).filter(|(_, crosses)| **crosses) {
+        leaving.take(message.from);
+        entering.take(message.to);
+    }
+    let concurrent = |(message, crosses): (&Message, &bool)| match crosses {
+        true => leaving.takers(message.from).max(entering.takers(message.to)),
+        false => 1,
+    };
+    Ok(route.messages.iter().zip(&crosses).map(concurrent).collect())
+}
+
+/// The ways out of, or into, the nodes of a class's positions, and who takes them.
+struct Way {
+    /// Of each position.
+    nodes: Vec<NodeId>,
+    /// Whether a position takes the way of its node.
+    taken: Vec<bool>,
+    /// How many positions take the way of a node.
+    takers: FxHashMap<NodeId, u32>,
+}
+
+impl Way {
+    fn of(nodes: Vec<NodeId>) -> Way {
+        Way { taken: vec![false; nodes.len()], nodes, takers: FxHashMap::default() }
+    }
+
+    fn take(&mut self, position: usize) {
+        if !std::mem::replace(&mut self.taken[position], true) {
+            *self.takers.entry(self.nodes[position]).or_default() += 1;
+        }
+    }
+
+    /// How many take the way that `position` takes.
+    fn takers(&self, position: usize) -> u32 {
+        self.takers.get(&self.nodes[position]).copied().unwrap_or(1)
+    }
 }
 
 #[cfg(test)]

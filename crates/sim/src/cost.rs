@@ -151,7 +151,10 @@ impl<'a> CostModel<'a> {
             for instruction in &node.body_of(entry).instructions {
                 if let Action::Send { route } = instruction.action {
                     let route = self.program.route(route);
-                    for message in route.sent_by(position).filter(|_| route.moves_rows()) {
+                    if !route.moves_rows() {
+                        continue;
+                    }
+                    for message in route.sent_by(position) {
                         let most = route.message_bytes(message);
                         bytes += most - self.message_bytes(route, message)?.min(most);
                     }

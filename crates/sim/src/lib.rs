@@ -59,6 +59,7 @@ mod lookups;
 mod memory_changes;
 mod modelled;
 mod negotiation;
+mod node_patterns;
 mod priority;
 mod rate;
 mod recording;

@@ -1,19 +1,23 @@
 //! The driver that answers from the cost model.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
+use rustc_hash::FxHashMap;
 use shardloom_cluster::{Cluster, DeviceId, DeviceKind, NodeId};
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::Graph;
+use shardloom_plan::Mesh;
 use shardloom_program::timeline::{Clock, Picos};
 use shardloom_program::{
-    Action, Body, BodyId, ClassId, Exchange, Group, Guard, Instruction, Program, Queue, Rank,
-    RouteId,
+    Action, Body, BodyId, Carried, ClassId, Exchange, Format, Group, Guard, Instruction, Program,
+    Queue, Rank, Route, RouteId,
 };
 use smallvec::SmallVec;
 
 use crate::contention::{Siblings, concurrent_messages};
 use crate::held::ExtraBytes;
+use crate::node_patterns::{NodePatterns, Relation};
 use crate::{Actor, Call, CostModel, Driver, RowCounts, SimError};
 
 /// Durations from a [`CostModel`], each asked for once.
@@ -23,26 +27,32 @@ use crate::{Actor, Call, CostModel, Driver, RowCounts, SimError};
 pub struct Modelled<'a> {
     costs: CostModel<'a>,
     classes: Vec<ClassDurations>,
-    groups: BTreeMap<(Option<ClassId>, Group), Shapes>,
+    patterns: NodePatterns,
+    groups: FxHashMap<GroupsKey, Shapes>,
     /// Different shapes of groups, with a group of that shape.
     shapes: Vec<Shape>,
     shape_of: BTreeMap<Signature, u32>,
     collectives: HashMap<(Kind, Algorithm, usize, usize, u32), Picos>,
     /// Per route.
-    sends: Vec<Option<Sends>>,
+    sends: Vec<Option<Arc<Sends>>>,
+    /// Of routes that go between stages.
+    sends_alike: FxHashMap<SendsKey, Arc<Sends>>,
 }
+
+/// Of all messages of a sender; mostly there is one.
+type SenderDurations = SmallVec<[Picos; 1]>;
 
 /// How long the messages of a route take.
 #[derive(Clone, Debug)]
 struct Sends {
     /// Per sender, per message.
-    durations: Vec<Vec<Picos>>,
+    durations: Vec<SenderDurations>,
     /// The sender that takes longest for all of its own.
     slowest: usize,
 }
 
 impl Sends {
-    fn of(durations: Vec<Vec<Picos>>) -> Sends {
+    fn of(durations: Vec<SenderDurations>) -> Sends {
         let total = |sender: &usize| durations[*sender].iter().map(|each| each.0).sum::<u64>();
         let slowest = (0..durations.len()).max_by_key(total).unwrap_or(0);
         Sends { durations, slowest }
@@ -94,6 +104,12 @@ struct Shape {
     concurrent: u32,
 }
 
+/// Groups that lie on nodes alike: of a mesh, whichever class with a mesh and a pattern of nodes alike has them.
+type GroupsKey = (Option<(Mesh, u32)>, Group);
+
+/// Messages alike: where their list is, how elements are stored, and how the classes lie to each other.
+type SendsKey = (usize, Format, Relation);
+
 /// Groups with the same signature take the same time: for each node in order the kind of node and how
 /// many members are there, then how many groups share its uplink.
 type Signature = (Vec<(usize, u32)>, u32);
@@ -131,11 +147,13 @@ impl<'a> Modelled<'a> {
         Ok(Modelled {
             costs: CostModel::new(graph, cluster, program),
             classes,
-            groups: BTreeMap::new(),
+            patterns: NodePatterns::of(&program.classes, cluster)?,
+            groups: FxHashMap::default(),
             shapes: vec![],
             shape_of: BTreeMap::new(),
             collectives: HashMap::new(),
             sends: vec![None; program.routes.len()],
+            sends_alike: FxHashMap::default(),
         })
     }
 
@@ -178,7 +196,8 @@ impl<'a> Modelled<'a> {
 
     /// The shape of each group like `group` of `class`.
     fn group_shapes(&mut self, class: ClassId, group: &Group) -> Result<&Shapes, SimError> {
-        let key = (matches!(group, Group::Mesh(_)).then_some(class), group.clone());
+        let of_mesh = || (self.costs.program().class(class).mesh, self.patterns.pattern(class));
+        let key = (matches!(group, Group::Mesh(_)).then(of_mesh), group.clone());
         if !self.groups.contains_key(&key) {
             let siblings = Siblings::of(self.costs.program(), class, group);
             let concurrent = siblings.concurrent(self.costs.cluster())?;
@@ -313,7 +332,7 @@ impl<'a> Modelled<'a> {
         let mut pairs = vec![];
         for (node, &[first, second]) in &positions {
             let Some(first) = first else { continue };
-            let group = node_runs(cluster, &[class.devices[first]])?[0].0;
+            let group = cluster.group_of(class.devices[first])?;
             if !known.insert((group, on_nodes[node])) {
                 continue;
             }
@@ -325,28 +344,42 @@ impl<'a> Modelled<'a> {
     }
 
     /// Durations of a route's messages.
-    fn route(&mut self, id: RouteId) -> Result<&Sends, SimError> {
+    fn route(&mut self, id: RouteId) -> Result<Arc<Sends>, SimError> {
         let program = self.costs.program();
         let route = program.route(id);
         let may_change = route.moves_rows() && self.costs.finds_rows_out();
-        let known = self.sends[id.0 as usize].take().filter(|_| !may_change);
+        if let Some(known) = self.sends[id.0 as usize].as_ref().filter(|_| !may_change) {
+            return Ok(known.clone());
+        }
+        let of_stages = matches!(route.carried, Carried::Value(_) | Carried::Gradient(_));
+        let alike = (of_stages && !route.moves_rows()).then(|| {
+            let relation = self.patterns.relation([route.from, route.to]);
+            (route.messages.as_ptr() as usize, route.format, relation)
+        });
+        let known = alike.and_then(|alike| self.sends_alike.get(&alike).cloned());
         let sends = match known {
             Some(known) => known,
-            None => {
-                let [from, to] = [route.from, route.to].map(|class| program.class(class));
-                let concurrent = concurrent_messages(program, self.costs.cluster(), route)?;
-                let mut sends = vec![vec![]; from.mesh.size()];
-                for (message, concurrent) in route.messages.iter().zip(concurrent) {
-                    let (sender, receiver) = (from.devices[message.from], to.devices[message.to]);
-                    let bytes = self.costs.message_bytes(route, message)?;
-                    let seconds =
-                        self.costs.message_seconds(sender, receiver, bytes, concurrent)?;
-                    sends[message.from].push(Picos::from_seconds(seconds));
-                }
-                Sends::of(sends)
-            }
+            None => Arc::new(self.timed(route)?),
         };
-        Ok(self.sends[id.0 as usize].insert(sends))
+        if let Some(alike) = alike {
+            self.sends_alike.insert(alike, sends.clone());
+        }
+        self.sends[id.0 as usize] = Some(sends.clone());
+        Ok(sends)
+    }
+
+    fn timed(&self, route: &Route) -> Result<Sends, SimError> {
+        let program = self.costs.program();
+        let [from, to] = [route.from, route.to].map(|class| program.class(class));
+        let concurrent = concurrent_messages(program, self.costs.cluster(), route)?;
+        let mut sends = vec![SenderDurations::new(); from.mesh.size()];
+        for (message, concurrent) in route.messages.iter().zip(concurrent) {
+            let (sender, receiver) = (from.devices[message.from], to.devices[message.to]);
+            let bytes = self.costs.message_bytes(route, message)?;
+            let seconds = self.costs.message_seconds(sender, receiver, bytes, concurrent)?;
+            sends[message.from].push(Picos::from_seconds(seconds));
+        }
+        Ok(Sends::of(sends))
     }
 }
 
@@ -527,17 +560,73 @@ fn node_runs(cluster: &Cluster, devices: &[DeviceId]) -> Result<Vec<(usize, u32)
         let node = cluster.node_of(device)?;
         match runs.last_mut() {
             Some((_, members)) if before == Some(node) => *members += 1,
-            _ => {
-                let mut first = 0;
-                let holds = |group: &shardloom_cluster::NodeGroup| {
-                    first += group.devices();
-                    device.0 < first
-                };
-                let group = cluster.groups().iter().position(holds);
-                runs.push((group.unwrap_or(cluster.groups().len()), 1));
-            }
+            _ => runs.push((cluster.group_of(device)?, 1)),
         }
         before = Some(node);
     }
     Ok(runs)
+}
+
+#[cfg(test)]
+mod tests {
+    use shardloom_plan::Axis;
+
+    use super::*;
+    use crate::node_patterns::tests::{graph, program};
+
+    impl Modelled<'_> {
+        /// How long each group like `group` takes to sum a mebibyte, per position of `class`.
+        fn seconds_of_groups(&mut self, class: ClassId, group: &Group) -> Vec<Picos> {
+            let shapes = self.group_shapes(class, group).unwrap();
+            let of_position: Vec<u32> =
+                shapes.group_of.iter().map(|&it| shapes.of_group[it]).collect();
+            let exchange = Exchange {
+                kind: Kind::AllReduce,
+                algorithm: Algorithm::Ring,
+                elements: 1 << 18,
+                element_bytes: 4,
+                group: group.clone(),
+            };
+            of_position
+                .into_iter()
+                .map(|shape| self.exchange_on(&exchange, shape).unwrap())
+                .collect()
+        }
+    }
+
+    /// What is taken over from classes that lie alike is what these classes have themselves.
+    #[test]
+    fn messages_and_groups_of_classes_alike_take_as_long_as_their_own() {
+        let graph = graph();
+        let ordered: Vec<u32> = (0..24).collect();
+        let spread: Vec<u32> = (0..24).map(|it| it * 7 % 24).collect();
+        let swapped: Vec<u32> = [4..12, 0..4, 12..24].into_iter().flatten().collect();
+        for devices in [ordered, spread, swapped] {
+            let program = program(&graph, &devices);
+            for cluster in [
+                "h100-80g:6x4",
+                "h100-80g:3x8",
+                "h100-80g:4x6",
+                "h100-80g:2x5+a100-80g:2x8",
+                "h100-80g:1x3+a100-80g:3x7",
+            ] {
+                let cluster = Cluster::parse(cluster).unwrap();
+                let mut shared = Modelled::new(&graph, &cluster, &program).unwrap();
+                for (id, route) in (0..).map(RouteId).zip(&program.routes) {
+                    let found = shared.route(id).unwrap();
+                    let own = shared.timed(route).unwrap();
+                    assert_eq!((&found.durations, found.slowest), (&own.durations, own.slowest));
+                }
+                for (class, axis) in
+                    (0..6).map(ClassId).flat_map(|it| [(it, Axis::DP), (it, Axis::TP)])
+                {
+                    let group = Group::Mesh(vec![axis]);
+                    let mut alone = Modelled::new(&graph, &cluster, &program).unwrap();
+                    let [found, own] =
+                        [&mut shared, &mut alone].map(|it| it.seconds_of_groups(class, &group));
+                    assert_eq!(found, own);
+                }
+            }
+        }
+    }
 }

@@ -60,7 +60,7 @@ impl Transfers {
                 receivers[0].push(0);
                 expected[0] = 1;
             } else {
-                for message in &route.messages {
+                for message in route.messages.iter() {
                     receivers[message.from].push(message.to);
                     expected[message.to] += 1;
                 }

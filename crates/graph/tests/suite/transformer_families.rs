@@ -108,3 +108,18 @@ fn every_dropout_has_the_probability_that_is_said() {
         }
     }
 }
+
+/// Heads that queries share are few: people know models by the number of queries.
+#[test]
+fn heads_are_said_with_the_queries_that_share_them() {
+    for (line, heads) in [
+        (LLAMA, "heads = 2 (of keys and values; 4 of queries)"),
+        ("llama:layers=1,hidden=8,heads=4,ffn=12,seq=4,vocab=16", "heads = 4"),
+        (GPT, "heads = 2"),
+    ] {
+        let graph = graph(line);
+        let in_words = |name| graph.dim_in_words(graph.dim_named(name).unwrap());
+        assert_eq!(in_words("heads"), heads);
+        assert_eq!(in_words("vocab"), "vocab = 16");
+    }
+}

@@ -92,7 +92,7 @@ impl Plan {
                             counted(self.microbatches, "micro-batch")
                         )
                     } else {
-                        format!("{} = {extent}", rule.dim)
+                        graph.dim_in_words(dim)
                     };
                     let together = match others {
                         1 => String::new(),

@@ -1,14 +1,16 @@
 //! Values that cross stages, and the ways they and their gradients take.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use rustc_hash::FxHashMap;
 use shardloom_graph::{Extents, Graph, ValueId};
-use shardloom_plan::Precision;
+use shardloom_plan::{Mesh, Precision};
 
 use super::needed_gradients::NeededGradients;
 use super::stage::{StageId, StageModel};
 use crate::route::{self, Side};
-use crate::{Carried, ClassId, Format, Layout, ProgramError, Route, RouteId, TensorId};
+use crate::{Carried, ClassId, Format, Layout, Message, ProgramError, Route, RouteId, TensorId};
 
 /// A value made in one stage and read in a later one of the same pipeline.
 pub(super) struct Transfer {
@@ -53,7 +55,12 @@ pub(crate) struct Boundaries {
     precision: Precision,
     transfers: Vec<Transfer>,
     pub routes: Vec<Route>,
+    /// The messages that bring a shape from one layout to another.
+    messages: FxHashMap<Redistribution, Arc<[Message]>>,
 }
+
+/// A shape, and the layout and mesh of each end.
+type Redistribution = (Vec<usize>, [(Layout, Mesh); 2]);
 
 impl Boundaries {
     pub(super) fn find(
@@ -62,7 +69,12 @@ impl Boundaries {
         stages: &[StageModel],
         gradients_needed: &NeededGradients,
     ) -> Result<Boundaries, ProgramError> {
-        let mut found = Boundaries { precision, transfers: vec![], routes: vec![] };
+        let mut found = Boundaries {
+            precision,
+            transfers: vec![],
+            routes: vec![],
+            messages: FxHashMap::default(),
+        };
         for (to, consumer) in stages.iter().enumerate() {
             let siblings = |stage: &StageModel| stage.place.pipeline == consumer.place.pipeline;
             for &op in &consumer.ops {
@@ -114,11 +126,11 @@ impl Boundaries {
             let upstream = Side { layout: &handed, mesh: &producer.mesh };
             let downstream = Side { layout: &received, mesh: &consumer.mesh };
             let format = Format::of_value(graph.value(value).dtype, self.precision);
+            let there = self.messages(&global, upstream, downstream);
+            let back = self.messages(&global, downstream, upstream);
             let mut route = |carried: Carried, from: ClassId, to: ClassId, messages| {
                 self.add_route(Route { carried, from, to, format, messages, priority: None })
             };
-            let there = route::messages(&global, upstream, downstream);
-            let back = route::messages(&global, downstream, upstream);
             let forward = route(Carried::Value(value), producer.class, consumer.class, there);
             let backward = gradients_needed
                 .needs(value)
@@ -126,6 +138,12 @@ impl Boundaries {
             Way::Messages { forward, backward }
         };
         self.transfers.push(Transfer { value, from, to, handed, received, way });
+    }
+
+    fn messages(&mut self, global: &[usize], from: Side<'_>, to: Side<'_>) -> Arc<[Message]> {
+        let ends = [from, to].map(|side| (side.layout.clone(), *side.mesh));
+        let known = self.messages.entry((global.to_vec(), ends));
+        known.or_insert_with(|| route::messages(global, from, to).into()).clone()
     }
 
     /// Adds a route.

@@ -14,7 +14,7 @@ pub(super) fn check(program: &Program, found: &mut Vec<Violation>) {
             continue;
         }
         let [senders, receivers] = [route.from, route.to].map(|it| program.class(it).mesh.size());
-        for message in &route.messages {
+        for message in route.messages.iter() {
             let Message { from, to, source, target } = message;
             if *from >= senders || *to >= receivers {
                 wrong(format!("a message goes from position {from} to {to}"));

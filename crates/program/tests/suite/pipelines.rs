@@ -9,7 +9,7 @@ use shardloom_graph::{Graph, ModelSpec, OpKind};
 use shardloom_plan::{
     Arrangement, Corrections, DeviceList, Plan, ScheduleKind, Uniform, Updates, Weights,
 };
-use shardloom_program::{Action, Body, BodyKind, Class, ClassId, Group, Program, lower};
+use shardloom_program::{Action, Body, BodyKind, Class, ClassId, Group, Message, Program, lower};
 
 const SEQ: usize = 8;
 const HIDDEN: usize = 16;
@@ -486,4 +486,17 @@ fn each_owner_of_a_stage_sends_its_own_part_of_a_reduction() {
         }
     }
     assert!(unlike > 0, "all owners send as much as the first");
+}
+
+/// Thousands of stages have millions of messages, which their routes do not each hold.
+#[test]
+fn boundaries_alike_have_one_list_of_messages_each_way() {
+    let program = program(ScheduleKind::OneForwardOneBackward, 8, 1);
+    assert_eq!(program.routes.len(), 2 * 7);
+    let mut lists: Vec<*const Message> =
+        program.routes.iter().map(|it| it.messages.as_ptr()).collect();
+    lists.sort_unstable();
+    lists.dedup();
+    // Meshes and layouts are the same on both sides, so that there and back are too.
+    assert_eq!(lists.len(), 1);
 }

@@ -1,5 +1,7 @@
 //! Programs of servers and workers: what they hold and send, and every order in which requests may come.
 
+use std::sync::Arc;
+
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
     Mesh, Optimizer, Plan, Precision, Servers, Staleness, Sync, Uniform, Updates, Weights,
@@ -347,7 +349,7 @@ fn servers_that_hold_other_elements_than_workers_send_are_rejected() {
         let shifted = |route: &Route| carried(&route.carried) && end(route, from_start) > 0;
         let at = good.routes.iter().position(shifted).expect("a range that begins later");
         rejected(&|program| {
-            let message = &mut program.routes[at].messages[0];
+            let message = &mut Arc::make_mut(&mut program.routes[at].messages)[0];
             let end = if from_start { &mut message.source } else { &mut message.target };
             end.start[0] -= 1;
         });

@@ -2,6 +2,7 @@
 //! of programs in which elements go astray.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
@@ -414,7 +415,9 @@ fn a_piece_that_goes_to_another_server_or_is_of_other_elements_is_rejected() {
         matches!(route.carried, Carried::Gradients(_)) && starts
     };
     let later = good.routes.iter().position(later).expect("one that begins later");
-    served(rejected(&good, |program| program.routes[later].messages[0].source.start[0] -= 1));
+    served(rejected(&good, |program| {
+        Arc::make_mut(&mut program.routes[later].messages)[0].source.start[0] -= 1
+    }));
     // A range that nobody sums, and one that two do.
     served(rejected(&good, |program| program.classes[0].buckets[0].summed.truncate(1)));
     served(rejected(&good, |program| {

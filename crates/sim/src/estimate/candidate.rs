@@ -1,6 +1,6 @@
 //! A 3D plan in the numbers that a search varies.
 
-use shardloom_graph::Graph;
+use shardloom_graph::{DimId, Graph};
 use shardloom_plan::{Arrangement, Axis, LayoutRules, Mesh, Recompute, ScheduleKind, Uniform};
 
 /// Where stages are cut.
@@ -20,12 +20,7 @@ pub enum Undivided {
     /// The model has nothing that it would split.
     Nothing,
     /// A dimension that it would split unevenly.
-    Dim {
-        /// Its name.
-        name: String,
-        /// Its size.
-        size: usize,
-    },
+    Dim(DimId),
 }
 
 /// A uniform 3D plan.
@@ -134,9 +129,8 @@ impl Candidate {
             if dims.peek().is_none() {
                 return Some(Undivided::Nothing);
             }
-            let mut dims = dims.map(|dim| graph.dim(dim));
-            let uneven = dims.find(|dim| !dim.size.is_multiple_of(parts(&dim.name)));
-            uneven.map(|dim| Undivided::Dim { name: dim.name.clone(), size: dim.size })
+            let divides = |dim| graph.dim(dim).size.is_multiple_of(parts(&graph.dim(dim).name));
+            dims.find(|&dim| !divides(dim)).map(Undivided::Dim)
         };
         of_axis(Axis::TP).or_else(|| of_axis(Axis::CP))
     }

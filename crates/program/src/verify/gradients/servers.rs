@@ -37,7 +37,7 @@ impl Reductions<'_> {
     ) {
         let read = step.instruction.reads[0];
         let sum = self.sums.entry(place(read)).or_default();
-        for message in &self.program.route(route).messages {
+        for message in self.program.route(route).messages.iter() {
             let range = message.source.range(0);
             if !sum.is_pending() || sum.is_begun(&range) {
                 let tensor = step.tensor_name(read.tensor);
@@ -57,7 +57,7 @@ impl Reductions<'_> {
     ) {
         let elements = step.class.elements(to.tensor, 0);
         let sum = self.sums.entry(place(to)).or_default();
-        for message in &self.program.route(route).messages {
+        for message in self.program.route(route).messages.iter() {
             let range = message.target.range(0);
             if !sum.is_pending() || !sum.sent_to_sum.contains(&range) || sum.summed.contains(&range)
             {

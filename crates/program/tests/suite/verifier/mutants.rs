@@ -1,5 +1,7 @@
 //! Programs in which one thing is wrong that takes more than changing one instruction.
 
+use std::sync::Arc;
+
 use shardloom_graph::work::Pass;
 use shardloom_plan::Axis;
 use shardloom_program::{
@@ -88,7 +90,7 @@ pub fn message(
     mut program: Program,
     how: impl FnOnce(&mut shardloom_program::Placement),
 ) -> Program {
-    let message = &mut program.routes[0].messages[0];
+    let message = &mut Arc::make_mut(&mut program.routes[0].messages)[0];
     how(&mut message.source);
     message.target = message.source.clone();
     program
@@ -99,7 +101,7 @@ pub fn shorter_messages(program: Program) -> Program {
 }
 
 pub fn no_messages(mut program: Program) -> Program {
-    program.routes[0].messages.clear();
+    program.routes[0].messages = [].into();
     program
 }
 

@@ -1,6 +1,8 @@
 //! Programs in which tables lie on servers are sound, and rejected where an instruction of it is left out, done twice
 //! or in another order, is about other rows, or goes another way.
 
+use std::sync::Arc;
+
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{Mesh, Optimizer, ParameterGroup, Plan, Recompute, Summation, Sync, Uniform};
 use shardloom_program::verify::{Violation, verify};
@@ -169,7 +171,7 @@ fn rows_of_other_workers_samples_or_pieces_are_found() {
     assert_eq!(routes.len(), 18);
     for route in routes {
         rejected(&|it| {
-            let message = &mut it.routes[route].messages[0];
+            let message = &mut Arc::make_mut(&mut it.routes[route].messages)[0];
             message.source.extent[0] -= 1;
             message.target.extent[0] -= 1;
         });
@@ -183,7 +185,7 @@ fn rows_of_other_workers_samples_or_pieces_are_found() {
                 other => other,
             };
         });
-        rejected(&|it| it.routes[route].messages.clear());
+        rejected(&|it| it.routes[route].messages = [].into());
     }
     let table = |it: &mut Program| -> usize {
         let buckets = &it.classes[0].buckets;
