@@ -12,6 +12,7 @@ pub(crate) use interaction::pair_count;
 
 use std::collections::{HashMap, HashSet};
 
+use crate::dim::Dims;
 use crate::{
     Block, BlockId, DType, Dim, DimId, Extents, Graph, GraphError, Init, Op, OpId, OpKind,
     Parameter, Role, Signature, Value, ValueId,
@@ -54,15 +55,16 @@ pub struct GraphBuilder {
 impl GraphBuilder {
     /// An empty graph with a `batch` dimension.
     pub fn new(name: &str) -> GraphBuilder {
-        let batch = Dim { name: "batch".into(), size: 1 };
+        let mut dims = Dims::default();
+        let batch = dims.push(Dim { name: "batch".into(), size: 1 });
         GraphBuilder {
             graph: Graph {
                 name: name.into(),
-                dims: vec![batch],
+                dims,
                 values: vec![],
                 ops: vec![],
                 blocks: vec![],
-                batch: DimId(0),
+                batch,
                 loss: ValueId(0),
             },
             value_names: HashSet::new(),
@@ -396,8 +398,7 @@ impl GraphBuilder {
     }
 
     fn push_dim(&mut self, name: &str, size: usize) -> DimId {
-        self.graph.dims.push(Dim { name: name.into(), size });
-        DimId(self.graph.dims.len() as u32 - 1)
+        self.graph.dims.push(Dim { name: name.into(), size })
     }
 
     /// The dimension of a layer norm's two statistics.

@@ -1,5 +1,7 @@
 //! Named dimensions and their extents.
 
+use std::collections::HashMap;
+
 use crate::Graph;
 
 /// Identifies a named dimension of one graph.
@@ -20,6 +22,33 @@ pub struct Dim {
     pub name: String,
     /// Its global extent; for `batch` the extent of one sample, 1.
     pub size: usize,
+}
+
+/// All dimensions of a graph, found by number and by name: models of many tables have thousands.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Dims {
+    all: Vec<Dim>,
+    by_name: HashMap<String, DimId>,
+}
+
+impl Dims {
+    /// Adds one, whose name no other has.
+    pub fn push(&mut self, dim: Dim) -> DimId {
+        let id = DimId(self.all.len() as u32);
+        self.by_name.insert(dim.name.clone(), id);
+        self.all.push(dim);
+        id
+    }
+
+    /// All of them, in the order of their numbers.
+    pub fn all(&self) -> &[Dim] {
+        &self.all
+    }
+
+    /// The one of this name.
+    pub fn named(&self, name: &str) -> Option<DimId> {
+        self.by_name.get(name).copied()
+    }
 }
 
 /// How far each dimension of a graph reaches, for one choice of batch or on one device.

@@ -1,5 +1,6 @@
 //! The graph itself: arenas of dimensions, values and operators, in blocks.
 
+use crate::dim::Dims;
 use crate::{DType, Dim, DimId, Extents, Op, OpId, Role, Value, ValueId};
 
 /// Identifies a block of one graph.
@@ -27,7 +28,7 @@ pub struct Block {
 #[derive(Clone, Debug)]
 pub struct Graph {
     pub(crate) name: String,
-    pub(crate) dims: Vec<Dim>,
+    pub(crate) dims: Dims,
     pub(crate) values: Vec<Value>,
     pub(crate) ops: Vec<Op>,
     pub(crate) blocks: Vec<Block>,
@@ -43,17 +44,17 @@ impl Graph {
 
     /// All named dimensions.
     pub fn dims(&self) -> &[Dim] {
-        &self.dims
+        self.dims.all()
     }
 
     /// One dimension.
     pub fn dim(&self, id: DimId) -> &Dim {
-        &self.dims[id.index()]
+        &self.dims.all()[id.index()]
     }
 
     /// The dimension of this name.
     pub fn dim_named(&self, name: &str) -> Option<DimId> {
-        self.dims.iter().position(|dim| dim.name == name).map(|index| DimId(index as u32))
+        self.dims.named(name)
     }
 
     /// A dimension's name and size, as in `ffn = 4096`. Heads that several queries share are known by the number of

@@ -1,5 +1,7 @@
 //! What is wrong with a plan that options describe, said by the options' names.
 
+use std::path::Path;
+
 use shardloom::Error;
 use shardloom::plan::PlanError;
 use shardloom::program::ProgramError;
@@ -26,6 +28,17 @@ pub fn in_options(error: Error, option_of: impl Fn(&str, &str) -> Option<Named>)
         }
         None => error.into(),
     }
+}
+
+/// The failure of a plan that cannot be lowered or simulated: of one in a file with the line there, of one that options
+/// describe in their words.
+pub fn of_plan(error: Error, file: Option<&Path>) -> Failure {
+    let options = |key: &str, value: &str| match (file, key) {
+        (None, "chunks") => Some(Named::of("--chunks", value)),
+        (None, "microbatches") => Some(Named::of("--microbatches", value)),
+        _ => None,
+    };
+    in_options(error, options).in_plan(file, None)
 }
 
 /// What options say of what a search or a method is asked for, by its key.

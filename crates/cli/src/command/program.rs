@@ -4,8 +4,8 @@ use clap::Args;
 use shardloom::program::text::LEGEND;
 use shardloom::program_text;
 
-use super::ProfileFile;
 use super::plan_or_model::{PlanOrModel, Planned, Shape};
+use super::{ProfileFile, in_options};
 use crate::failure::Failure;
 use crate::number::whole;
 use crate::terminal::Terminal;
@@ -37,7 +37,7 @@ impl Program {
         let local = self.profile.local()?;
         let Planned { model, plan, file, .. } = self.what.planned(&self.shape, &local, terminal)?;
         let texts = program_text(&model, &plan, self.rank);
-        let texts = texts.map_err(|error| Failure::from(error).in_plan(file.as_deref(), None))?;
+        let texts = texts.map_err(|error| in_options::of_plan(error, file.as_deref()))?;
         if terminal.json() {
             return texts.iter().try_for_each(|text| terminal.object(text));
         }

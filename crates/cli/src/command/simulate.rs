@@ -11,6 +11,7 @@ use shardloom::{Buffers, Error, Model, Plan, Prediction, RankBuffers, simulate_r
 use shardloom_report::{PerfettoTrace, Report, perfetto_trace, swimlane};
 
 use super::cost::Cost;
+use super::in_options;
 use super::interval::Interval;
 use super::memory::{self, Memory};
 use super::page_facts;
@@ -141,7 +142,7 @@ impl Simulate {
             {
                 Failure::usage("--rows", format!("--rows: {source}"))
             }
-            other => Failure::from(other).in_plan(file.as_deref(), None),
+            other => in_options::of_plan(other, file.as_deref()),
         };
         let (prediction, after) = (prediction.map_err(in_plan)?, after.map_err(in_plan)?);
         let fits = [Some(&prediction), after.as_ref()].into_iter().flatten();

@@ -59,3 +59,16 @@ fn a_schedule_is_refused_where_one_stage_was_asked_for() {
     let alternating = plan.replace("zb-v", "1f1b");
     place.run(&format!("{alternating} --pp 1")).succeeds();
 }
+
+#[test]
+fn stages_that_a_schedule_cannot_have_are_named_by_their_option() {
+    let place = Place::new();
+    let shape = "gpt-2 --cluster h100-80g:4 --global-batch 8 --pp 2 --microbatches 4 --chunks";
+    for (number, rule) in [
+        ("1 --schedule interleaved", "--chunks 1: interleaved wants at least two stages"),
+        ("3 --schedule hanayo", "--chunks 3: hanayo wants an even number of stages"),
+    ] {
+        place.run(&format!("simulate {shape} {number} --json")).refuses("plan", rule);
+        place.run(&format!("program {shape} {number} --json")).refuses("plan", rule);
+    }
+}

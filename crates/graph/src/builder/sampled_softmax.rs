@@ -88,7 +88,7 @@ impl Graph {
         let mut net = GraphBuilder {
             value_names: names(&mut graph.values.iter().map(|it| &it.name)),
             op_names: names(&mut graph.ops.iter().map(|it| &it.name)),
-            dim_names: names(&mut graph.dims.iter().map(|it| &it.name)),
+            dim_names: names(&mut graph.dims().iter().map(|it| &it.name)),
             parameter_elements: self.parameter_count(),
             slots: std::collections::HashMap::new(),
             graph,
