@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
 #[cfg(unix)]
-use signal_hook::consts::SIGHUP;
+use signal_hook::consts::{SIGHUP, SIGXFSZ};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
@@ -29,8 +29,6 @@ static SIGNAL: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
 /// # Errors
 /// If the system refuses the handler.
 pub fn listen() -> Result<(), Failure> {
-    let refused =
-        |error| Failure::usage("interrupts", format!("cannot handle interrupts: {error}"));
     for &signal in REQUESTS {
         let status = i32::from(after_signal(signal));
         // Handlers run in this order: at the first signal nothing was asked yet.
@@ -39,6 +37,20 @@ pub fn listen() -> Result<(), Failure> {
         flag::register(signal, Arc::clone(&ASKED)).map_err(refused)?;
     }
     Ok(())
+}
+
+/// From now on a write beyond the size that files may have fails like others that a disk refuses, where the system would
+/// end the program without a word.
+///
+/// # Errors
+/// If the system refuses the handler.
+#[cfg(unix)]
+pub fn outlive_large_files() -> Result<(), Failure> {
+    flag::register(SIGXFSZ, Arc::default()).map(drop).map_err(refused)
+}
+
+fn refused(error: std::io::Error) -> Failure {
+    Failure::usage("interrupts", format!("cannot handle interrupts: {error}"))
 }
 
 /// The signal by which the user asked to stop.

@@ -71,6 +71,10 @@ fn main() -> ExitCode {
         Err(error) => return refuse(&error),
     };
     let terminal = Terminal::new(arguments.json);
+    #[cfg(unix)]
+    if let Err(failure) = interrupt::outlive_large_files() {
+        return failure.report(arguments.json);
+    }
     let outcome = match arguments.command {
         Command::Plan(plan) => plan.run(terminal),
         Command::Explain(explain) => explain.run(terminal),

@@ -79,8 +79,12 @@ impl Cluster {
             }
             let available = group.profile.node.devices;
             if group.devices_per_node > available {
-                let asked = group.devices_per_node;
-                return Err(ClusterError::NodeTooSmall { name: name.clone(), available, asked });
+                return Err(ClusterError::NodeTooSmall {
+                    name: name.clone(),
+                    available,
+                    asked: group.devices_per_node,
+                    nodes: group.nodes,
+                });
             }
             let same_name = |other: &&NodeGroup| other.profile.device.name == *name;
             let earlier = groups[..index].iter().find(same_name);

@@ -98,17 +98,18 @@ pub enum ClusterError {
     },
     /// A node with more devices than its kind has.
     #[error(
-        "a node of {name} has {available} devices, not {asked}; for {asked} devices write \
-         {name}:{}x{available}",
-        .asked.div_ceil(*.available)
+        "a node of {name} has {available} devices, not {asked}{}",
+        as_nodes(name, *available, u64::from(*nodes) * u64::from(*asked))
     )]
     NodeTooSmall {
         /// The profile.
         name: String,
         /// Devices its node has.
         available: u32,
-        /// Devices asked for.
+        /// Devices asked for of each node.
         asked: u32,
+        /// Nodes asked for.
+        nodes: u32,
     },
     /// Two different profiles of one name.
     #[error("two different machines are called `{name}`: give one of them another name")]
@@ -168,6 +169,17 @@ pub enum ClusterError {
     /// The collective itself is impossible.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
+}
+
+/// How so many devices are written as nodes of a machine, but for the one at hand, of which there are no others.
+fn as_nodes(name: &str, available: u32, devices: u64) -> String {
+    match name {
+        "local" => String::new(),
+        _ => {
+            let nodes = devices.div_ceil(available.into());
+            format!("; for {devices} devices write {name}:{nodes}x{available}")
+        }
+    }
 }
 
 impl ClusterError {

@@ -124,7 +124,7 @@ impl Tokenizer {
     ///
     /// [`DataError::Io`] if the file cannot be read; [`DataError::Tokenizer`] if it is
     /// not a tokenizer, has an empty vocabulary, a map of characters that leads out of itself or a BPE merge whose second token lacks
-    /// the prefix of those that continue a word, may make a text thousands of times as
+    /// the prefix of those that continue a word or whose result the vocabulary lacks, may make a text thousands of times as
     /// long, or has BPE dropout, with which the same text would have different tokens
     /// each time.
     pub fn open(path: &Path) -> Result<Self> {
@@ -138,7 +138,7 @@ impl Tokenizer {
         // The library panics at some text that is not JSON.
         let value: serde_json::Value =
             serde_json::from_slice(&json).map_err(|error| at(json_fault(&error)))?;
-        if let Some(reason) = merge_without_prefix(&value) {
+        if let Some(reason) = wrong_merge(&value) {
             return Err(unusable(reason));
         }
         if let Some(reason) = character_map::fault(&value) {
@@ -396,22 +396,30 @@ fn failed(error: tokenizers::Error) -> DataError {
     DataError::Tokenize { reason: error.to_string() }
 }
 
-/// Why the first merge is wrong whose second token lacks the prefix of tokens that continue a word, which the library
-/// cuts off unseen.
-fn merge_without_prefix(tokenizer: &serde_json::Value) -> Option<String> {
+/// What is wrong with the merges of a BPE model, at which the library would panic: a second token that lacks the prefix
+/// of those that continue a word, or two whose merge the vocabulary lacks.
+fn wrong_merge(tokenizer: &serde_json::Value) -> Option<String> {
     let model = tokenizer.get("model")?;
-    let prefix = model.get("continuing_subword_prefix")?.as_str()?;
-    let second = |merge: &serde_json::Value| -> Option<String> {
-        let second = match merge {
-            serde_json::Value::String(both) => both.split(' ').nth(1)?,
-            other => other.get(1)?.as_str()?,
+    let prefix = model.get("continuing_subword_prefix").and_then(|it| it.as_str()).unwrap_or("");
+    let vocabulary = model.get("vocab")?.as_object()?;
+    let wrong = |merge: &serde_json::Value| -> Option<String> {
+        let (first, second) = match merge {
+            // Merges that were lines of a file have its version among them.
+            serde_json::Value::String(both) if both.starts_with("#version") => return None,
+            serde_json::Value::String(both) => both.split_once(' ')?,
+            other => (other.get(0)?.as_str()?, other.get(1)?.as_str()?),
         };
-        (!second.starts_with(prefix)).then(|| second.to_owned())
+        let Some(continued) = second.strip_prefix(prefix) else {
+            return Some(format!(
+                "its merges have {second:?}, which does not begin with {prefix:?} as what continues a word does"
+            ));
+        };
+        let merged = format!("{first}{continued}");
+        (!vocabulary.contains_key(&merged)).then(|| {
+            format!("it merges {first:?} and {second:?}, and its vocabulary has no {merged:?}")
+        })
     };
-    let wrong = model.get("merges")?.as_array()?.iter().find_map(second)?;
-    Some(format!(
-        "its merges have {wrong:?}, which does not begin with {prefix:?} as what continues a word does"
-    ))
+    model.get("merges")?.as_array()?.iter().find_map(wrong)
 }
 
 #[cfg(test)]

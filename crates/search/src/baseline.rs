@@ -5,6 +5,7 @@ use shardloom_graph::Graph;
 use shardloom_plan::Plan;
 use shardloom_sim::estimate::{Candidate, Estimator};
 
+use crate::judge::is_too_large;
 use crate::{Judgement, Request, SearchError, judge};
 
 /// A plan that an answer is held against, and how it does.
@@ -16,7 +17,7 @@ pub struct Baseline {
     pub fits: bool,
     /// The plan; none where nothing divides.
     pub plan: Option<Plan>,
-    /// How it was simulated; none without a plan.
+    /// How it was simulated; none without a plan, and of one with more instructions than are simulated.
     pub judgement: Option<Judgement>,
 }
 
@@ -49,7 +50,10 @@ impl Baseline {
             None => None,
         };
         let judgement = match &plan {
-            Some(plan) => Some(judge(graph, cluster, plan)?),
+            Some(plan) => match judge(graph, cluster, plan) {
+                Err(error) if is_too_large(&error) => None,
+                judged => Some(judged?),
+            },
             None => None,
         };
         let fits = judgement.as_ref().is_some_and(|it| it.fits(request.memory_share));

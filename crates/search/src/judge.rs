@@ -4,7 +4,7 @@ use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_plan::Plan;
 use shardloom_program::lower;
-use shardloom_sim::{MemoryFit, Options, RankSummary, require_few_in, simulate};
+use shardloom_sim::{MemoryFit, Options, RankSummary, SimError, require_few_in, simulate};
 
 use crate::SearchError;
 
@@ -64,4 +64,10 @@ pub fn judge(graph: &Graph, cluster: &Cluster, plan: &Plan) -> Result<Judgement,
         sent_bytes: summary.ranks.iter().map(|rank| rank.sent_bytes_by_all).sum(),
         memory: simulation.memory_fits(&program, cluster)?,
     })
+}
+
+/// Whether a plan was not simulated because it has more instructions than that is done for; others of the same model may
+/// have fewer.
+pub(crate) fn is_too_large(error: &SearchError) -> bool {
+    matches!(error, SearchError::Sim(SimError::TooMany { .. }))
 }

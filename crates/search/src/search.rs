@@ -8,6 +8,7 @@ use shardloom_sim::estimate::{Candidate, Estimator};
 
 use crate::auto::Finalist;
 use crate::baseline::Baseline;
+use crate::judge::is_too_large;
 use crate::scan::{Limits, Scan};
 use crate::space::Space;
 use crate::{Judgement, Request, SearchError, judge};
@@ -152,10 +153,12 @@ impl<'a> Search<'a> {
         plan.microbatches * self.graph.blocks().len()
     }
 
-    /// Simulates candidates best first, until enough fit or the rest are too slow to win.
+    /// Simulates candidates best first, until enough fit or the rest are too slow to win. Those with more instructions
+    /// than are simulated are left out, unless that leaves none.
     fn simulate_best(&mut self, baselines: &[Baseline]) -> Result<Vec<Finalist>, SearchError> {
         let mut finalists: Vec<Finalist> = vec![];
         let (mut fitting, mut best_seconds, mut effort) = (0, self.known_seconds, 0);
+        let mut too_large = None;
         for index in 0..self.scan.ranking.len() {
             let (candidate, estimate) = self.scan.ranking[index];
             if fitting == self.request.finalists || estimate.step_seconds > DOUBT * best_seconds {
@@ -176,7 +179,13 @@ impl<'a> Search<'a> {
                         continue;
                     }
                     effort += self.effort(&plan);
-                    self.judge(&plan)?
+                    match self.judge(&plan) {
+                        Err(error) if is_too_large(&error) => {
+                            too_large = Some(error);
+                            continue;
+                        }
+                        judged => judged?,
+                    }
                 }
             };
             if judgement.fits(self.request.memory_share) {
@@ -186,7 +195,10 @@ impl<'a> Search<'a> {
             let estimated_seconds = Some(estimate.step_seconds);
             finalists.push(Finalist { plan, estimated_seconds, judgement });
         }
-        Ok(finalists)
+        match too_large.filter(|_| finalists.is_empty()) {
+            Some(error) => Err(error),
+            None => Ok(finalists),
+        }
     }
 
     /// Simulates candidates with updates that do not wait for the norm of all gradients, as long as that is
@@ -207,7 +219,10 @@ impl<'a> Search<'a> {
             }
             effort += self.effort(&plan);
             plan.post_validation = true;
-            let judgement = self.judge(&plan)?;
+            let judgement = match self.judge(&plan) {
+                Err(error) if is_too_large(&error) => continue,
+                judged => judged?,
+            };
             let estimated_seconds = Some(estimate.step_seconds);
             finalists.push(Finalist { plan, estimated_seconds, judgement });
         }

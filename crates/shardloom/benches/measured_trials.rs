@@ -58,7 +58,7 @@ fn main() -> Result<(), Failure> {
     let of = |index: usize, usual: usize| numbers.get(index).copied().unwrap_or(usual);
     let (ranks, trials, repeats) = (of(0, 4), of(1, 200), of(2, 9));
     let name = format!("local:{ranks}");
-    let cluster = load_cluster(&name, &LocalProfile::of_user()?, &mut |_, _| {})?;
+    let cluster = load_cluster(&name, &LocalProfile::of_user(), &mut |_, _| {})?;
     for text in MODELS {
         let model = Model::load(text)?;
         let usual = usual_request(&model, &cluster, &name, BATCH);

@@ -17,6 +17,19 @@ use shardloom_sim::MemoryFit;
 use crate::optimizer::optimizer_text;
 use crate::{Model, Planned, Result, find_plan, read_plan_and_model};
 
+/// The software stack that runs of a project are predicted under where nobody says another, if it is not the one that
+/// machines usually have: its own, or the closest to it.
+pub fn stack_of(project: Project) -> Option<&'static str> {
+    match project {
+        Project::Nanotron => Some("nanotron"),
+        // Without torchtitan's compiler.
+        Project::Torchtitan => Some("fsdp-eager"),
+        // It trains Hugging Face's models.
+        Project::Accelerate => Some("pytorch"),
+        Project::Megatron | Project::DeepSpeed => None,
+    }
+}
+
 /// A plan file as the configuration of another project.
 ///
 /// # Errors

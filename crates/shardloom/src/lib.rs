@@ -7,7 +7,7 @@
 //! use shardloom::{LocalProfile, Model, explain, find_plan, load_cluster, simulate, usual_request};
 //!
 //! let model = Model::load("gpt-2-xl")?;
-//! let cluster = load_cluster("a100-80g:8", &LocalProfile::of_user()?, &mut |_, _| {})?;
+//! let cluster = load_cluster("a100-80g:8", &LocalProfile::of_user(), &mut |_, _| {})?;
 //! let planned = find_plan(&model, &cluster, &usual_request(&model, &cluster, "a100-80g:8", 64))?;
 //! let plan = &planned.outcome.plan;
 //!
@@ -52,7 +52,7 @@ pub use buffers::{Buffers, RankBuffers};
 pub use checkpoint_folder::CheckpointFolder;
 pub use classified::{Classified, classify};
 pub use confusion::Confusion;
-pub use elsewhere::{export_plan, find_plan_for, import_plan, memory_of_plan};
+pub use elsewhere::{export_plan, find_plan_for, import_plan, memory_of_plan, stack_of};
 pub use error::{Error, Result};
 pub use generator::{Drawing, Generator};
 pub use huggingface_folder::{

@@ -13,39 +13,39 @@ use crate::{Error, Result, model};
 /// The file that holds this machine's profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalProfile {
-    path: PathBuf,
+    path: Option<PathBuf>,
 }
 
 impl LocalProfile {
     /// The profile in this file, which need not exist yet.
     pub fn at(path: &Path) -> LocalProfile {
-        LocalProfile { path: path.to_path_buf() }
+        LocalProfile { path: Some(path.to_path_buf()) }
     }
 
     /// The user's: the file that `SHARDLOOM_PROFILE` names, else `shardloom/profile.toml` in
-    /// `XDG_CACHE_HOME`, else in `.cache` of the home folder.
-    ///
-    /// # Errors
-    /// If the environment names none of these.
-    pub fn of_user() -> Result<LocalProfile> {
+    /// `XDG_CACHE_HOME`, else in `.cache` of the home folder. Where the environment names none of these, as in some
+    /// containers, this machine cannot be measured, and others need no profile of it.
+    pub fn of_user() -> LocalProfile {
         LocalProfile::from_variables(|name| env::var_os(name).map(PathBuf::from))
     }
 
-    fn from_variables(variable: impl Fn(&str) -> Option<PathBuf>) -> Result<LocalProfile> {
+    fn from_variables(variable: impl Fn(&str) -> Option<PathBuf>) -> LocalProfile {
         let variable = |name: &str| variable(name).filter(|path| !path.as_os_str().is_empty());
         if let Some(path) = variable("SHARDLOOM_PROFILE") {
-            return Ok(LocalProfile { path });
+            return LocalProfile { path: Some(path) };
         }
         // The XDG base directory specification has relative paths ignored.
         let cache = variable("XDG_CACHE_HOME").filter(|path| path.is_absolute());
         let cache = cache.or_else(|| variable("HOME").map(|home| home.join(".cache")));
-        let cache = cache.ok_or(Error::NoProfilePlace)?;
-        Ok(LocalProfile { path: cache.join("shardloom").join("profile.toml") })
+        LocalProfile { path: cache.map(|cache| cache.join("shardloom").join("profile.toml")) }
     }
 
     /// The file.
-    pub fn path(&self) -> &Path {
-        &self.path
+    ///
+    /// # Errors
+    /// If the environment names no place for it.
+    pub fn path(&self) -> Result<&Path> {
+        self.path.as_deref().ok_or(Error::NoProfilePlace)
     }
 
     /// The profile, if this machine has been measured. One that does not say on what it was measured was
@@ -55,21 +55,22 @@ impl LocalProfile {
     /// If the file exists but cannot be read or holds no profile, or one that was measured on another
     /// processor, with other cores or kernels, or by another version.
     pub fn load(&self) -> Result<Option<Profile>> {
-        if !self.path.try_exists().map_err(Error::io("look at", &self.path))? {
+        let Some(path) = &self.path else { return Ok(None) };
+        if !path.try_exists().map_err(Error::io("look at", path))? {
             return Ok(None);
         }
-        let text = model::read(&self.path)?;
-        let place = self.path.display().to_string();
+        let text = model::read(path)?;
+        let place = path.display().to_string();
         let profile = Profile::read(&text, &place).map_err(|source| {
             match Cluster::from_toml(&text).is_ok() {
-                true => Error::ProfileOfCluster { path: self.path.clone() },
+                true => Error::ProfileOfCluster { path: path.clone() },
                 false => Error::Profile { source: Box::new(source) },
             }
         })?;
         if let Some(measured_on) = &profile.measured_on {
             let differences = measured_on.differences(&this_machine()?);
             if !differences.is_empty() {
-                return Err(Error::OtherMachine { path: self.path.clone(), differences });
+                return Err(Error::OtherMachine { path: path.clone(), differences });
             }
         }
         Ok(Some(profile))
@@ -107,14 +108,15 @@ impl LocalProfile {
         options: Options,
         progress: &mut dyn FnMut(&str, f64),
     ) -> Result<Profile> {
-        require_writable(&self.path)?;
+        let path = self.path()?;
+        require_writable(path)?;
         let mut profile = measure(&InProcess, options, progress)?;
         // As long as others are at work it would come to the same.
         if disturbed_percent(&profile) > 0 && !is_busy() {
             let again = measure(&InProcess, options, progress)?;
             profile = std::cmp::min_by_key(again, profile, disturbed_percent);
         }
-        write_whole(&self.path, &profile.to_toml()?)?;
+        write_whole(path, &profile.to_toml()?)?;
         Ok(profile)
     }
 }
@@ -175,18 +177,19 @@ mod tests {
 
     use super::*;
 
-    fn place(variables: &[(&str, &str)]) -> Result<PathBuf> {
+    fn place(variables: &[(&str, &str)]) -> LocalProfile {
         let find = |name: &str| {
             let found = variables.iter().find(|(each, _)| *each == name);
             found.map(|(_, value)| PathBuf::from(value))
         };
-        LocalProfile::from_variables(find).map(|profile| profile.path)
+        LocalProfile::from_variables(find)
     }
 
     #[test]
     fn the_profile_is_where_the_environment_says() {
         let home = ("HOME", "/home/ada");
-        let path = |variables: &[(&str, &str)]| place(variables).expect("a place");
+        let path =
+            |variables: &[(&str, &str)]| place(variables).path().expect("a place").to_owned();
         assert_eq!(path(&[home]), Path::new("/home/ada/.cache/shardloom/profile.toml"));
         let cache = ("XDG_CACHE_HOME", "/cache");
         assert_eq!(path(&[home, cache]), Path::new("/cache/shardloom/profile.toml"));
@@ -194,7 +197,9 @@ mod tests {
         assert_eq!(path(&[home, relative]), path(&[home]));
         assert_eq!(path(&[home, cache, ("SHARDLOOM_PROFILE", "p.toml")]), Path::new("p.toml"));
         assert_eq!(path(&[home, ("SHARDLOOM_PROFILE", "")]), path(&[home]));
-        assert!(matches!(place(&[]), Err(Error::NoProfilePlace)));
+        let nowhere = place(&[]);
+        assert!(matches!(nowhere.path(), Err(Error::NoProfilePlace)));
+        assert!(matches!(nowhere.load(), Ok(None)), "other machines are planned for without it");
     }
 
     #[test]
@@ -202,12 +207,12 @@ mod tests {
         let folder = tempfile::tempdir().expect("temporary folder");
         let profile = LocalProfile::at(&folder.path().join("profile.toml"));
         assert_eq!(profile.load().expect("absent"), None);
-        fs::write(profile.path(), "speed = 3").expect("written");
+        fs::write(profile.path().unwrap(), "speed = 3").expect("written");
         let error = profile.load().expect_err("no profile");
         assert_eq!(error.kind(), "profile");
         assert!(error.to_string().contains("profile.toml"), "{error}");
         let cluster = Cluster::parse("v100-16g:8").and_then(|it| it.to_toml()).expect("written");
-        fs::write(profile.path(), cluster).expect("written");
+        fs::write(profile.path().unwrap(), cluster).expect("written");
         let error = profile.load().expect_err("a cluster");
         assert!(error.to_string().contains("give it to --cluster"), "{error}");
     }
@@ -277,7 +282,7 @@ mod tests {
         let local = LocalProfile::at(&folder.path().join("profile.toml"));
         let write = |measured_on: Option<MeasuredOn>| {
             let profile = Profile { measured_on, ..Profile::preset("v100-16g").expect("a preset") };
-            fs::write(local.path(), profile.to_toml().expect("TOML")).expect("written");
+            fs::write(local.path().unwrap(), profile.to_toml().expect("TOML")).expect("written");
         };
         let here = this_machine().expect("a machine");
         for measured_on in [None, Some(here.clone())] {

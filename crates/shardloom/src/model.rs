@@ -169,8 +169,12 @@ impl Model {
     /// # Errors
     /// If its vocabulary cannot be padded, or would be absurd.
     pub fn with_padded_vocabulary(&self, multiple: usize) -> Result<Model> {
-        let rows = self.vocabulary().and_then(|tokens| tokens.checked_next_multiple_of(multiple));
-        let model = Model::of(self.spec.with_padded_vocab(rows.or(Some(usize::MAX)))?)?;
+        let rows = match self.vocabulary() {
+            Some(tokens) => tokens.checked_next_multiple_of(multiple).unwrap_or(usize::MAX),
+            // Models without a vocabulary have no padding either.
+            None => multiple,
+        };
+        let model = Model::of(self.spec.with_padded_vocab(Some(rows))?)?;
         Ok(Model { weights: self.weights.clone(), ..model })
     }
 }

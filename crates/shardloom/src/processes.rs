@@ -133,13 +133,16 @@ impl Launched {
     }
 
     /// The file that machines measured for this are kept in, beside this machine's profile.
-    pub fn file(&self, local: &LocalProfile) -> PathBuf {
+    ///
+    /// # Errors
+    /// If there is no place for that.
+    pub fn file(&self, local: &LocalProfile) -> Result<PathBuf> {
         let mut digest = blake3::Hasher::new();
         for host in self.processes.hosts() {
             digest.update(host.as_bytes()).update(b"\n");
         }
         let digest = digest.finalize().to_hex();
-        local.path().with_file_name(format!("machines-{}.toml", &digest[..16]))
+        Ok(local.path()?.with_file_name(format!("machines-{}.toml", &digest[..16])))
     }
 
     /// These machines as they were measured before, if they were and are the same.
@@ -147,7 +150,7 @@ impl Launched {
     /// # Errors
     /// If the file cannot be read or holds no machines.
     pub fn measured_before(&self, local: &LocalProfile) -> Result<Option<Cluster>> {
-        let file = self.file(local);
+        let file = self.file(local)?;
         if !file.try_exists().map_err(Error::io("look at", &file))? {
             return Ok(None);
         }
@@ -168,7 +171,7 @@ impl Launched {
         progress: &mut dyn FnMut(&str, f64),
     ) -> Result<Cluster> {
         let cluster = self.measure(scope, progress)?;
-        write_whole(&self.file(local), &cluster.to_toml()?)?;
+        write_whole(&self.file(local)?, &cluster.to_toml()?)?;
         Ok(cluster)
     }
 

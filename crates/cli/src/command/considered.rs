@@ -42,6 +42,7 @@ impl Considered {
     /// Its step, and the verdict.
     fn cells(&self) -> [String; 2] {
         match (self.time, self.fits) {
+            (None, _) if !self.plan.is_empty() => ["-".into(), "too large to simulate".into()],
             (None, _) => ["-".into(), "not possible".into()],
             (Some((time, _)), false) => [seconds(time), "does not fit in memory".into()],
             (Some((time, times)), true) => [seconds(time), longer(times)],
@@ -52,6 +53,7 @@ impl Considered {
     fn said(&self) -> String {
         let called = self.name.unwrap_or_default();
         match (self.time, self.fits) {
+            (None, _) if !self.plan.is_empty() => format!("{called} is too large to simulate"),
             (None, _) => format!("{called} is not possible"),
             (Some((time, _)), false) => {
                 format!(

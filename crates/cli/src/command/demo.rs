@@ -70,7 +70,7 @@ impl Demo {
             let what = format!("cannot create {}: {error}", folder.display());
             Failure::file(folder, format!("{what}; --output names another folder"))
         })?;
-        let local = self.profile.local()?;
+        let local = self.profile.local();
         if let Err(stale @ shardloom::Error::OtherMachine { .. }) = local.load() {
             terminal.note(format_args!("{stale}; it is measured again now"));
             let bar = terminal.share();

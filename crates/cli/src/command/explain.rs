@@ -80,7 +80,7 @@ impl Explain {
         let of = Some(self.plan.as_path());
         let cluster = self
             .stack
-            .load_cluster(&plan.cluster, &self.profile.local()?, terminal)
+            .load_cluster(&plan.cluster, &self.profile.local(), terminal)
             .map_err(|error| error.in_plan(of, Some("cluster")))?;
         let mut rivals = vec![];
         for path in &self.against {

@@ -111,7 +111,7 @@ impl Import {
             }
             None => None,
         };
-        let cluster = load_cluster(&self.cluster, &self.profile.local()?, terminal)?;
+        let cluster = load_cluster(&self.cluster, &self.profile.local(), terminal)?;
         let given = Given {
             model: model.as_ref().map(Model::spec),
             cluster: &self.cluster,

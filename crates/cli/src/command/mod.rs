@@ -91,10 +91,10 @@ pub struct ProfileFile {
 
 impl ProfileFile {
     /// The file, given or the user's.
-    pub fn local(&self) -> Result<LocalProfile, Failure> {
+    pub fn local(&self) -> LocalProfile {
         match &self.profile {
-            Some(path) => Ok(LocalProfile::at(path)),
-            None => Ok(LocalProfile::of_user()?),
+            Some(path) => LocalProfile::at(path),
+            None => LocalProfile::of_user(),
         }
     }
 }
@@ -113,10 +113,11 @@ struct StackName {
 }
 
 impl StackName {
-    /// What was asked for, unless it is what `cluster` has where nobody asks.
-    fn given(&self, cluster: &Cluster) -> Option<&str> {
-        let is_usual = |name: &str| cluster.usual_stack().is_ok_and(|usual| usual.name == name);
-        self.stack.as_deref().filter(|name| !is_usual(name))
+    /// The stack of `cluster`, as it is to be given, unless it is what it has where nobody asks.
+    fn unlike_usual<'a>(&'a self, cluster: &'a Cluster) -> Option<&'a str> {
+        let name = &cluster.stack().name;
+        let is_usual = cluster.usual_stack().is_ok_and(|usual| usual.name == *name);
+        self.stack.as_deref().or(Some(name)).filter(|_| !is_usual)
     }
 
     /// Refuses the option where nothing is predicted for machines, because of `why`.
@@ -142,6 +143,25 @@ impl StackName {
             Some(stack) => cluster.under(stack),
             None => cluster,
         })
+    }
+}
+
+impl StackName {
+    /// A cluster under this stack, or else under the one that runs of `project` are predicted under on machines with
+    /// the software of others.
+    fn load_cluster_for(
+        &self,
+        project: Option<Project>,
+        text: &str,
+        local: &LocalProfile,
+        terminal: Terminal,
+    ) -> Result<Cluster, Failure> {
+        let cluster = self.load_cluster(text, local, terminal)?;
+        let is_own = cluster.stack().name == "shardloom";
+        match project.and_then(shardloom::stack_of).filter(|_| self.stack.is_none() && !is_own) {
+            Some(name) => Ok(cluster.under(Stack::parse(name).map_err(Error::from)?)),
+            None => Ok(cluster),
+        }
     }
 }
 
@@ -223,7 +243,7 @@ fn machines_of(
     local: &LocalProfile,
     terminal: Terminal,
 ) -> Result<(Cluster, PathBuf), Failure> {
-    let file = launched.file(local);
+    let file = launched.file(local)?;
     if let Some(cluster) = launched.measured_before(local)? {
         return Ok((cluster, file));
     }
@@ -244,7 +264,8 @@ fn load_cluster(text: &str, local: &LocalProfile, terminal: Terminal) -> Result<
     let mut hear = |what: &str, share: f64| {
         if !is_said {
             is_said = true;
-            let path = local.path().display();
+            let Ok(path) = local.path() else { return };
+            let path = path.display();
             bar.suspend(|| {
                 let takes = match is_busy() {
                     true => "several minutes, as other programs are at work",

@@ -289,8 +289,8 @@ impl Plan {
         let method = self.method.as_deref().map(methods::named).transpose();
         let method = method.map_err(shardloom::Error::from)?;
         let trials = self.trials.made((model, self.model.as_str()), text, terminal)?;
-        let local = self.profile.local()?;
-        let cluster = self.stack.load_cluster(text, &local, terminal)?;
+        let local = self.profile.local();
+        let cluster = self.stack.load_cluster_for(self.runner, text, &local, terminal)?;
         let mut request = usual_request(model, &cluster, text, self.global_batch);
         request.optimizer = parse_optimizer(&self.optimizer)?;
         request.frozen = frozen(&self.freeze, model)?;
@@ -465,7 +465,7 @@ impl Plan {
 
     /// What to say of a plan that was written: the software that it is for, where that is not the usual one.
     fn stack_to_simulate_with(&self, cluster: &Cluster) -> String {
-        let stack = self.stack.given(cluster);
+        let stack = self.stack.unlike_usual(cluster);
         stack.map(|name| format!("; simulate it with --stack {name}")).unwrap_or_default()
     }
 }

@@ -119,7 +119,7 @@ impl Profile {
             let message = format!("{option}: is of one machine, without processes on others");
             return Err(Failure::usage(option, message));
         }
-        let local = self.profile.local()?;
+        let local = self.profile.local();
         let bar = terminal.share();
         let mut hear = super::measuring(&bar, "all machines", terminal);
         let start = Instant::now();
@@ -131,7 +131,7 @@ impl Profile {
             }
             None => {
                 let cluster = launched.measure_and_keep(&local, self.scope(), &mut hear)?;
-                (cluster, launched.file(&local))
+                (cluster, launched.file(&local)?)
             }
         };
         let elapsed_seconds = start.elapsed().as_secs_f64();
@@ -176,8 +176,8 @@ impl Profile {
                 (profile, file.path().to_path_buf())
             }
             None => {
-                let local = self.profile.local()?;
-                (local.measure(options, &mut hear)?, local.path().to_path_buf())
+                let local = self.profile.local();
+                (local.measure(options, &mut hear)?, local.path()?.to_path_buf())
             }
         };
         let elapsed_seconds = start.elapsed().as_secs_f64();

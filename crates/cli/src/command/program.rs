@@ -34,7 +34,7 @@ pub struct Program {
 impl Program {
     /// Prints the programs.
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
-        let local = self.profile.local()?;
+        let local = self.profile.local();
         let Planned { model, plan, file, .. } = self.what.planned(&self.shape, &local, terminal)?;
         let texts = program_text(&model, &plan, self.rank);
         let texts = texts.map_err(|error| in_options::of_plan(error, file.as_deref()))?;

@@ -113,7 +113,7 @@ impl Simulate {
         let html = OutputFile::optional(self.html.as_ref(), self.force)?;
         let trace = OutputFile::optional(self.trace.as_ref(), self.force)?;
         OutputFile::require_distinct([&html, &trace])?;
-        let local = self.profile.local()?;
+        let local = self.profile.local();
         let Planned { model, plan, cluster, file } =
             self.what.planned(&self.shape, &local, terminal)?;
         let cluster = match cluster {

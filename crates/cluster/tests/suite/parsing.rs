@@ -116,6 +116,10 @@ fn absurd_sizes_are_refused() {
         "a node of a100-80g has 8 devices, not 20; for 20 devices write a100-80g:3x8"
     );
     assert_eq!(
+        refusal("tpu-v4:8x8"),
+        "a node of tpu-v4 has 4 devices, not 8; for 64 devices write tpu-v4:16x4"
+    );
+    assert_eq!(
         refusal("h200:125001x8"),
         "a cluster of 1000008 devices is over the limit of 1000000"
     );

@@ -125,11 +125,11 @@ impl Compare {
         let cluster = match text {
             Some(text) if self.training.run => {
                 self.stack.refuse("--run trains with this program's own trainer")?;
-                let cluster = super::load_cluster(text, &self.profile.local()?, terminal)?;
+                let cluster = super::load_cluster(text, &self.profile.local(), terminal)?;
                 Some((text, cluster.under(Stack::default())))
             }
             Some(text) => {
-                Some((text, self.stack.load_cluster(text, &self.profile.local()?, terminal)?))
+                Some((text, self.stack.load_cluster(text, &self.profile.local(), terminal)?))
             }
             None => {
                 self.stack.refuse("there is no --cluster")?;

@@ -286,7 +286,7 @@ impl Train {
             Some(_) => folder.map(CheckpointFolder::canonical).transpose()?,
             None => folder,
         };
-        let local = self.profile.local()?;
+        let local = self.profile.local();
         let (model, plan_file) = self.model_and_plan_file(&tokenizer)?;
         let weights = self.weights.clone().or_else(|| model.weights().map(Path::to_path_buf));
         if self.new_head.is_some() && weights.is_none() {

@@ -208,7 +208,7 @@ impl LogOptions {
             Failure::usage("--warm-up", message)
         })?;
         let text = self.cluster.as_deref().unwrap_or(&plan.cluster);
-        let cluster = load_cluster(text, &self.profile.local()?, terminal)?;
+        let cluster = load_cluster(text, &self.profile.local(), terminal)?;
         let (cluster, stack_from) = under_chosen_stack(cluster, stack, log.format)?;
         let spinner = terminal.spinner("simulating");
         let prediction = simulate(&model, &plan, &cluster, true);
