@@ -12,7 +12,8 @@ use crate::source::{Field, Part, Source};
 /// alphabetical order stands for class n. Serves the inputs `features` and `targets`.
 ///
 /// Training rows come shuffled, every row once per epoch, in an order that depends on nothing but the
-/// seed and the epoch; the last rows of the table are the validation part.
+/// seed and the epoch. Which rows are for validation depends on how many there are and on nothing else: tables are often
+/// sorted, so that their last rows would be of one class.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
     features: Vec<f32>,
@@ -23,13 +24,15 @@ pub struct Table {
     order: Order,
 }
 
-/// Which row of a table is at which position: training rows shuffled, anew in every epoch, and then, as they
-/// are, those to validate on.
+/// Which row is at which position: training rows shuffled, anew in every epoch, and then those to validate on, always in
+/// the same order.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Order {
     rows: u64,
     training_rows: u64,
     seed: u64,
+    /// Whether rows to validate on are drawn from all, and not the last ones.
+    drawn: bool,
 }
 
 impl Order {
@@ -52,19 +55,29 @@ impl Order {
         if training_rows == 0 {
             return Err(format!("{rows} rows leave none to train on"));
         }
-        Ok(Order { rows: rows as u64, training_rows, seed })
+        Ok(Order { rows: rows as u64, training_rows, seed, drawn: false })
+    }
+
+    /// The same with rows to validate on that are drawn from all.
+    pub(crate) fn drawn(self) -> Order {
+        Order { drawn: self.training_rows < self.rows, ..self }
     }
 
     /// The row at `position`; none behind those to validate on.
     pub(crate) fn row(&self, part: Part, position: u64) -> Option<usize> {
-        let row = match part {
+        let place = match part {
             Part::Training => {
                 let (epoch, index) = (position / self.training_rows, position % self.training_rows);
                 Permutation::new(self.training_rows, self.seed, epoch).image(index)
             }
             Part::Validation => self.training_rows.checked_add(position)?,
         };
-        (row < self.rows).then_some(row as usize)
+        let row = (place < self.rows).then(|| match self.drawn {
+            // Runs of all seeds are validated on the same rows.
+            true => Permutation::new(self.rows, 0, 0).image(place),
+            false => place,
+        })?;
+        Some(row as usize)
     }
 
     pub(crate) fn training_len(&self) -> u64 {
@@ -132,7 +145,8 @@ impl Table {
         let of_name = |name: &String| names.binary_search(name).map(|class| class as u32);
         classes.extend(named.iter().flat_map(of_name));
         let order = Order::new(classes.len(), validation_fraction, seed)
-            .map_err(|reason| table_error(path, None, reason))?;
+            .map_err(|reason| table_error(path, None, reason))?
+            .drawn();
         Ok(Table { features, classes, names, columns, order })
     }
 
@@ -159,7 +173,7 @@ impl Table {
             return Err(wrong(reason));
         }
         let columns = features.len() / classes.len();
-        let order = Order::new(classes.len(), validation_fraction, seed).map_err(wrong)?;
+        let order = Order::new(classes.len(), validation_fraction, seed).map_err(wrong)?.drawn();
         Ok(Table { features, classes, names: vec![], columns, order })
     }
 
@@ -296,7 +310,34 @@ mod tests {
                 seen.push(class);
             }
             seen.sort();
-            assert_eq!(seen, (0..7).collect::<Vec<_>>());
+            let mut all = [seen, validated(&table)].concat();
+            all.sort();
+            assert_eq!(all, (0..10).collect::<Vec<_>>());
+        }
+    }
+
+    /// The classes, which are also the numbers of rows, of the rows to validate on.
+    fn validated(table: &Table) -> Vec<u32> {
+        let class = |position| match table.row_field(Part::Validation, position, "targets") {
+            Some(Field::Indices(&[class])) => class,
+            other => panic!("{other:?} is no class"),
+        };
+        (0..table.validation_len()).map(class).collect()
+    }
+
+    #[test]
+    fn rows_to_validate_on_come_from_all_of_a_sorted_table_whatever_the_seed() {
+        let table = |seed| {
+            let rows = Table::from_rows(vec![0.0; 300], (0..300).collect(), 0.2, seed);
+            rows.expect("rows")
+        };
+        let found = validated(&table(1));
+        assert_eq!(found.len(), 60);
+        assert_eq!(found, validated(&table(2)));
+        // Of each third there are 20 where all are alike; 10 or fewer, or 30 or more, are rarer than 1 in 100.
+        for third in 0..3 {
+            let of_third = found.iter().filter(|&&class| class / 100 == third).count();
+            assert!((11..30).contains(&of_third), "{of_third}");
         }
     }
 

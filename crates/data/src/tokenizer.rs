@@ -478,6 +478,21 @@ mod tests {
     }
 
     #[test]
+    fn merges_that_the_vocabulary_lacks_are_refused() {
+        let with = |merges: serde_json::Value| {
+            let mut json = gpt2_json();
+            json["model"]["merges"] = merges;
+            open(&json)
+        };
+        assert!(with(json!(["#version: 0.2", "h e"])).is_ok());
+        for merges in [json!(["h e", "e h"]), json!([["h", "e"], ["e", "h"]])] {
+            let message = with(merges).expect_err("no token eh").to_string();
+            let said = r#"it merges "e" and "h", and its vocabulary has no "eh""#;
+            assert!(message.contains(said), "{message}");
+        }
+    }
+
+    #[test]
     fn bytes_are_their_own_tokens() {
         let tokenizer = Tokenizer::bytes();
         assert_eq!(tokenizer.vocabulary_size(), 256);

@@ -1,5 +1,7 @@
 //! Layout rules: which named dimension is split over which mesh axis.
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{Axis, PlanError};
@@ -22,6 +24,15 @@ pub struct LayoutRule {
 pub struct LayoutRules(pub Vec<LayoutRule>);
 
 impl LayoutRules {
+    /// The mesh axes that split each dimension: models of many tables have thousands.
+    pub fn axes_by_dim(&self) -> HashMap<&str, Vec<Axis>> {
+        let mut axes: HashMap<&str, Vec<Axis>> = HashMap::new();
+        for rule in &self.0 {
+            axes.entry(&rule.dim).or_default().push(rule.axis);
+        }
+        axes
+    }
+
     /// Whether some rule splits `dim` along `axis`.
     pub fn splits(&self, dim: &str, axis: Axis) -> bool {
         self.0.iter().any(|rule| rule.dim == dim && rule.axis == axis)

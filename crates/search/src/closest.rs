@@ -9,6 +9,10 @@ use crate::{Request, SearchError, Space};
 
 const GIB: f64 = (1_u64 << 30) as f64;
 
+/// Why a runner runs nothing that others would, where it says no more.
+const NOBODY: &str = "widths divide the devices, the batch and what they split, and as many devices of each machine take \
+                      part";
+
 /// The most that the cluster is enlarged to see whether that would help.
 const LARGEST: u32 = 256;
 
@@ -27,7 +31,14 @@ pub(crate) fn error(
         found = least(space, &mut estimator, found)?;
     }
     let Some((candidate, needed)) = found else {
-        if let Some(runner) = &request.runner {
+        // What the runner has to say of plans that others would run.
+        let others = Request { runner: None, ..request.clone() };
+        let first = match &request.runner {
+            Some(_) => Space::new(graph, cluster, &others)?.candidates().next(),
+            None => None,
+        };
+        if let (Some(runner), Some(first)) = (&request.runner, first) {
+            let reason = runner.why_not(&request.numbers(&first), first.chunks as usize);
             let only = match request.only.is_free() {
                 true => String::new(),
                 false => format!(" with {}", request.only),
@@ -37,6 +48,7 @@ pub(crate) fn error(
                 cluster: request.cluster.clone(),
                 runner: runner.name().to_owned(),
                 only,
+                reason: reason.unwrap_or_else(|| NOBODY.into()),
             });
         }
         return Ok(match request.only.is_free() {

@@ -39,10 +39,7 @@ pub enum SearchError {
         rule: String,
     },
     /// Whoever is to run a plan runs none.
-    #[error(
-        "{runner} runs no plan of {model} on {cluster}{only}: widths divide the devices, the batch and what they split, and \
-         as many devices of each machine take part"
-    )]
+    #[error("{runner} runs no plan of {model} on {cluster}{only}: {reason}")]
     NoneRuns {
         /// The model's name.
         model: String,
@@ -52,6 +49,8 @@ pub enum SearchError {
         runner: String,
         /// What else was asked for.
         only: String,
+        /// Why not.
+        reason: String,
     },
     /// No plan fits in memory.
     #[error(

@@ -19,6 +19,11 @@ pub trait Runner: fmt::Debug + Send + Sync {
     /// [they cut them](Runner::own_cuts) if they do that themselves.
     fn runs_numbers(&self, numbers: &Uniform, chunks: usize) -> bool;
 
+    /// Why they do not run a plan of such numbers, if they say so.
+    fn why_not(&self, _numbers: &Uniform, _chunks: usize) -> Option<String> {
+        None
+    }
+
     /// Whether they run a plan on devices of a cluster.
     fn runs(&self, cluster: &Cluster, plan: &Plan) -> bool;
 

@@ -26,6 +26,10 @@ pub(crate) fn is_deep(graph: &Graph) -> bool {
     graph.blocks().len() > MOST_BLOCKS
 }
 
+/// Plans that are too large to simulate before no others are tried: where a few are, most are, and to find out takes as
+/// long as a small simulation.
+const MOST_TOO_LARGE: usize = 4;
+
 /// Estimates this much slower than the best simulated plan are not simulated: the estimate is right to a
 /// few percent.
 const DOUBT: f64 = 1.05;
@@ -158,7 +162,7 @@ impl<'a> Search<'a> {
     fn simulate_best(&mut self, baselines: &[Baseline]) -> Result<Vec<Finalist>, SearchError> {
         let mut finalists: Vec<Finalist> = vec![];
         let (mut fitting, mut best_seconds, mut effort) = (0, self.known_seconds, 0);
-        let mut too_large = None;
+        let mut too_large = vec![];
         for index in 0..self.scan.ranking.len() {
             let (candidate, estimate) = self.scan.ranking[index];
             if fitting == self.request.finalists || estimate.step_seconds > DOUBT * best_seconds {
@@ -181,8 +185,11 @@ impl<'a> Search<'a> {
                     effort += self.effort(&plan);
                     match self.judge(&plan) {
                         Err(error) if is_too_large(&error) => {
-                            too_large = Some(error);
-                            continue;
+                            too_large.push(error);
+                            match too_large.len() < MOST_TOO_LARGE {
+                                true => continue,
+                                false => break,
+                            }
                         }
                         judged => judged?,
                     }
@@ -195,7 +202,7 @@ impl<'a> Search<'a> {
             let estimated_seconds = Some(estimate.step_seconds);
             finalists.push(Finalist { plan, estimated_seconds, judgement });
         }
-        match too_large.filter(|_| finalists.is_empty()) {
+        match too_large.pop().filter(|_| finalists.is_empty()) {
             Some(error) => Err(error),
             None => Ok(finalists),
         }

@@ -201,6 +201,10 @@ impl Runner for Elsewhere {
         takes(self.project, &self.spec, numbers, chunks).is_ok()
     }
 
+    fn why_not(&self, numbers: &Uniform, chunks: usize) -> Option<String> {
+        takes(self.project, &self.spec, numbers, chunks).err().map(|error| error.to_string())
+    }
+
     fn runs(&self, cluster: &Cluster, plan: &Plan) -> bool {
         self.exported(cluster, plan).is_some()
     }

@@ -121,3 +121,31 @@ fn a_plan_that_does_not_fit_is_said_not_to_where_it_is_exported_and_explained() 
         outcome.check(of_export(&outcome) == "exceeds", "it fits");
     }
 }
+
+#[test]
+fn a_plan_for_a_project_is_predicted_under_its_software_unless_another_is_asked_for() {
+    let place = Place::new();
+    let plan = "plan llama-3-8b --cluster h100-80g:1x8 --global-batch 64 --for";
+    for (project, stack) in [
+        ("nanotron", "nanotron"),
+        ("torchtitan", "fsdp-eager"),
+        ("accelerate", "pytorch"),
+        ("megatron", "megatron"),
+        ("nanotron --stack megatron", "megatron"),
+    ] {
+        let outcome = place.run(&format!("{plan} {project} --json")).succeeds();
+        outcome.check(outcome.object()["stack"]["name"] == stack, &format!("not under {stack}"));
+    }
+    let written = place.run(&format!("{plan} nanotron -o plan.toml")).succeeds();
+    written.check(written.stdout.contains("simulate it with --stack nanotron"), "not said");
+}
+
+#[test]
+fn a_project_says_why_it_runs_no_plan_as_asked_for() {
+    let place = Place::new();
+    let plan = "plan gpt-2-medium --cluster h100-80g:8 --global-batch 64 --json --for";
+    let outcome = place.run(&format!("{plan} deepspeed --pp 2"));
+    outcome.refuses("search", "DeepSpeed runs no plan of gpt-2-medium on h100-80g:8 with pp 2: ");
+    let outcome = place.run(&format!("{plan} deepspeed --pp 2"));
+    outcome.check(!outcome.stderr.contains("widths divide"), "nothing of DeepSpeed");
+}

@@ -61,7 +61,7 @@ impl Arguments {
             options,
             read: RefCell::default(),
             commands: commands_of(text),
-            branches: branches_of(text, undecided),
+            branches: branches_of(text, &undecided),
         })
     }
 
@@ -193,41 +193,45 @@ impl Arguments {
     }
 }
 
-/// The first and last lines of a script's `case`, and of its `if` where one is `undecided`, that name options; the
+/// The first and last lines of a script's `case`, and of an `if` with an `undecided` line, that name options; the
 /// outermost of them.
-fn branches_of(text: &str, undecided: bool) -> Vec<(usize, usize)> {
-    let (mut open, mut begin, mut has_options, mut found) = (0_usize, 0, false, vec![]);
-    for (index, line) in text.lines().enumerate() {
+fn branches_of(text: &str, undecided: &BTreeSet<usize>) -> Vec<(usize, usize)> {
+    struct Open {
+        is_case: bool,
+        begin: usize,
+        has_options: bool,
+    }
+    let mut open: Vec<Open> = vec![];
+    let mut found: Vec<(usize, usize)> = vec![];
+    for (number, line) in (1..).zip(text.lines()) {
         let line = line.trim();
-        let word = line.split([' ', ';', '\t']).next().unwrap_or_default();
-        match word {
-            "if" if !undecided => {}
-            "if" | "case" => {
-                if open == 0 {
-                    (begin, has_options) = (index + 1, false);
-                }
-                open += 1;
-            }
-            _ => {}
+        let words = || line.split([' ', ';', '\t']);
+        if let Some(word @ ("if" | "case")) = words().next() {
+            open.push(Open { is_case: word == "case", begin: number, has_options: false });
         }
-        let is_plain = !line.starts_with('#') && open > 0;
-        has_options |= is_plain && line.split([' ', '(', '"', '\'']).any(|it| it.starts_with("--"));
-        let closes = |end: &str| line.split([' ', ';', '\t']).any(|it| it == end);
-        if open > 0 && (undecided && closes("fi") || closes("esac")) {
-            open -= 1;
-            if open == 0 && has_options {
-                found.push((begin, index + 1));
+        let is_plain = !line.starts_with('#');
+        if is_plain && line.split([' ', '(', '"', '\'']).any(|it| it.starts_with("--")) {
+            open.iter_mut().for_each(|it| it.has_options = true);
+        }
+        for word in words() {
+            let closes =
+                open.last().is_some_and(|it| word == if it.is_case { "esac" } else { "fi" });
+            let Some(closed) = open.pop_if(|_| closes) else { continue };
+            let counts = closed.is_case || undecided.range(closed.begin..=number).next().is_some();
+            if closed.has_options && counts {
+                found.retain(|&(begin, _)| begin < closed.begin);
+                found.push((closed.begin, number));
             }
         }
     }
     found
 }
 
-/// The lines of a script with `$(...)` or backquotes, comments aside.
+/// The lines of a script with `$(...)` or backquotes, comments aside. What is within `$((...))` is arithmetic.
 fn commands_of(text: &str) -> Vec<usize> {
     let is_command = |line: &str| {
         let line = line.trim_start();
-        !line.starts_with('#') && (line.contains("$(") || line.contains('`'))
+        !line.starts_with('#') && (line.replace("$((", "").contains("$(") || line.contains('`'))
     };
     let lines = text.lines().enumerate().filter(|(_, line)| is_command(line));
     lines.map(|(index, _)| index + 1).collect()
@@ -253,8 +257,8 @@ const MOST: usize = 1 << 22;
 #[derive(Default)]
 struct Words {
     words: Vec<String>,
-    /// Whether there are options under an `if` of which it cannot be told which branch is taken.
-    undecided: bool,
+    /// The lines of options under an `if` of which it cannot be told which branch is taken.
+    undecided: BTreeSet<usize>,
 }
 
 /// The words of a script, with variables of the script replaced, and without branches that are known not to be taken.
@@ -268,7 +272,7 @@ fn words(text: &str, place: &str) -> Result<Words, ExchangeError> {
         place: format!("{place}:{line}"),
         message: "the quote that begins here is not closed".into(),
     })?;
-    for SplitWord { text: word, begins } in split {
+    for SplitWord { text: word, begins, line } in split {
         let word = replaced(&word, &variables, MOST - bytes);
         let Some(word) = word.filter(|word| bytes + word.len() <= MOST) else {
             let message = format!("its words have more than {MOST} bytes, with variables replaced");
@@ -278,7 +282,9 @@ fn words(text: &str, place: &str) -> Result<Words, ExchangeError> {
         if conditions.hear(&word, begins) || conditions.skips() {
             continue;
         }
-        undecided |= conditions.are_undecided() && word.contains("--");
+        if conditions.are_undecided() && word.contains("--") {
+            undecided.insert(line);
+        }
         let assigned = word.split_once('=').filter(|(name, _)| is_name(name));
         match assigned {
             Some((name, value)) => {
@@ -439,6 +445,8 @@ struct SplitWord {
     text: String,
     /// Whether a command begins with it.
     begins: bool,
+    /// The line on which it ends.
+    line: usize,
 }
 
 /// The words of a script so far.
@@ -449,13 +457,13 @@ struct Split {
 }
 
 impl Split {
-    /// Takes a word that ends here, if there is one.
-    fn end(&mut self, word: Option<String>) {
+    /// Takes a word that ends on this line, if there is one.
+    fn end(&mut self, word: Option<String>, line: usize) {
         let Some(text) = word else { return };
         // Behind these comes a command.
         let leads = ["if", "then", "elif", "else", "do", "!", "&&", "||"].contains(&text.as_str());
         let begins = std::mem::replace(&mut self.begins, leads);
-        self.words.push(SplitWord { text, begins });
+        self.words.push(SplitWord { text, begins, line });
     }
 }
 
@@ -469,7 +477,12 @@ fn split(text: &str) -> Result<Vec<SplitWord>, usize> {
     let mut letters = text.chars();
     let line_of = |rest: &str| text[..text.len() - rest.len()].matches('\n').count() + 1;
     let mut opened = 1;
+    // The line of the letter at hand, and up to where lines are counted.
+    let (mut line, mut counted) = (1, 0);
     while let Some(letter) = letters.next() {
+        let at = text.len() - letters.as_str().len() - letter.len_utf8();
+        line += text[counted..at].matches('\n').count();
+        counted = at;
         match (quote, letter) {
             (Some(open), _) if letter == open => quote = None,
             (None | Some('"'), '\\') => match letters.next() {
@@ -487,16 +500,16 @@ fn split(text: &str) -> Result<Vec<SplitWord>, usize> {
                 let _ = letters.by_ref().find(|&letter| letter == '\n');
                 words.begins = true;
             }
-            (None, '(' | ')') => words.end(word.take()),
+            (None, '(' | ')') => words.end(word.take(), line),
             (None, ';' | '\n') => {
-                words.end(word.take());
+                words.end(word.take(), line);
                 words.begins = true;
             }
-            (None, _) if letter.is_whitespace() => words.end(word.take()),
+            (None, _) if letter.is_whitespace() => words.end(word.take(), line),
             (None, _) => word.get_or_insert_default().push(letter),
         }
     }
-    words.end(word);
+    words.end(word, line);
     match quote {
         Some(_) => Err(opened),
         None => Ok(words.words),
@@ -593,5 +606,12 @@ mod tests {
         let note = Arguments::of(&decided, "a.sh").expect("it can be read").branches_note();
         assert!(note.is_some_and(|it| it.contains(" in lines 12 to 14 is not known")));
         assert_eq!(Arguments::of("run --lr 1", "a.sh").expect("read").branches_note(), None);
+        // Only those that are not known, wherever they are.
+        let both = "A=1\nif [ $A == 2 ]; then\n  X+=(--fp8-format hybrid)\nfi\nif [ $A == 1 ]; then\n  if [ $B == 1 ]\n  \
+                    then\n    X+=(--bf16)\n  fi\nfi\nrun --world $((8 * 2)) ${X[@]}\n";
+        let arguments = Arguments::of(both, "a.sh").expect("it can be read");
+        let note = arguments.branches_note().unwrap_or_default();
+        assert!(note.contains(" in lines 5 to 10 is not known"), "{note}");
+        assert_eq!(arguments.commands_note(), None);
     }
 }

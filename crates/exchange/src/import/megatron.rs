@@ -362,8 +362,16 @@ fn kind(arguments: &Arguments, gated: bool) -> Result<Kind, ExchangeError> {
     match [rotary, root, gated, unbiased] {
         [true, true, true, true] => {
             if dropouts != [0.0; 2] {
+                let given = ["attention-dropout", "hidden-dropout"].into_iter().zip(dropouts);
+                let (name, value) = given.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or_default();
+                let usual = if arguments.has(name) {
+                    ""
+                } else {
+                    ", as it is where the script does not say it"
+                };
+                let value = format!("{value}{usual}");
                 let rule = "a Llama has no dropout: --attention-dropout 0 --hidden-dropout 0";
-                return arguments.error("hidden-dropout", format!("{dropouts:?}"), rule);
+                return arguments.error(name, value, rule);
             }
             let factor = real("rope-scaling-factor", 8.0)?;
             let usual = RotaryScaling { factor, low: 1.0, high: 4.0, original: 8192 };

@@ -72,6 +72,7 @@ impl Plan {
         let (mesh, layout) = (stage.mesh, self.layout_of(stage));
         let samples = self.microbatch_samples();
         let extents = Extents::global(graph, samples);
+        let axes_of = layout.axes_by_dim();
         for axis in mesh.axes() {
             let width = mesh.width(axis);
             let mut split = false;
@@ -79,7 +80,7 @@ impl Plan {
                 let Some(dim) = graph.dim_named(&rule.dim) else { continue };
                 let others: usize = mesh
                     .axes()
-                    .filter(|&other| other != axis && layout.splits(&rule.dim, other))
+                    .filter(|other| *other != axis && axes_of[&*rule.dim].contains(other))
                     .map(|other| mesh.width(other))
                     .product();
                 let extent = extents.get(dim);

@@ -116,6 +116,7 @@ impl Candidate {
     /// [divides](Candidate::divides) all.
     pub fn undivided(&self, graph: &Graph) -> Option<Undivided> {
         let (layout, mesh) = (self.layout(graph), self.mesh());
+        let axes_of = layout.axes_by_dim();
         let of_axis = |axis: Axis| {
             if mesh.width(axis) == 1 {
                 return None;
@@ -124,7 +125,9 @@ impl Candidate {
             let mut dims = rules.filter_map(|rule| graph.dim_named(&rule.dim)).peekable();
             let parts = |dim: &str| -> usize {
                 let axes = [Axis::CP, Axis::TP].into_iter();
-                axes.filter(|&axis| layout.splits(dim, axis)).map(|axis| mesh.width(axis)).product()
+                axes.filter(|axis| axes_of[dim].contains(axis))
+                    .map(|axis| mesh.width(axis))
+                    .product()
             };
             if dims.peek().is_none() {
                 return Some(Undivided::Nothing);

@@ -66,9 +66,20 @@ fn data(job: &Job, samples: Samples) -> String {
         targets => format!(" of {}", number_of(targets, "token")),
     };
     let Samples { training, validation } = samples;
+    // Validation is on whole micro-batches.
+    let microbatch = job.plan.microbatch_samples() as u64;
+    let most = job.validation.map_or(u64::MAX, |it| it.microbatches);
+    let taken = (validation / microbatch.max(1)).min(most) * microbatch;
     let kept = match validation {
         0 => String::new(),
-        _ => format!(", {} to validate on", whole(validation)),
+        all if taken == all => format!(", {} to validate on", whole(all)),
+        all => {
+            format!(
+                ", {} of {} others to validate on, in micro-batches of {microbatch}",
+                whole(taken),
+                whole(all)
+            )
+        }
     };
     let tokens = match job.tokenizer.as_deref() {
         None => String::new(),
