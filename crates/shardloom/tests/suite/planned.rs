@@ -168,7 +168,7 @@ fn a_step_here_is_predicted_if_this_machine_was_measured_and_has_enough_cores() 
     let mut profile = Profile::preset("gtx-1080-ti").expect("a preset");
     profile.node.devices = 2;
     let text = profile.to_toml().expect("TOML");
-    std::fs::write(local.path(), text).expect("written");
+    std::fs::write(local.path().unwrap(), text).expect("written");
     for dp in [1, 2] {
         let groups = vec![NodeGroup { profile: profile.clone(), nodes: 1, devices_per_node: dp }];
         let cluster = Cluster::new(groups).expect("a cluster");
@@ -179,7 +179,7 @@ fn a_step_here_is_predicted_if_this_machine_was_measured_and_has_enough_cores() 
     assert_eq!(predicted(4, Precision::FP32), Err(two_cores));
     let format = Unpredicted::Format(Number::Bf16);
     assert_eq!(predicted(1, Precision::MIXED), Err(format));
-    std::fs::write(local.path(), "speed = 3").expect("written");
+    std::fs::write(local.path().unwrap(), "speed = 3").expect("written");
     predict_here(&model, &plan(1, Precision::FP32), &local).expect_err("no profile");
 }
 
