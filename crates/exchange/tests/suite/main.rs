@@ -4,6 +4,7 @@ mod experts;
 mod fifty;
 mod from_elsewhere;
 mod golden;
+mod matrix;
 mod plans;
 mod there_and_back;
 mod words;
