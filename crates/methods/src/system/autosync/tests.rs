@@ -1,5 +1,7 @@
 //! Strategies, what becomes of them in programs, and what models learn of them.
 
+mod known;
+
 use std::collections::BTreeSet;
 
 use shardloom_cluster::Cluster;
