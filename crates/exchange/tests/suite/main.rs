@@ -6,5 +6,6 @@ mod from_elsewhere;
 mod golden;
 mod matrix;
 mod plans;
+mod refusals;
 mod there_and_back;
 mod words;
