@@ -1,6 +1,7 @@
 //! Strategies, what becomes of them in programs, and what models learn of them.
 
 mod known;
+mod shapes;
 
 use std::collections::BTreeSet;
 
