@@ -415,3 +415,42 @@ fn settings_out_of_place_are_named_by_their_key() {
         assert_eq!(refusal(&plan, &graph()).is_none(), zero == 1, "all_reduces with {zero}");
     }
 }
+
+/// Groups of replicas share among themselves, unless all share and the groups only have a second copy.
+#[test]
+fn replicas_that_are_cut_into_groups_share_in_their_groups() {
+    let mesh = Mesh::of(2, 2, 1).with(Axis::REPLICA, 2);
+    let dp = AxisSet::of(&[Axis::DP]);
+    for (mesh, among) in [
+        (mesh, AxisSet::of(&[Axis::DP, Axis::CP])),
+        (Mesh::of(4, 1, 1).with(Axis::REPLICA, 2), dp),
+        (Mesh::of(1, 2, 1).with(Axis::REPLICA, 2), AxisSet::of(&[Axis::CP])),
+        (Mesh::of(1, 1, 1).with(Axis::REPLICA, 2), dp),
+        (Mesh::of(4, 1, 1), None),
+    ] {
+        for zero in 0..=3 {
+            for second_copy_over in [None, dp] {
+                let sync = Sync { zero, second_copy_over, ..Sync::default() };
+                let plan = Uniform { mesh, sync, ..Uniform::default() };
+                let plan = plan.plan(&graph(), "model", "local");
+                let expected = among.filter(|_| zero > 0 && second_copy_over.is_none());
+                assert_eq!(plan.sync.shard_over, expected, "{mesh} with zero = {zero}");
+            }
+        }
+    }
+}
+
+#[test]
+fn steps_are_left_out_where_that_is_asked_for_or_the_loss_is_scaled() {
+    for bits in 0..8 {
+        let [clips, skips, scales] = [0, 1, 2].map(|bit| bits >> bit & 1 == 1);
+        let plan = Plan {
+            clip_norm: clips.then_some(1.0),
+            skip_non_finite: skips,
+            loss_scale: scales.then(LossScale::dynamic),
+            ..plan()
+        };
+        assert_eq!(plan.leaves_out_non_finite(), skips || scales);
+        assert_eq!(plan.looks_at_norm(), clips || skips || scales);
+    }
+}
