@@ -187,6 +187,40 @@ mod tests {
         assert_eq!(whole, data);
     }
 
+    /// By counting: a piece has as many values as its range has elements.
+    #[test]
+    fn pieces_whose_numbers_do_not_fit_together_leave_a_tensor_as_it_is() {
+        let data = [1.0; 8];
+        let numbers = (0..5).flat_map(|a| (0..5).map(move |b| (a, b)));
+        for ((start, extent), (first, end)) in (0..4)
+            .flat_map(|a| (0..4).map(move |b| (a, b)))
+            .flat_map(|it| numbers.clone().map(move |range| (it, range)))
+        {
+            for values in 0..4 {
+                // Of three rows of two elements so many.
+                let (shape, start, extent) = (vec![3, 2], vec![start, 0], vec![extent, 2]);
+                let elements = 2 * extent[0];
+                let fits = start[0] + extent[0] <= 3
+                    && first <= end
+                    && end <= elements
+                    && end - first == values;
+                let piece = Piece {
+                    name: "w".into(),
+                    global_shape: shape,
+                    start: start.clone(),
+                    extent,
+                    range: first..end,
+                    data: &data[..values],
+                };
+                let mut whole = vec![0.0; 6];
+                assert_eq!(piece.place(&mut whole).is_ok(), fits, "{piece:?}");
+                let placed = 2 * start[0] + first..2 * start[0] + end;
+                let expected = (0..6).map(|at| f32::from(u8::from(fits && placed.contains(&at))));
+                assert_eq!(whole, expected.collect::<Vec<_>>(), "{piece:?}");
+            }
+        }
+    }
+
     fn refusal(shape: &[usize], start: &[usize], extent: &[usize], range: Range<usize>) -> String {
         Region::new("w", shape, start, extent, range).expect_err("contradiction").to_string()
     }

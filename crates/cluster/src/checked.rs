@@ -92,3 +92,67 @@ fn number<'de, D: Deserializer<'de>>(
         false => Err(D::Error::custom(format!("must be a number {allowed}, got {value}"))),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde::de::IntoDeserializer;
+    use serde::de::value::{Error, F64Deserializer, U32Deserializer};
+
+    use super::*;
+
+    type Reader = fn(F64Deserializer<Error>) -> Result<f64, Error>;
+
+    fn takes(read: Reader, value: f64) -> bool {
+        let found = read(value.into_deserializer());
+        assert!(found.iter().all(|&found| found == value), "{value} became {found:?}");
+        found.is_ok()
+    }
+
+    #[test]
+    fn ranges_begin_and_end_where_their_errors_say() {
+        let ranges: [(Reader, f64, bool, f64); 9] = [
+            // From where, whether that is in it, and up to where.
+            (positive, 0.0, false, f64::MAX),
+            (non_negative, 0.0, true, f64::MAX),
+            (host_seconds, 0.0, true, 3600.0),
+            (factor, 0.0, false, 1000.0),
+            (slowing, 1.0, true, 1000.0),
+            (multiple, 0.0, true, 1000.0),
+            (exponent, 0.0, true, 3.0),
+            (fraction, 0.0, false, 1.0),
+            (at_least_one, 1.0, true, f64::MAX),
+        ];
+        for (index, (read, least, has_least, most)) in ranges.into_iter().enumerate() {
+            assert_eq!(takes(read, least), has_least, "range {index}");
+            assert!(takes(read, least.next_up()) && !takes(read, least.next_down()), "{index}");
+            assert!(takes(read, most) && !takes(read, most.next_up()), "range {index}");
+            assert!(takes(read, (least + most.min(8.0)) / 2.0), "range {index}");
+            for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0] {
+                assert!(!takes(read, value), "range {index}: {value}");
+            }
+        }
+    }
+
+    #[test]
+    fn fractions_by_name_are_fractions_each() {
+        for value in [-0.5, 0.0, f64::MIN_POSITIVE, 0.5, 1.0, 1.0f64.next_up(), f64::NAN] {
+            let read = |other: f64| {
+                let named = [("one", other), ("other", value)].into_iter();
+                let input = serde::de::value::MapDeserializer::<_, Error>::new(named);
+                fractions::<_, String>(input)
+            };
+            assert_eq!(read(1.0).is_ok(), takes(fraction, value), "{value}");
+            assert!(read(2.0).is_err());
+        }
+    }
+
+    #[test]
+    fn counts_are_whole_and_above_none() {
+        let read = |value: u32| {
+            let input: U32Deserializer<Error> = value.into_deserializer();
+            count(input).ok()
+        };
+        let all = [0, 1, u32::MAX].map(read);
+        assert_eq!(all, [None, Some(1), Some(u32::MAX)]);
+    }
+}

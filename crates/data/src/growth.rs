@@ -214,6 +214,42 @@ mod tests {
         assert_eq!(growth(&between), (4.0, 0.0));
     }
 
+    /// Of texts of up to seven characters by trying all.
+    #[test]
+    fn no_text_grows_by_more_than_is_said_and_of_one_replacement_some_grow_as_far() {
+        let texts = (0..8).flat_map(|length| {
+            (0..1 << length).map(move |bits: u32| -> String {
+                (0..length).map(|at| if bits >> at & 1 == 1 { 'b' } else { 'a' }).collect()
+            })
+        });
+        let texts: Vec<String> = texts.collect();
+        let pairs = ["a", "b", "ab", "aab"].into_iter().flat_map(|pattern| {
+            ["", "a", "b", "bb", "aba", "abab"].map(|content| (pattern, content))
+        });
+        let pairs: Vec<(&str, &str)> = pairs.collect();
+        for &(pattern, content) in &pairs {
+            let (factor, added) = growth(&json!([replace(pattern, content)]));
+            assert_eq!(added, 0.0);
+            let repeated = pattern.repeat(5);
+            let longest = repeated.replace(pattern, content).len().max(repeated.len());
+            assert_eq!(factor, longest as f64 / repeated.len() as f64, "{pattern} by {content}");
+            for &(second, other) in &pairs {
+                let steps = json!([
+                    replace(pattern, content),
+                    {"type": "Prepend", "prepend": "a"},
+                    replace(second, other),
+                ]);
+                let (factor, added) = growth(&steps);
+                for text in &texts {
+                    let found = format!("a{}", text.replace(pattern, content));
+                    let found = found.replace(second, other);
+                    let most = factor * text.len() as f64 + added;
+                    assert!(found.len() as f64 <= most + 1e-9, "{text}: {steps}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn what_matches_nothing_is_written_between_all_characters() {
         assert_eq!(growth(&json!([replace("", "abc")])), (4.0, 3.0));

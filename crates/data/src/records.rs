@@ -195,6 +195,7 @@ mod tests {
                 "1,2,0,1\n",
                 ".csv:1: 4 columns, but the model reads 5: 2 numbers, 2 categories and a label",
             ),
+            ("1,2,0,5,1,0\n", ".csv:1: 6 columns, but the model reads 5"),
             ("1,2,0,5,1\n", "1 rows leave none to train on"),
             ("", "there are no rows"),
         ] {

@@ -229,3 +229,37 @@ pub(crate) fn read_exact_at(file: &File, mut to: &mut [u8], mut offset: u64) -> 
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_has_whole_tokens_behind_its_beginning_or_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("tokens");
+        let tokens: Vec<u32> = (0..20).map(|it| 256 + it).collect();
+        let mut bytes = vec![];
+        Width::of(1000).write(&tokens, &mut bytes);
+        assert_eq!(bytes.len(), 40, "two bytes each");
+        for (length, offset) in (0..=40usize).flat_map(|it| (0..=44).map(move |at| (it, at))) {
+            std::fs::write(&path, &bytes[..length]).expect("written");
+            for held in [false, true] {
+                let found = Stretch::of_file(&path, offset as u64, Width::of(1000), held);
+                let is_whole = length >= offset && (length - offset).is_multiple_of(2);
+                let Ok(found) = found else {
+                    assert!(!is_whole, "{length} bytes from {offset} on");
+                    continue;
+                };
+                assert!(is_whole, "{length} bytes from {offset} on");
+                let count = (length - offset) as u64 / 2;
+                assert_eq!((found.tokens(), found.held_in_memory()), (count, 0));
+                if offset.is_multiple_of(2) && count > 1 {
+                    let mut read = vec![9];
+                    found.read(1..count, &mut read).expect("tokens");
+                    assert_eq!((read[0], &read[1..]), (9, &tokens[offset / 2 + 1..length / 2]));
+                }
+            }
+        }
+    }
+}

@@ -178,3 +178,65 @@ fn is_misspelt(word: &str, meant: &str) -> bool {
 fn unread_note(unread: &[String]) -> Option<String> {
     (!unread.is_empty()).then(|| format!("not part of a plan: {}", unread.join(", ")))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_that_leave_something_out_are_those_of_all_languages_and_no_others() {
+        for value in ["", "0", "0.0", "false", "False", "no", "none", "None", "null", "NULL"] {
+            assert!(is_off(value), "{value:?}");
+        }
+        for value in ["1", "0.1", "00", "true", "yes", "cpu", "nvme", "nothing", " "] {
+            assert!(!is_off(value), "{value:?}");
+        }
+    }
+
+    #[test]
+    fn words_ask_for_offloading_by_their_names_unless_they_say_no() {
+        for word in ["cpu_offload", "offload-optimizer", "fsdp_offload_params", "OptimizerOffload"]
+        {
+            assert!(asks_for_offload(word), "{word}");
+        }
+        for word in ["no-offload-optimizer", "load", "off_load", "download"] {
+            assert!(!asks_for_offload(word), "{word}");
+        }
+    }
+
+    /// Letters that are missing, too many, others, or in another order count one each.
+    #[test]
+    fn words_are_misspelt_by_one_letter_or_if_they_are_long_by_two() {
+        let meant = "optimizer";
+        for word in ["optimiser", "optimzer", "optimizzer", "otpimizer", "optmiser", "potimizre"] {
+            assert!(is_misspelt(word, meant), "{word}");
+        }
+        for word in ["optimizer", "optmisr", "opt", "scheduler"] {
+            assert!(!is_misspelt(word, meant), "{word}");
+        }
+        // A letter of four at least, and two of eight.
+        for (word, meant, expected) in [
+            ("lrs", "lr", false),
+            ("beta", "zeta", true),
+            ("bet", "beta", false),
+            ("warmups", "warmup", true),
+            ("abcdefgh", "abcdefxy", true),
+            ("abcdefg", "abcdexy", false),
+        ] {
+            assert_eq!(is_misspelt(word, meant), expected, "{word} for {meant}");
+        }
+    }
+
+    #[test]
+    fn a_scale_that_is_halved_as_in_plans_needs_no_note() {
+        for (overflows, least) in [(1, 1.0), (2, 1.0), (1, 0.5), (1, 2.0), (3, 0.5)] {
+            let note = halving_note("hysteresis", overflows, "min_scale", least);
+            assert_eq!(note.is_none(), (overflows, least) == (1, 1.0), "{note:?}");
+            let says = |note: String| {
+                note.contains(&format!("after {overflows} overflows (hysteresis)"))
+                    && note.contains(&format!("down to {least} (min_scale)"))
+            };
+            assert!(note.is_none_or(says));
+        }
+    }
+}

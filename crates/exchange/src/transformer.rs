@@ -212,3 +212,39 @@ impl Transformer {
         self.layers + 2
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of what no other family has.
+    #[test]
+    fn models_have_the_sizes_that_make_them_again() {
+        for text in [
+            "gpt:layers=2,hidden=64,heads=4,seq=32,vocab=96,dropout=0.25,tied=true,ffn=100",
+            "gpt:layers=2,hidden=64,heads=4,seq=32,vocab=96,tied=false,norm_epsilon=0.125,init_std=0.5",
+            "gpt:layers=2,hidden=64,heads=4,seq=32,vocab=95,padded_vocab=96",
+            "gpt:layers=2,hidden=64,heads=4,seq=32,vocab=94,padded_vocab=96",
+            "llama:layers=3,hidden=64,heads=4,kv_heads=2,head_dim=8,ffn=100,seq=32,vocab=96,rope_theta=500",
+            "llama:layers=3,hidden=64,heads=4,ffn=100,seq=32,vocab=95,padded_vocab=96,tied=true",
+        ] {
+            let spec = ModelSpec::parse(text).expect("a model");
+            let sizes = Transformer::of(&spec).expect("it is one of these");
+            let again = sizes.spec().expect("it can be built");
+            let graphs = [&spec, &again].map(|it| it.graph().expect("a graph"));
+            assert_eq!(graphs[0].parameter_count(), graphs[1].parameter_count(), "{text}");
+            assert_eq!(Transformer::of(&again), Some(sizes.clone()), "{text}");
+            assert_eq!((sizes.blocks(), sizes.experts()), (graphs[0].blocks().len(), 0));
+            assert_eq!(
+                sizes.padding,
+                if text.contains("=95") {
+                    1
+                } else if text.contains("=94") {
+                    2
+                } else {
+                    0
+                }
+            );
+        }
+    }
+}

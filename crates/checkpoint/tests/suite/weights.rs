@@ -181,3 +181,52 @@ fn a_header_that_cannot_be_names_the_tensor_that_is_wrong() {
         assert!(error.contains("w.safetensors") && error.contains(said), "{error}");
     }
 }
+
+/// Whatever number the file begins with.
+#[test]
+fn a_header_that_is_longer_than_its_file_is_refused_as_that() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let path = write(folder.path(), &[("w", Dtype::F32, vec![2], vec![0; 8])]);
+    let sound = fs::read(&path).expect("a file");
+    let bytes = sound.len() as u64;
+    let header = u64::from_le_bytes(*sound.first_chunk().expect("a length"));
+    for claimed in (0..=bytes + 9).chain([u64::MAX - 8, u64::MAX]) {
+        let mut file = sound.clone();
+        file[..8].copy_from_slice(&claimed.to_le_bytes());
+        fs::write(&path, &file).expect("written");
+        let found = read_safetensors(&path);
+        assert_eq!(found.is_ok(), claimed == header, "{claimed}: {found:?}");
+        let Err(error) = found else { continue };
+        let part = format!("its header of {claimed} bytes reaches past its {bytes} bytes");
+        assert_eq!(error.to_string().contains(&part), claimed > bytes - 8, "{claimed}: {error}");
+    }
+}
+
+/// What stood at the path before stays, and nothing is left beside it.
+#[test]
+fn weights_that_cannot_be_had_leave_no_file() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let path = folder.path().join("weights.safetensors");
+    let tensors = || ["a", "b"].map(|name| (name.to_owned(), vec![2])).to_vec();
+    let made = |fails: Option<&str>, value: f32| -> Result<(), CheckpointError> {
+        write_safetensors(&path, Stored::F32, tensors(), None, |name| match fails {
+            Some(wrong) if wrong == name => Err(CheckpointError::NoTensors { step: 1 }),
+            _ => Ok(vec![value; 2]),
+        })
+    };
+    let names = || {
+        let entries = fs::read_dir(folder.path()).expect("a folder");
+        entries.map(|it| it.expect("an entry").file_name()).collect::<Vec<_>>()
+    };
+    for fails in ["a", "b"] {
+        made(Some(fails), 1.0).expect_err("there are no values");
+        assert!(names().is_empty(), "{:?}", names());
+    }
+    made(None, 2.0).expect("written");
+    for fails in ["a", "b"] {
+        made(Some(fails), 3.0).expect_err("there are no values");
+        assert_eq!(names(), ["weights.safetensors"]);
+        let kept = read_safetensors(&path).expect("the former");
+        assert!(kept.values().all(|tensor| tensor.values == [2.0; 2]));
+    }
+}

@@ -1,7 +1,7 @@
 //! Collective times: closed forms against step lists, and against what links allow.
 
 use proptest::{prelude::*, sample::select, test_runner::RngSeed};
-use shardloom_cluster::{Cluster, ClusterError, DeviceId};
+use shardloom_cluster::{Cluster, ClusterError, DeviceId, GroupShape};
 use shardloom_collectives::{Algorithm, Kind, Member};
 
 const REDUCING: [Kind; 3] = [Kind::AllReduce, Kind::ReduceScatter, Kind::AllGather];
@@ -345,4 +345,54 @@ fn the_links_in_a_node_with_one_member_do_not_count() {
     assert_eq!(links(&[0, 1, 8]), fast);
     assert_eq!(links(&[0, 8, 9]), slow);
     assert_eq!(links(&[0, 1, 8, 9]), slow);
+}
+
+/// By the numbers of members and of those in a node, as searches ask, and by the devices.
+#[test]
+fn a_shape_by_its_sizes_is_that_of_such_devices() {
+    for machines in ["v100-16g:4x8", "a100-80g:4x8", "h200:4x8,uplink=400Gbps"] {
+        let cluster = Cluster::parse(machines).unwrap();
+        for (nodes, per_node) in (1..=4).flat_map(|nodes| (1..=8).map(move |it| (nodes, it))) {
+            for concurrent in [1, 2, 8] {
+                let chosen =
+                    cluster.groups()[0].group_shape(nodes * per_node, per_node, concurrent);
+                let shape = cluster.group_shape(&group(nodes, per_node), concurrent).unwrap();
+                assert_eq!(chosen, shape, "{per_node} on each of {nodes} nodes of {machines}");
+            }
+        }
+    }
+}
+
+/// The links in nodes are those of the node in which members reach each other slowest, on all links and by what
+/// messages reach of them; the way out that of the node that sends least, whether cards or the uplink are in the way.
+#[test]
+fn of_unlike_nodes_the_slowest_links_within_and_the_slowest_way_out_count() {
+    let cluster = Cluster::parse("h100-80g:8+v100-16g:8+tpu-v4:2x4").unwrap();
+    let mut groups = cluster.groups().to_vec();
+    // Nominally the fastest links, of which messages reach a tenth.
+    groups[0].profile.node.intra.reachable = 0.1;
+    let cluster = cluster.with_groups(groups).unwrap();
+    let firsts = [0, 8, 16];
+    for counts in (0..125).map(|it| [it % 5, it / 5 % 5, it / 25]) {
+        let of = |(first, count): (u32, u32)| (first..first + count).map(DeviceId).collect();
+        let parts: Vec<Vec<DeviceId>> = firsts.into_iter().zip(counts).map(of).collect();
+        for concurrent in [1, 4] {
+            let shape = |devices: &[DeviceId]| cluster.group_shape(devices, concurrent);
+            let Ok(found) = shape(&parts.concat()) else {
+                assert_eq!(counts, [0, 0, 0]);
+                continue;
+            };
+            let alone = || parts.iter().filter_map(|devices| shape(devices).ok());
+            let out = alone().map(|it| it.outgoing_bytes_per_second).fold(f64::INFINITY, f64::min);
+            assert_eq!(found.outgoing_bytes_per_second, out, "{counts:?}");
+            let within = |it: &GroupShape<'_>| {
+                it.intra_links * it.intra.bytes_per_second * it.intra.reachable
+            };
+            let talking = alone().filter(|it| it.members > 1);
+            let slowest = talking.map(|it| within(&it)).fold(f64::INFINITY, f64::min);
+            if slowest.is_finite() {
+                assert_eq!(within(&found), slowest, "{counts:?}");
+            }
+        }
+    }
 }

@@ -90,6 +90,44 @@ fn a_split_product_takes_one_wave_and_its_partial_results() {
     }
 }
 
+/// Of 12 units each works on one of so many pieces of the depth that all pieces of all tiles are at work at once, as
+/// long as there are two for each tile.
+#[test]
+fn units_without_a_tile_take_their_share_of_the_depth() {
+    let tile = Tile { m: 32, n: 32, reachable: 1.0 };
+    let (tiles, relative) = (vec![tile], [].into());
+    let rates = AnalyticMatmul { units: 12, half_k: 8.0, tiles, relative, unaligned: 1.0 };
+    let device = DeviceKind {
+        // So fast that neither operands nor partial results count.
+        memory_bytes_per_second: 1e30,
+        launch_seconds: 0.0,
+        peak_flops: PeakFlops { fp32: Some(12e12), ..device("a100-40g").peak_flops },
+        matmul: MatmulRates::Analytic(rates),
+        ..device("a100-40g")
+    };
+    for tiles in 1..=30u64 {
+        let depth = 1000;
+        // Waves of tiles, and what a unit has of the depth in each.
+        let (waves, each) = match tiles {
+            1 => (1, 84),
+            2 => (1, 167),
+            3 => (1, 250),
+            4 => (1, 334),
+            5 | 6 => (1, 500),
+            _ => (tiles.div_ceil(12), depth),
+        };
+        let expected = (waves * 2 * 32 * 32 * (each + 8)) as f64 / 1e12;
+        for (batch, m, n) in [(1, 32 * tiles, 32), (1, 32, 32 * tiles), (tiles, 32, 32)] {
+            let found = device.matmul_seconds(Precision::Fp32, batch, m, n, depth).unwrap();
+            assert!((found / expected - 1.0).abs() < 1e-9, "{tiles} tiles: {found} {expected}");
+        }
+        // A depth of one cannot be split.
+        let flat = device.matmul_seconds(Precision::Fp32, tiles, 32, 32, 1).unwrap();
+        let expected = (tiles.div_ceil(12) * 2 * 32 * 32 * 9) as f64 / 1e12;
+        assert!((flat / expected - 1.0).abs() < 1e-9, "{tiles} tiles: {flat} {expected}");
+    }
+}
+
 #[test]
 fn a_thin_product_runs_at_memory_speed() {
     let a100 = device("a100-80g");

@@ -153,6 +153,14 @@ fn a_profile_survives_its_own_toml() {
 }
 
 #[test]
+fn kinds_of_machine_are_listed_once_in_order_of_their_devices() {
+    let spec = "v100-16g:2x8+h100-80g:8+v100-16g:1x4+a100-40g:8+h100-80g:4";
+    let cluster = Cluster::parse(spec).expect("presets");
+    let kinds = cluster.profiles().into_iter().map(|it| it.device.name.as_str());
+    assert_eq!(kinds.collect::<Vec<_>>(), ["v100-16g", "h100-80g", "a100-40g"]);
+}
+
+#[test]
 fn a_cluster_file_may_mix_presets_and_its_own_machines() {
     let text = format!(
         "[[group]]\nmachine = \"this-machine\"\nnodes = 2\n\n\

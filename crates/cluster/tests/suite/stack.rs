@@ -1,8 +1,10 @@
 //! Software stacks: presets, files and what they refuse.
 
+use std::collections::BTreeMap;
+
 use shardloom_cluster::{
-    Attention, BetweenNodes, Cluster, Host, Kernels, PlanDefaults, Residuals, Stack, StepGroup,
-    StepKind,
+    Attention, BetweenNodes, Cluster, FusedAttention, Host, Kernels, NodeGroup, PlanDefaults,
+    Profile, Residuals, Stack, StepGroup, StepKind,
 };
 
 #[test]
@@ -259,5 +261,42 @@ fn stacks_are_written_with_their_residuals_and_read_again() {
         let text = toml::to_string(&stack).expect("it can be written");
         assert_eq!(text.contains("residuals"), !groups.is_empty(), "{text}");
         assert_eq!(Stack::from_toml(&text).expect("what was written"), stack);
+    }
+}
+
+/// A rate of the stack's own comes before that of the device, but does not make up for a kernel that the device has no
+/// rate of, nor for software without such kernels.
+#[test]
+fn attention_is_fused_where_the_device_and_the_software_have_a_kernel() {
+    let [mut plain, mut fusing] = ["v100-16g", "h100-80g"].map(|name| {
+        let mut device = Profile::preset(name).expect("a preset").device;
+        device.fused_attention = None;
+        device
+    });
+    (plain.name, fusing.name) = ("plain".into(), "fusing".into());
+    fusing.fused_attention = Some(FusedAttention::flat(0.5));
+    let own = ["plain", "fusing"].map(|name| (name.to_owned(), FusedAttention::flat(0.25)));
+    for (own, rate) in [(vec![], 0.5), (own[..1].to_vec(), 0.5), (own.to_vec(), 0.25)] {
+        let own: BTreeMap<_, _> = own.into_iter().collect();
+        let stack = Stack { fused_attention: own, ..Stack::default() };
+        assert_eq!(stack.fused_attention(&fusing), Some(FusedAttention::flat(rate)));
+        assert_eq!(stack.fused_attention(&plain), None);
+        let separate = Stack { attention: Attention::Separate, ..stack };
+        assert_eq!(separate.fused_attention(&fusing), None);
+    }
+    // All machines must have it.
+    for kinds in 1..8usize {
+        let group = |place: usize| NodeGroup {
+            profile: Profile {
+                device: if kinds >> place & 1 == 1 { fusing.clone() } else { plain.clone() },
+                ..Profile::preset("h100-80g").expect("a preset")
+            },
+            nodes: 1,
+            devices_per_node: 8,
+        };
+        let cluster = Cluster::new((0..3).map(group).collect()).expect("three nodes");
+        assert_eq!(cluster.fuses_attention(), kinds == 7, "{kinds:03b}");
+        let separate = Stack { attention: Attention::Separate, ..Stack::default() };
+        assert!(!cluster.under(separate).fuses_attention());
     }
 }

@@ -147,6 +147,9 @@ mod tests {
                 b"{\"body\": \"b\", \"id\": 1}",
                 "no field \"text\", but body, id: say which with --text-field",
             ),
+            // Behind the last line's text there need not be an end of the line.
+            (b"{\"text\": \"a\"}\n\n[1]", "documents.jsonl:3: it is no JSON object"),
+            (b"[1]", "documents.jsonl:1: it is no JSON object"),
             (b"{\"text\": \"\xff\"}\n", "not UTF-8 text at byte 10"),
         ] {
             let message = texts(content, "text").expect_err("no document").to_string();

@@ -278,3 +278,52 @@ fn documents_begin_behind_the_token_that_ends_the_one_before() {
     let validated = validated.expect("a corpus").with_end_of_text(9);
     assert_eq!(documents(validated, Part::Validation, 0), Some(vec![0, 0, 2, 2, 2, 5]));
 }
+
+/// Of every window of both parts, and the same as in whole samples.
+#[test]
+fn targets_are_the_tokens_one_further_and_as_many() {
+    let batches = Batches::new(counting(50, 0.4), 6, 3).expect("batches");
+    let positions = (0..3 * batches.epoch_len()).map(|it| (Part::Training, it));
+    let held = (0..=batches.validation_len()).map(|it| (Part::Validation, it));
+    for (part, position) in positions.chain(held) {
+        let field = |input: &str| {
+            let mut room = vec![];
+            match batches.field(part, position, input, &mut room).expect("read") {
+                Some(Field::Indices(tokens)) => Some(tokens.to_vec()),
+                None => None,
+                other => panic!("{other:?}"),
+            }
+        };
+        let mut room = vec![];
+        let sample = match part {
+            Part::Training => Some(batches.sample(position, &mut room).expect("a sample")),
+            Part::Validation => batches.validation_sample(position, &mut room).expect("read"),
+        };
+        let Some(sample) = sample else {
+            assert_eq!((field("tokens"), field("targets")), (None, None));
+            continue;
+        };
+        let first = sample.inputs[0];
+        let expected = |shift: u32| (first + shift..first + shift + 6).collect::<Vec<_>>();
+        assert_eq!((sample.inputs, sample.targets), (&expected(0)[..], &expected(1)[..]));
+        assert_eq!(field("tokens"), Some(expected(0)));
+        assert_eq!(field("targets"), Some(expected(1)));
+        assert_eq!((field("documents"), field("features")), (None, None));
+    }
+}
+
+#[test]
+fn any_range_over_several_files_is_read() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let parts = ["ab", "c", "defg", "hi"];
+    let paths: Vec<PathBuf> =
+        parts.iter().map(|it| write(folder.path(), &format!("{it}.txt"), it)).collect();
+    let corpus = open(&paths).expect("a corpus");
+    let whole = parts.concat().into_bytes();
+    let end = whole.len() as u64;
+    assert_eq!(corpus.training_len(), end);
+    for (start, end) in (0..=end).flat_map(|start| (start..=end).map(move |end| (start, end))) {
+        let expected = whole[start as usize..end as usize].iter().map(|&it| u32::from(it));
+        assert_eq!(tokens(&corpus, start..end), expected.collect::<Vec<_>>(), "{start}..{end}");
+    }
+}

@@ -194,6 +194,32 @@ fn what_datatrove_has_encoded_is_as_wide_as_what_is_beside_it_says() {
     refused("it has 12 bytes, but 5 tokens by what is beside it");
 }
 
+/// Where it is in its own file, whatever is read before.
+#[test]
+fn a_token_that_the_vocabulary_does_not_have_is_named_by_its_file_and_its_place_there() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let by = words(folder.path(), "</s>");
+    let write = |name: &str, tokens: &[u16]| {
+        let path = folder.path().join(name);
+        let bytes: Vec<u8> = tokens.iter().flat_map(|it| it.to_le_bytes()).collect();
+        fs::write(&path, bytes).expect("tokens");
+        path
+    };
+    let sound = write("0.ds", &[1, 2, 4, 3, 0, 4]);
+    for place in 0..4 {
+        let mut tokens = [1, 2, 3, 4];
+        tokens[place] = 9;
+        let wrong = write("1.ds", &tokens);
+        for before in 0..3 {
+            let mut paths = vec![sound.clone(); before];
+            paths.push(wrong.clone());
+            let message = open(&paths, &by).expect_err("no such token").to_string();
+            let part = format!("token 9 at position {place} is outside the vocabulary of 5");
+            assert!(message.contains("1.ds") && message.contains(&part), "{message}");
+        }
+    }
+}
+
 #[test]
 fn without_files_beside_it_the_vocabulary_says_how_wide_tokens_are() {
     let folder = tempfile::tempdir().expect("a temporary folder");

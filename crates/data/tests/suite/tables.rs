@@ -1,5 +1,6 @@
 //! Tables as training data.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use shardloom_data::{Field, Part, Records, Source, Table};
@@ -14,6 +15,30 @@ fn the_digest_changes_with_any_feature_and_any_class() {
     assert_eq!(digest([1.0, 2.0, 3.0, 4.0], [0, 1]), known);
     assert_ne!(digest([1.0, 2.0, 3.0, 5.0], [0, 1]), known);
     assert_ne!(digest([1.0, 2.0, 3.0, 4.0], [1, 0]), known);
+}
+
+#[test]
+fn the_digest_of_records_changes_with_any_number_any_category_and_any_label() {
+    let digest = |text: &str| {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("records.csv");
+        std::fs::write(&path, text).expect("a temporary file");
+        Records::open(&path, 2, &[3, 9], 0.0, 5).expect("records").digest()
+    };
+    let (mut digests, plain) = (BTreeSet::new(), "1,2,0,5,1\n3,4,1,6,0\n");
+    let others = [
+        "7,2,0,5,1\n3,4,1,6,0\n",
+        "1,2,0,5,1\n3,7,1,6,0\n",
+        "1,2,2,5,1\n3,4,1,6,0\n",
+        "1,2,0,5,1\n3,4,1,7,0\n",
+        "1,2,0,5,0\n3,4,1,6,0\n",
+        "1,2,0,5,1\n3,4,1,6,1\n",
+        "3,4,1,6,0\n1,2,0,5,1\n",
+    ];
+    for text in [plain].iter().chain(&others) {
+        assert!(digests.insert(digest(text)), "{text:?} is one of those before");
+    }
+    assert_eq!(digest("a,b,c,d,e\n1.0, 2.0, 0, 5, 1\n3,4,1,6,0"), digest(plain));
 }
 
 /// The rows at so many positions, of which each has its number as its first feature.

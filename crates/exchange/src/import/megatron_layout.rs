@@ -77,4 +77,15 @@ mod tests {
             cuts_of_layout(wrong, 4).expect_err(wrong);
         }
     }
+
+    #[test]
+    fn repetitions_of_more_layers_than_any_model_has_are_refused() {
+        for layout in ["Et*1048577L", "E(t*1024)*1024L", "E(t|)*600000L", "t*18446744073709551615"]
+        {
+            let error = cuts_of_layout(layout, 2).expect_err(layout);
+            assert!(error.contains("more layers than any model"), "{layout}: {error}");
+        }
+        let many = cuts_of_layout("Et*1000|(t|)*999tL", 2000).expect("a layout");
+        assert_eq!((many.len(), many[1], many.last()), (1002, 1001, Some(&2002)));
+    }
 }

@@ -4,6 +4,8 @@ mod experts;
 mod fifty;
 mod from_elsewhere;
 mod golden;
+mod matrix;
 mod plans;
+mod refusals;
 mod there_and_back;
 mod words;

@@ -6,7 +6,7 @@ use shardloom_plan::{
     AttentionKind, LossScale, Mesh, Number, Plan, Precision, Recompute, Sync, Uniform,
 };
 
-fn there_and_back(case: &Case, project: Project) -> Result<Imported, ExchangeError> {
+pub fn there_and_back(case: &Case, project: Project) -> Result<Imported, ExchangeError> {
     let exported = export(project, &case.plan, &case.spec, &case.graph, case.machines())?;
     // torchtitan's script only starts what is beside it.
     let file = match project {

@@ -1,8 +1,8 @@
 //! Configurations in the order in which they are tried, and what is said of plans.
 
-use shardloom_cluster::{Cluster, NodeGroup, Profile};
+use shardloom_cluster::{Cluster, NodeGroup, PlanDefaults, Profile};
 use shardloom_graph::ModelSpec;
-use shardloom_plan::{DeviceList, Mesh, ParameterGroup, Weights};
+use shardloom_plan::{Axis, DeviceList, Mesh, Optimizer, ParameterGroup, Weights};
 
 use super::*;
 use crate::cut::Cut;
@@ -202,5 +202,97 @@ fn stages_whose_forward_passes_run_again_are_cut_for_two_of_these() {
     {
         let plan = task.plan(&configuration, recompute).expect("a plan");
         assert_eq!(plan.pipeline[0].stage[1].blocks.0, best(forwards), "{recompute:?}");
+    }
+}
+
+/// Of a device with less memory a plan may take more than of one with more.
+#[test]
+fn of_plans_that_do_not_fit_the_one_that_fills_its_fullest_device_least_comes_closest() {
+    let (graph, cluster) = (graph(), h100(2, 1000));
+    let request = Request { memory_share: 0.5, ..Request::new(GPT, "cluster", 64) };
+    let task = Task::new("a method", &graph, &cluster, &request);
+    // Bytes of memory and those that are held, of two devices each.
+    let offered: [[(u64, u64); 2]; 4] = [
+        [(1000, 900), (4000, 100)],
+        [(4000, 3200), (1000, 100)],
+        [(2000, 1500), (1000, 740)],
+        [(1000, 100), (1000, 800)],
+    ];
+    for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
+        let mut selection = Selection::new(0.5);
+        for devices in order.map(|it| offered[it]) {
+            let (plan, mut judgement) = judged(1.0, 0);
+            for (fit, (memory, held)) in judgement.memory.iter_mut().zip(devices) {
+                (fit.memory_bytes, fit.peak_bytes) = (memory, held);
+            }
+            assert!(!selection.offer(plan, judgement));
+        }
+        let Err(Some(error)) = selection.finish(&task) else { panic!("none fits") };
+        let MethodError::NothingFits { needed_bytes, available_bytes, .. } = error else {
+            panic!("{error}");
+        };
+        // Three quarters, of which half may be filled.
+        assert_eq!((needed_bytes, available_bytes), (1500, 1000));
+    }
+}
+
+#[test]
+fn plans_have_the_words_of_the_request_and_of_the_configuration() {
+    let (graph, cluster) = (graph(), h100(2, 1 << 40));
+    for bits in 0..32 {
+        let [keeps_gathered, recompute_last, flushes, of_method, of_request] =
+            [0, 1, 2, 3, 4].map(|bit| bits >> bit & 1 == 1);
+        let plan_defaults = PlanDefaults { keeps_gathered, ..PlanDefaults::NONE };
+        let request = Request {
+            optimizer: Optimizer::sgd(0.5),
+            clip_norm: Some(0.75),
+            bucket_bytes: 12_345,
+            post_validation: of_request,
+            plan_defaults,
+            frozen: vec![ParameterGroup { frozen: true, ..ParameterGroup::named("block.0.*") }],
+            ..Request::new(GPT, "cluster", 64)
+        };
+        let schedule = if flushes { ScheduleKind::Afab } else { ScheduleKind::PipeDream };
+        let configuration = Configuration {
+            schedule,
+            weights: schedule.usual_weights(),
+            recompute_last,
+            post_validation: of_method,
+            ..configuration(4)
+        };
+        let mut task = Task::new("a method", &graph, &cluster, &request);
+        let plan = task.plan(&configuration, Recompute::Block).expect("a plan");
+        assert_eq!((&plan.model[..], &plan.cluster[..]), (GPT, "cluster"));
+        assert_eq!((plan.global_batch, plan.microbatches), (64, 4));
+        assert_eq!((plan.schedule, plan.weights), (schedule, schedule.usual_weights()));
+        assert_eq!((plan.recompute, plan.recompute_last), (Recompute::Block, recompute_last));
+        assert_eq!(plan.keeps_gathered, keeps_gathered);
+        // There is no norm of all gradients without a flush.
+        assert_eq!(plan.clip_norm, flushes.then_some(0.75));
+        assert_eq!(plan.post_validation, of_method || of_request);
+        assert_eq!((plan.optimizer, plan.precision), (request.optimizer, request.precision));
+        assert_eq!((plan.sync.bucket_bytes, plan.sync.algorithm), (12_345, request.algorithm));
+        assert_eq!(plan.parameters, request.frozen);
+        assert_eq!(plan.pass_times, PassTimes::default());
+    }
+}
+
+/// Heads are divided, and the vocabulary where it can be.
+#[test]
+fn tensor_parallel_plans_are_valid_whatever_the_vocabulary() {
+    for (width, vocab) in [1, 2, 4].into_iter().flat_map(|it| (509..=512).map(move |v| (it, v))) {
+        let text = format!("gpt:layers=2,hidden=64,heads=4,seq=32,vocab={vocab}");
+        let graph = ModelSpec::parse(&text).and_then(|spec| spec.graph()).expect("a model");
+        let (cluster, request) = (h100(4, 1 << 40), Request::new(&text, "cluster", 64));
+        let mut task = Task::new("a method", &graph, &cluster, &request);
+        let configuration =
+            Configuration { pp: 1, mesh: Mesh::of(1, 1, width), ..configuration(4) };
+        let plan = task.plan(&configuration, Recompute::None).expect("a plan");
+        assert_eq!(plan.validate(&graph, 4), Ok(()), "width {width}, vocabulary {vocab}");
+        if width > 1 {
+            let splits = |dim| plan.layout.splits(dim, Axis::TP);
+            assert!(splits("heads") && splits("ffn"), "{:?}", plan.layout);
+            assert_eq!(splits("vocab"), vocab % width == 0, "width {width}, vocabulary {vocab}");
+        }
     }
 }

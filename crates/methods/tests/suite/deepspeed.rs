@@ -53,3 +53,17 @@ fn one_device_has_nobody_to_share_with() {
     let plan = deepspeed.choose(&model(text), &cluster, &request).expect("a plan").plan;
     assert_eq!((plan.device_count(), plan.sync.zero, plan.recompute), (1, 0, Recompute::Full));
 }
+
+#[test]
+fn replicas_of_a_model_with_room_share_optimizer_states_however_few_they_are() {
+    let text = "gpt:layers=6,hidden=256,heads=8,seq=128,vocab=1024";
+    let request = Request::new(text, "c", 16);
+    let deepspeed = named("deepspeed").expect("registered");
+    for devices in [1, 2, 4, 8] {
+        let cluster = h100(1, devices, 80_000_000_000);
+        let plan = deepspeed.choose(&model(text), &cluster, &request).expect("a plan").plan;
+        let mesh = plan.stages().next().expect("a stage").1.mesh;
+        assert_eq!((mesh.dp(), mesh.size() as u32), (devices, devices));
+        assert_eq!(plan.sync.zero, u8::from(devices > 1), "{devices} devices");
+    }
+}

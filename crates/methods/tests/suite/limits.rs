@@ -503,3 +503,14 @@ fn there_are_no_more_servers_than_ranges_of_parameters() {
     assert!(found.plan.sync.servers.is_some_and(|servers| servers.count <= 3));
     assert_eq!(found.simulated, 2, "with 1 server and with 2");
 }
+
+#[test]
+fn two_devices_are_a_worker_and_a_server() {
+    for method in ["parameter-server", "byteps", "herring"] {
+        let found = ask(method, GPT, &h100(1, PLENTY), 8);
+        refuses(found, &[method, "devices = 1", "at least 2, a worker and a server"]);
+        let plan = ask(method, GPT, &h100(2, PLENTY), 8).expect("a plan").plan;
+        assert_eq!((plan.pipeline.len(), plan.sync.server_count()), (1, 1), "{method}");
+        plan.validate(&graph(GPT), 2).expect("a valid plan");
+    }
+}

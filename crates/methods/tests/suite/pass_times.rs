@@ -71,6 +71,21 @@ fn a_message_takes_what_the_link_takes_for_the_activations_of_a_micro_batch() {
     }
 }
 
+/// The last of three stages is alone on its node.
+#[test]
+fn the_device_whose_messages_are_slowest_counts() {
+    let cluster = Cluster::parse("a100-80g:2+a100-80g:1").expect("presets");
+    let graph = graph();
+    let node = &cluster.groups()[0].profile.node;
+    let bytes = (MICROBATCH * 128 * 256 * 2) as f64;
+    let [within, between] = [&node.intra, &node.inter].map(|link| link.transfer_seconds(bytes));
+    assert!(between > 2.0 * within, "{between} and {within} seconds");
+    let plan = plan(&graph, 3, ScheduleKind::ZeroBubbleH1);
+    let message = pass_times(&graph, &cluster, &plan).expect("it simulates").message;
+    let error = message / (1e6 * between) - 1.0;
+    assert!(error.abs() < 0.01, "{message} microseconds, and {between} seconds");
+}
+
 /// Four stages, of which a device has two.
 #[test]
 fn the_passes_of_a_device_are_those_of_all_of_its_stages() {

@@ -11,6 +11,7 @@ mod micro_batches;
 mod negotiation;
 mod optimizer;
 mod parameter_groups;
+mod refusals;
 mod scenario;
 mod schedules;
 mod servers;

@@ -2,8 +2,8 @@
 
 use shardloom_collectives::Algorithm;
 use shardloom_plan::{
-    Compression, Corrections, Number, ParameterGroup, ParameterGroups, Plan, Precision,
-    ScheduleKind, Summation, Sync, Uniform, Weights,
+    Axis, AxisSet, Compression, Corrections, Number, ParameterGroup, ParameterGroups, Plan,
+    Precision, ScheduleKind, Summation, Sync, Uniform, Weights,
 };
 
 use crate::scenario::{DEVICES, complaint, graph, plan};
@@ -190,4 +190,48 @@ fn what_is_moved_along_its_velocity_is_whole_in_every_group() {
     plan.weights = Weights::Newest { corrections };
     let error = plan.validate(&graph(), DEVICES).expect_err("weights in shards do not move");
     assert!(error.to_string().contains("weights.discrepancy moves weights for the passes"));
+}
+
+/// Words of a way in which its parameters are not kept mean nothing for a group.
+#[test]
+fn a_group_has_the_words_of_the_plan_that_go_with_its_own() {
+    let [over, own, second] =
+        [[Axis::DP, Axis::CP], [Axis::DP, Axis::REPLICA], [Axis::CP, Axis::TP]]
+            .map(|it| AxisSet::of(&it));
+    for (of_plan, of_group) in (0..4).flat_map(|it| (0..4).map(move |own| (it, own))) {
+        for (is_own_zero, is_own_over) in
+            [(false, false), (false, true), (true, false), (true, true)]
+        {
+            let plan = Sync {
+                zero: of_plan,
+                splits_blocks: true,
+                all_reduces: true,
+                shard_over: over,
+                second_copy_over: second,
+                bucket_bytes: 7,
+                ..Sync::default()
+            };
+            let group = ParameterGroup {
+                zero: is_own_zero.then_some(of_group),
+                shard_over: own.filter(|_| is_own_over),
+                ..ParameterGroup::named("*")
+            };
+            let found = group.sync(plan);
+            let zero = if is_own_zero { of_group } else { of_plan };
+            let shares = if zero > 0 { over } else { None };
+            let expected = Sync {
+                zero,
+                splits_blocks: zero < 3,
+                all_reduces: zero == 1,
+                shard_over: if is_own_over { own } else { shares },
+                second_copy_over: if zero == 3 { second } else { None },
+                ..plan
+            };
+            assert_eq!(found, expected, "{group:?}");
+            // Without the plan's words there are none.
+            let plain = ParameterGroup { zero: Some(zero), ..ParameterGroup::named("*") };
+            let none = Sync { zero, ..Sync::default() };
+            assert_eq!(plain.sync(Sync { zero: of_plan, ..none }), none);
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! Where devices meet before the end of a step.
 
-use shardloom_plan::ScheduleKind;
+use shardloom_plan::{PassTimes, ScheduleKind};
 use shardloom_schedule::{MeetingRequest, meetings};
 
 use super::{EQUAL, schedule};
@@ -10,10 +10,19 @@ type Granted = (usize, Vec<(usize, usize)>);
 
 /// Which of the requests a schedule on so many devices fulfils, with as many micro-batches and passes of one unit.
 fn granted(kind: ScheduleKind, devices: usize, requests: &[&[(usize, usize)]]) -> Vec<Granted> {
-    let built = schedule(kind, devices, 1, devices, &EQUAL);
+    granted_at(&EQUAL, kind, devices, requests)
+}
+
+fn granted_at(
+    times: &PassTimes,
+    kind: ScheduleKind,
+    devices: usize,
+    requests: &[&[(usize, usize)]],
+) -> Vec<Granted> {
+    let built = schedule(kind, devices, 1, devices, times);
     let requests: Vec<MeetingRequest> =
         requests.iter().map(|it| MeetingRequest { not_before: it.to_vec() }).collect();
-    let found = meetings(&built, &EQUAL, &requests).expect("no deadlock");
+    let found = meetings(&built, times, &requests).expect("no deadlock");
     found.into_iter().map(|it| (it.request, it.after)).collect()
 }
 
@@ -77,4 +86,28 @@ fn a_meeting_is_so_short_that_any_idle_time_is_enough_for_it() {
 #[test]
 fn without_a_flush_there_is_no_end_of_a_step_before_which_to_meet() {
     assert_eq!(granted(ScheduleKind::PipeDream, 3, &[IDLE]), []);
+}
+
+// With messages of one unit:
+//
+// time      0  1  2  3  4  5  6  7  8  9  10 11 12 13 14 15
+// device 0  F0 F1 F2 .  .  .  .  .  .  B0 .  B1 .  .  .  B2
+// device 1  .  .  F0 F1 .  .  .  B0 F2 B1 .  .  .  B2 .  .
+// device 2  .  .  .  .  F0 B0 F1 B1 .  .  F2 B2 .  .  .  .
+
+/// Device 2 waits for what is on its way, so that its first micro-batches' gradients have time; all wait for the first
+/// and the last.
+#[test]
+fn devices_meet_while_messages_are_under_way() {
+    let times = PassTimes { message: 1.0, ..EQUAL };
+    for action in 0..5 {
+        let request: &[(usize, usize)] = &[(2, action)];
+        let expected = match action {
+            1..=3 => vec![(0, request.to_vec())],
+            _ => vec![],
+        };
+        assert_eq!(granted_at(&times, KIND, 3, &[request]), expected, "{action}");
+        // Without messages it works without a break.
+        assert_eq!(granted(KIND, 3, &[request]), [], "{action}");
+    }
 }

@@ -269,3 +269,21 @@ fn equal_shares_and_those_that_differ_by_one_are_dealt_in_turn() {
         }
     }
 }
+
+#[test]
+fn a_stage_is_on_the_replica_that_its_device_is_by_number() {
+    for replicas in configurations() {
+        let map = map(&replicas, 2);
+        for instance in map.instances() {
+            let stage = usize::from(instance.stage);
+            let first: usize = replicas[..stage].iter().sum();
+            let place = (map.device(instance) - first) as u32;
+            // One that is alone is not called a replica.
+            let expected = (replicas[stage] > 1).then_some(place);
+            assert_eq!(map.replica(instance), expected, "{instance:?} of {replicas:?}");
+            let among = map.microbatches_of(instance);
+            assert!(among.iter().all(|it| it % replicas[stage] as u32 == place), "{among:?}");
+            assert_eq!(map.share(instance), replicas[stage] as f64);
+        }
+    }
+}

@@ -160,3 +160,30 @@ fn deepspeeds_words() {
         auto.notes.iter().any(|it| it.contains("(\"auto\")") && it.ends_with("gradient_clipping"))
     );
 }
+
+/// With two overflows in a row where nothing is said.
+#[test]
+fn scales_that_deepspeed_halves_otherwise_than_plans_are_noted() {
+    let spec = ModelSpec::parse(LLAMA).expect("a model");
+    let given = Given { model: Some(&spec), ..given(16) };
+    let base = Base { place: "ds.json", text: DEEPSPEED, given };
+    let formats = "\"bf16\": { \"enabled\": true }, \"fp16\": { \"enabled\": false }";
+    for (words, expected) in [
+        ("", Some("after 2 overflows (fp16.hysteresis) and down to 1 ")),
+        (", \"hysteresis\": 1", None),
+        (", \"hysteresis\": 3", Some("after 3 overflows (fp16.hysteresis) and down to 1 ")),
+        (", \"hysteresis\": 1, \"min_loss_scale\": 1", None),
+        (
+            ", \"hysteresis\": 1, \"min_loss_scale\": 4",
+            Some("after 1 overflows (fp16.hysteresis) and down to 4 "),
+        ),
+        // A constant scale is not halved.
+        (", \"loss_scale\": 128", None),
+    ] {
+        let said = format!("\"fp16\": {{ \"enabled\": true{words} }}");
+        let notes = base.read(formats, &said).expect("a plan").notes;
+        let found: Vec<&String> = notes.iter().filter(|note| note.contains("halved")).collect();
+        assert_eq!(found.len(), usize::from(expected.is_some()), "{words}: {notes:?}");
+        assert!(found.iter().all(|note| expected.is_some_and(|it| note.contains(it))), "{found:?}");
+    }
+}

@@ -154,7 +154,7 @@ fn megatrons_words() {
         }),
         ("--bf16", "--bf16 --padded-vocab-size 50304", |it| it.model.contains("vocab=50304")),
     ];
-    let wrong: [Wrong; 18] = [
+    let wrong: [Wrong; 19] = [
         ("--seq-length 1024", "--max-position-embeddings 1024", "--seq-length is missing"),
         (
             "--bf16",
@@ -189,6 +189,11 @@ fn megatrons_words() {
             "there are flash, fused, unfused, local and auto",
         ),
         ("--bf16", "--bf16 --decoder-first-pipeline-num-layers 2", "12 layers are cut evenly"),
+        (
+            "--bf16",
+            "--bf16 --decoder-first-pipeline-num-layers 6 --num-layers-per-virtual-pipeline-stage 1",
+            "it divides the 2 layers of each rank",
+        ),
         (
             "--bf16",
             "--bf16 --decoder-first-pipeline-num-layers 6 --num-virtual-stages-per-pipeline-rank 4",
@@ -278,6 +283,11 @@ fn weights_that_megatron_gathers_beside_forward_passes_are_noted_where_plans_gat
         (overlaps.to_owned(), true),
         ("--use-distributed-optimizer --overlap-grad-reduce".to_owned(), false),
         (format!("{overlaps} {fsdp}"), false),
+        // Shards that are kept between the passes are gathered before them here.
+        (
+            format!("{overlaps} --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads"),
+            true,
+        ),
     ] {
         let notes = base.read("--use-distributed-optimizer", &words).expect("a plan").notes;
         let found = notes.iter().any(|note| note.contains("behind the update in the plan"));

@@ -1,5 +1,7 @@
 //! nanotron's words.
 
+use shardloom_graph::Network;
+
 use super::{Base, Word, Wrong, given, is_adamw, width};
 use shardloom_plan::{AttentionKind, Axis, Number, Precision, Recompute, ScheduleKind};
 
@@ -118,4 +120,16 @@ fn nanotrons_words() {
         ("clip_grad: 1.0", "optimizer_factory:\n    name: sgd", "adamW is known here"),
     ];
     base.check(&words, &wrong);
+}
+
+/// As `LlamaConfig` of nanotron has them.
+#[test]
+fn a_llama_of_nanotron_is_llama_twos_where_nothing_else_is_said() {
+    let base = Base { place: "nanotron.yaml", text: NANOTRON, given: given(16) };
+    let spec = base.read("", "").expect("a plan").spec;
+    let Network::Llama(llama) = spec.network() else { panic!("{spec}") };
+    assert_eq!((llama.rope_theta, llama.norm_epsilon, llama.init_std), (1e4, 1e-6, 0.02));
+    assert_eq!((llama.kv_heads(), llama.head_dim(), llama.tied), (8, 64, false));
+    assert_eq!((llama.layers, llama.hidden, llama.ffn, llama.seq), (12, 512, 1408, 1024));
+    assert!(llama.rope_scaling.is_none() && llama.changes().is_empty());
 }

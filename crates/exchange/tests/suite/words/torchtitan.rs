@@ -2,6 +2,8 @@
 
 use shardloom_exchange::{Given, Project, import};
 use shardloom_graph::ModelSpec;
+use shardloom_graph::Network;
+use shardloom_graph::families::RopeScaling;
 use shardloom_plan::{AttentionKind, Axis, Number, Precision, Recompute, ScheduleKind};
 
 use super::{Base, Word, Wrong, blocks, given, is_adamw, is_hybrid, width};
@@ -293,4 +295,34 @@ fn no_piece_of_python_makes_it_end() {
         }
     }
     assert!(refused > letters.len(), "{refused} of {} texts are refused", 3 * letters.len());
+}
+
+/// Each word of the first layer's rotary embedding is one of the model, and has its default where it is not said.
+#[test]
+fn torchtitans_json_has_the_defaults_of_its_llama() {
+    let text = include_str!("../torchtitan/fully-sharded.json");
+    let base = Base { place: "plan.json", text, given: given(8) };
+    let llama = |from: &str, to: &str| {
+        let spec = base.read(from, to).unwrap_or_else(|error| panic!("{from}: {error}")).spec;
+        let Network::Llama(llama) = spec.network() else { panic!("{spec}") };
+        llama.clone()
+    };
+    let words = "\"scaling\": \"none\", \"scaling_factor\": 8.0, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0";
+    let plain = llama("", "");
+    assert_eq!((plain.rope_theta, plain.norm_epsilon, plain.rope_scaling), (5e5, 1e-5, None));
+    let scaled = |factor, low, high| Some(RopeScaling::ByWavelength(factor, low, high, 8192));
+    let on = "\"scaling\": \"llama\"";
+    assert_eq!(llama(words, on).rope_scaling, scaled(8.0, 1.0, 4.0));
+    for (word, factors) in [
+        ("scaling_factor", [2.0, 1.0, 4.0]),
+        ("low_freq_factor", [8.0, 2.0, 4.0]),
+        ("high_freq_factor", [8.0, 1.0, 2.0]),
+    ] {
+        let [factor, low, high] = factors;
+        let one = llama(words, &format!("{on}, \"{word}\": 2.0"));
+        assert_eq!(one.rope_scaling, scaled(factor, low, high), "{word}");
+    }
+    assert_eq!(llama("\"theta\": 500000.0, ", "").rope_theta, 1e4);
+    assert_eq!(llama("\"eps\": 1e-05, ", "").norm_epsilon, 1e-5);
+    assert_eq!(llama("\"eps\": 1e-05, ", "\"eps\": 0.25, ").norm_epsilon, 0.25);
 }

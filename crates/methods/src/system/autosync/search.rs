@@ -202,3 +202,45 @@ fn propose(
     met.extend(chosen.iter().cloned());
     chosen
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(accuracies: &[[Option<f64>; 3]]) -> Models {
+        let mut models = Models::new(0);
+        models.accuracies = accuracies.to_vec();
+        models
+    }
+
+    #[test]
+    fn models_are_judged_by_the_mean_of_the_last_rounds_that_had_pairs() {
+        let rounds =
+            [[Some(1.0); 3], [Some(0.5), None, None], [Some(0.25), Some(0.5), None], [None; 3]];
+        let first = |count| judged(&rounds[..count]).accuracy();
+        assert_eq!(first(0), [None; 3]);
+        assert_eq!(first(1), [Some(1.0); 3]);
+        assert_eq!(first(2), [Some(0.75), Some(1.0), Some(1.0)]);
+        assert_eq!(first(3), [Some(1.75 / 3.0), Some(0.75), Some(1.0)]);
+        // The first of four is no more looked at.
+        assert_eq!(first(4), [Some(0.375), Some(0.5), None]);
+    }
+
+    #[test]
+    fn the_model_proposes_that_was_right_most_often_and_of_equal_ones_the_one_to_begin_with() {
+        let all = [None, Some(0.25), Some(0.5), Some(1.0)];
+        let triples = all.into_iter().flat_map(|a| all.map(|b| [a, b]));
+        let triples = triples.flat_map(|[a, b]| all.map(|c| [a, b, c]));
+        for triple in triples {
+            let right = triple.map(|it| it.unwrap_or(0.0));
+            let most = right.into_iter().fold(0.0, f64::max);
+            let is_best = |model: &usize| right[*model] == most;
+            let models = judged(&[triple]);
+            // Without a round that had pairs all are equal.
+            let known = triple.iter().any(Option::is_some);
+            let best = |order: [usize; 3]| order.into_iter().find(|it| !known || is_best(it));
+            assert_eq!(Some(models.proposer(false)), best([0, 1, 2]), "{triple:?}");
+            assert_eq!(Some(models.proposer(true)), best([2, 1, 0]), "{triple:?}, warm");
+        }
+    }
+}

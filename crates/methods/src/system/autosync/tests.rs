@@ -1,5 +1,8 @@
 //! Strategies, what becomes of them in programs, and what models learn of them.
 
+mod known;
+mod shapes;
+
 use std::collections::BTreeSet;
 
 use shardloom_cluster::Cluster;

@@ -427,6 +427,38 @@ mod tests {
     }
 
     #[test]
+    fn passes_and_messages_go_at_the_pace_of_the_slowest_stage_wherever_it_is() {
+        let link =
+            Link { latency_seconds: 0.0, bytes_per_second: 4.0, reachable: 1.0, curve: None };
+        for (depth, n) in sizes() {
+            let mut request = request(depth, n);
+            request.links = Interconnect {
+                within: link.clone(),
+                across: link.clone(),
+                between: link.clone(),
+                ..request.links
+            };
+            for (slow, large) in (0..depth).flat_map(|it| (0..depth - 1).map(move |o| (it, o))) {
+                // Nothing to reduce: 1, 2 and 1 seconds, of one stage 3 and 5, of one message 2.
+                let layers: Vec<LayerProfile> = (0..depth)
+                    .map(|stage| LayerProfile {
+                        forward_seconds: if stage == slow { 3.0 } else { 1.0 },
+                        backward_seconds: if stage == slow { 5.0 } else { 2.0 },
+                        output_bytes: if stage == large { 8.0 } else { 4.0 },
+                        ..LayerProfile::default()
+                    })
+                    .collect();
+                for (recompute, again) in [(false, 0.0), (true, 3.0)] {
+                    let it = ChimeraConfiguration { recompute, ..configuration(depth, n) };
+                    let found = it.costed(&request, &layers).step_seconds;
+                    let expected = counted(depth, n, 3.0 + 2.0, 5.0 + again + 2.0);
+                    assert_eq!(found, expected, "D = {depth}, N = {n}, {slow} {large} {recompute}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn copies_of_outer_stages_talk_between_nodes_where_those_of_the_middle_share_one() {
         let across = Link {
             latency_seconds: 1.0,

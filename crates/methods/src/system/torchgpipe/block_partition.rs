@@ -115,6 +115,24 @@ mod tests {
         }
     }
 
+    /// All costs of up to six layers from a few: equally cheap stages are common.
+    #[test]
+    fn every_stage_keeps_a_layer() {
+        for layers in 1..=6u32 {
+            for number in 0..3usize.pow(layers) {
+                let cost = |layer: u32| [0.0, 1.0, 5.0][number / 3usize.pow(layer) % 3];
+                let costs: Vec<f64> = (0..layers).map(cost).collect();
+                for (stages, unit) in (1..=costs.len())
+                    .flat_map(|stages| [(stages, Unit::Spread), (stages, Unit::Largest)])
+                {
+                    let cuts = block_partition(&costs, stages, unit).expect("enough layers");
+                    assert_eq!((cuts.len(), cuts[0], cuts[stages]), (stages + 1, 0, costs.len()));
+                    assert!(cuts.is_sorted_by(|a, b| a < b), "{costs:?} in {stages}: {cuts:?}");
+                }
+            }
+        }
+    }
+
     /// As torchgpipe's `blockpartition.solve`, which looks for the last of equally dear stages.
     #[test]
     fn of_equally_dear_stages_the_last_gives_a_layer_away_first() {
