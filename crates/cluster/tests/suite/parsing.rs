@@ -152,6 +152,21 @@ fn a_profile_survives_its_own_toml() {
     }
 }
 
+/// Two nodes of three devices, then one of two.
+#[test]
+fn devices_share_a_node_if_both_are_in_it_and_exist() {
+    let cluster = Cluster::parse("v100-16g:2x3+h100-80g:2").expect("presets");
+    let nodes = [0, 0, 0, 1, 1, 1, 2, 2];
+    for (one, other) in (0..10).flat_map(|one| (0..10).map(move |other| (one, other))) {
+        let known = [one, other].map(|it: u32| nodes.get(it as usize));
+        let together = known[0].is_some() && known[0] == known[1];
+        let [a, b] = [one, other].map(DeviceId);
+        assert_eq!(cluster.share_node(a, b), together, "{one} and {other}");
+        let found = cluster.same_node(a, b).ok();
+        assert_eq!(found, known.iter().all(Option::is_some).then_some(together));
+    }
+}
+
 #[test]
 fn kinds_of_machine_are_listed_once_in_order_of_their_devices() {
     let spec = "v100-16g:2x8+h100-80g:8+v100-16g:1x4+a100-40g:8+h100-80g:4";

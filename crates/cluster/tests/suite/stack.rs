@@ -300,3 +300,23 @@ fn attention_is_fused_where_the_device_and_the_software_have_a_kernel() {
         assert!(!cluster.under(separate).fuses_attention());
     }
 }
+
+#[test]
+fn tensors_have_what_the_software_leaves_of_a_devices_memory() {
+    let cluster = Cluster::parse("h100-80g:8").expect("a preset");
+    let device = cluster.groups()[0].profile.device.clone();
+    for context_bytes in [0, 1, device.memory_bytes - 1, device.memory_bytes, u64::MAX] {
+        let cluster = cluster.clone().under(Stack { context_bytes, ..Stack::default() });
+        let left = device.memory_bytes.saturating_sub(context_bytes);
+        assert_eq!(cluster.memory_bytes(&device), left);
+    }
+}
+
+#[test]
+fn only_replicas_that_share_optimizer_states_alone_all_reduce_where_a_reduce_scatter_would_do() {
+    for all_reduces_shards in [false, true] {
+        let defaults = PlanDefaults { all_reduces_shards, ..PlanDefaults::NONE };
+        let found = [0, 1, 2, 3].map(|zero| defaults.all_reduces(zero));
+        assert_eq!(found, [false, all_reduces_shards, false, false]);
+    }
+}
