@@ -486,7 +486,7 @@ mod tests {
         };
         assert!(with(json!(["#version: 0.2", "h e"])).is_ok());
         for merges in [json!(["h e", "e h"]), json!([["h", "e"], ["e", "h"]])] {
-            let message = with(merges).expect_err("no token eh").to_string();
+            let message = with(merges).err().expect("no token eh").to_string();
             let said = r#"it merges "e" and "h", and its vocabulary has no "eh""#;
             assert!(message.contains(said), "{message}");
         }
