@@ -5,6 +5,7 @@ use std::fs;
 
 use crate::invocation::Place;
 use serde_json::{Value, json};
+use shardloom::data::{Field, Part, Source, Table};
 
 const MLP: &str = "mlp:inputs=2,hidden=12,layers=2,classes=3";
 
@@ -33,8 +34,22 @@ fn text(rows: &[[f64; 3]], with_class: bool) -> String {
     rows.iter().map(line).collect()
 }
 
-/// A place with all rows, those that are trained on and those that are kept for validation, and training of this
-/// kind, which is validated on all of them.
+/// The rows of a file that training validates on, of which it draws a quarter.
+fn drawn(place: &Place, file: &str) -> String {
+    let table = Table::open(&place.path(file), 0.25, 0).expect("a table");
+    let line = |row| {
+        let mut room = vec![];
+        let mut field = |input| match table.field(Part::Validation, row, input, &mut room) {
+            Ok(Some(Field::Reals(numbers))) => format!("{},{}", numbers[0], numbers[1]),
+            Ok(Some(Field::Indices(class))) => class[0].to_string(),
+            other => panic!("{other:?}"),
+        };
+        format!("{},{}\n", field("features"), field("targets"))
+    };
+    (0..table.validation_len()).map(line).collect()
+}
+
+/// A place with all rows, some of them apart, and training of this kind, which is validated on all that it draws.
 fn trained(options: &str) -> (Place, Value) {
     let place = Place::new();
     let rows = flowers();
@@ -63,7 +78,8 @@ fn trained(options: &str) -> (Place, Value) {
 fn the_accuracy_of_training_is_that_of_the_rows_predicted_afterwards_whatever_the_plan() {
     for options in ["", "--dp 2", "--tp 3", "--pp 2", "--dp 2 --tp 3 --zero 1"] {
         let (place, summary) = trained(options);
-        let outcome = place.run("predict run --data kept.csv --json").succeeds();
+        place.write("drawn.csv", drawn(&place, "all.csv"));
+        let outcome = place.run("predict run --data drawn.csv --json").succeeds();
         let accuracy = &outcome.summary()["accuracy"];
         outcome.check(*accuracy == summary["final_validation_accuracy"], &format!("{summary}"));
         outcome.check(
