@@ -48,7 +48,7 @@ pub(crate) fn error(
                 cluster: request.cluster.clone(),
                 runner: runner.name().to_owned(),
                 only,
-                reason: reason.unwrap_or_else(|| NOBODY.into()),
+                reason: reason.unwrap_or_else(|| NOBODY.into()).into(),
             });
         }
         return Ok(match request.only.is_free() {

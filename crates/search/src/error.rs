@@ -50,7 +50,7 @@ pub enum SearchError {
         /// What else was asked for.
         only: String,
         /// Why not.
-        reason: String,
+        reason: Box<str>,
     },
     /// No plan fits in memory.
     #[error(
