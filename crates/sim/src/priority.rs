@@ -10,6 +10,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
+use rustc_hash::FxHashMap;
 use shardloom_program::timeline::Picos;
 use shardloom_program::{Priority, RouteId};
 
@@ -30,21 +31,32 @@ pub(crate) struct Ready<'s, 'p> {
 pub(crate) struct PrioritySends<'s, 'p> {
     /// What each actor sends.
     actors: Vec<Outgoing<'s, 'p>>,
-    /// When an actor chooses or sends next, at the earliest.
+    /// When an actor chooses or sends next, at the earliest; of each actor what was noted last counts, and is never
+    /// behind what does not.
     due: BinaryHeap<Reverse<(Picos, u32)>>,
 }
 
 /// What an actor sends by priority.
 #[derive(Default)]
 struct Outgoing<'s, 'p> {
-    /// What has not been chosen, in the order in which the actor has come to it.
-    waiting: Vec<Ready<'s, 'p>>,
+    /// What has not been chosen, by the order in which the actor has come to it.
+    waiting: FxHashMap<u64, Ready<'s, 'p>>,
+    /// Of that, what is ready at some time after the last decision, by that time.
+    coming: BinaryHeap<Reverse<(Picos, u64)>>,
+    /// The rest, by its priority.
+    ready: BinaryHeap<Reverse<(u32, u64)>>,
+    /// How many messages the actor has come to.
+    come: u64,
+    /// How many may be under way; the same of all that an actor sends.
+    most_under_way: usize,
     /// What has been chosen and waits for the way out, in that order.
     chosen: VecDeque<Ready<'s, 'p>>,
     /// Until when the way out of the actor's device is taken, by one that is under way.
     taken: Picos,
     /// When something was chosen or sent last.
     decided: Picos,
+    /// When something is chosen or sent next, as it was noted last.
+    noted: Option<Picos>,
 }
 
 /// What happens next of what an actor sends.
@@ -67,7 +79,7 @@ impl<'s, 'p> PrioritySends<'s, 'p> {
     /// An actor has come to messages that it sends by priority.
     pub fn add(&mut self, ready: Ready<'s, 'p>) {
         let actor = ready.made.call.actor.index;
-        self.actors[actor as usize].waiting.push(ready);
+        self.actors[actor as usize].add(ready);
         self.note(actor);
     }
 
@@ -80,35 +92,55 @@ impl<'s, 'p> PrioritySends<'s, 'p> {
     /// it has been sent; none where something is chosen.
     pub fn take(&mut self) -> Option<(Ready<'s, 'p>, Picos)> {
         let Reverse((time, actor)) = self.due.pop()?;
-        let sent = self.actors[actor as usize].go_on(time);
-        // What is due of the actor stands there once.
-        self.due.retain(|&Reverse((_, other))| other != actor);
+        let outgoing = &mut self.actors[actor as usize];
+        outgoing.noted = None;
+        let sent = outgoing.go_on(time);
         self.note(actor);
         sent.map(|sent| (sent, time))
     }
 
     /// Notes when an actor chooses or sends next.
     fn note(&mut self, actor: u32) {
-        if let Some((due, _)) = self.actors[actor as usize].next() {
-            self.due.push(Reverse((due, actor)));
+        let outgoing = &mut self.actors[actor as usize];
+        let due = outgoing.next().map(|(due, _)| due);
+        if due != outgoing.noted {
+            outgoing.noted = due;
+            self.due.extend(due.map(|due| Reverse((due, actor))));
+        }
+        // What was noted before and no longer counts.
+        while let Some(&Reverse((due, actor))) = self.due.peek()
+            && self.actors[actor as usize].noted != Some(due)
+        {
+            self.due.pop();
         }
     }
 }
 
 impl<'s, 'p> Outgoing<'s, 'p> {
+    fn add(&mut self, ready: Ready<'s, 'p>) {
+        self.most_under_way = ready.priority.most_under_way as usize;
+        self.coming.push(Reverse((ready.made.call.start, self.come)));
+        self.waiting.insert(self.come, ready);
+        self.come += 1;
+    }
+
     /// What happens next, and when.
     fn next(&self) -> Option<(Picos, Next)> {
         let send = (!self.chosen.is_empty()).then_some((self.taken.max(self.decided), Next::Send));
-        let first = self.waiting.iter().min_by_key(|it| it.made.call.start);
+        // What is ready has been so since the last decision.
+        let first = match self.ready.is_empty() {
+            true => self.coming.peek().map(|&Reverse((start, _))| start),
+            false => Some(self.decided),
+        };
         let choose = first.and_then(|first| {
             // So many may wait for the way out while another has it.
-            let behind = (first.priority.most_under_way as usize).saturating_sub(1);
+            let behind = self.most_under_way.saturating_sub(1);
             let is_room = match self.chosen.len() {
                 chosen if chosen < behind => self.decided,
                 chosen if chosen == behind => self.decided.max(self.taken),
                 _ => return None,
             };
-            Some((first.made.call.start.max(is_room), Next::Choose))
+            Some((first.max(is_room), Next::Choose))
         });
         send.into_iter().chain(choose).min()
     }
@@ -124,11 +156,15 @@ impl<'s, 'p> Outgoing<'s, 'p> {
                 Some(sent)
             }
             Next::Choose => {
-                let waiting = self.waiting.iter().enumerate();
-                let ready = waiting.filter(|(_, it)| it.made.call.start <= time);
-                let first = ready.min_by_key(|(index, it)| (it.priority.place, *index));
-                let (first, _) = first.expect("something is ready when it is due");
-                self.chosen.push_back(self.waiting.remove(first));
+                while let Some(&Reverse((start, number))) = self.coming.peek()
+                    && start <= time
+                {
+                    self.coming.pop();
+                    self.ready.push(Reverse((self.waiting[&number].priority.place, number)));
+                }
+                let Reverse((_, first)) =
+                    self.ready.pop().expect("something is ready when it is due");
+                self.chosen.extend(self.waiting.remove(&first));
                 None
             }
         }
