@@ -39,13 +39,13 @@ pub fn listen() -> Result<(), Failure> {
     Ok(())
 }
 
-/// From now on a write beyond the size that files may have fails like others that a disk refuses, where the system would
-/// end the program without a word.
+/// From now on a write beyond the size that files may have (`ulimit -f`) fails with an error, as on a full disk. Otherwise
+/// its signal would end the program without a message.
 ///
 /// # Errors
 /// If the system refuses the handler.
 #[cfg(unix)]
-pub fn outlive_large_files() -> Result<(), Failure> {
+pub fn report_file_size_limits() -> Result<(), Failure> {
     flag::register(SIGXFSZ, Arc::default()).map(drop).map_err(refused)
 }
 

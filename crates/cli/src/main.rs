@@ -72,7 +72,7 @@ fn main() -> ExitCode {
     };
     let terminal = Terminal::new(arguments.json);
     #[cfg(unix)]
-    if let Err(failure) = interrupt::outlive_large_files() {
+    if let Err(failure) = interrupt::report_file_size_limits() {
         return failure.report(arguments.json);
     }
     let outcome = match arguments.command {

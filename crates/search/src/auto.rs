@@ -12,7 +12,7 @@ use shardloom_program::quantity;
 use shardloom_sim::matmul_precision;
 
 use crate::baseline::Baseline;
-use crate::judge::is_too_large;
+use crate::judge::unless_too_large;
 use crate::search::{MOST_BLOCKS, Search, is_deep};
 use crate::space::{MOST_STAGES, Space};
 use crate::subset::Subset;
@@ -230,11 +230,8 @@ fn of_some(
             let graph = &*request.graph_of(described, &subset.cluster)?;
             let mut search = Search::faster_than(best_seconds, graph, &subset.cluster, request)?;
             let baselines = baselines(&subset.cluster, request)?;
-            let finalists = match search.finalists(&baselines) {
-                // There may be others on other machines.
-                Err(error) if is_too_large(&error) => vec![],
-                found => found?,
-            };
+            // There may be others on other machines.
+            let finalists = unless_too_large(search.finalists(&baselines))?.unwrap_or_default();
             counts.add(&search, finalists.len());
             let sample_seconds = search.least_sample_seconds();
             let found = fastest(&finalists, &subset.cluster, request, &baselines);

@@ -5,7 +5,7 @@ use shardloom_graph::Graph;
 use shardloom_plan::Plan;
 use shardloom_sim::estimate::{Candidate, Estimator};
 
-use crate::judge::is_too_large;
+use crate::judge::unless_too_large;
 use crate::{Judgement, Request, SearchError, judge};
 
 /// A plan that an answer is held against, and how it does.
@@ -50,10 +50,7 @@ impl Baseline {
             None => None,
         };
         let judgement = match &plan {
-            Some(plan) => match judge(graph, cluster, plan) {
-                Err(error) if is_too_large(&error) => None,
-                judged => Some(judged?),
-            },
+            Some(plan) => unless_too_large(judge(graph, cluster, plan))?,
             None => None,
         };
         let fits = judgement.as_ref().is_some_and(|it| it.fits(request.memory_share));

@@ -85,3 +85,10 @@ pub enum SearchError {
     #[error(transparent)]
     Cluster(#[from] shardloom_cluster::ClusterError),
 }
+
+impl SearchError {
+    /// Whether a plan was not simulated because it has too many instructions.
+    pub(crate) fn is_too_large(&self) -> bool {
+        matches!(self, SearchError::Sim(SimError::TooMany { .. }))
+    }
+}

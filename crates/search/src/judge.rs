@@ -4,7 +4,7 @@ use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_plan::Plan;
 use shardloom_program::lower;
-use shardloom_sim::{MemoryFit, Options, RankSummary, SimError, require_few_in, simulate};
+use shardloom_sim::{MemoryFit, Options, RankSummary, require_few_in, simulate};
 
 use crate::SearchError;
 
@@ -66,8 +66,13 @@ pub fn judge(graph: &Graph, cluster: &Cluster, plan: &Plan) -> Result<Judgement,
     })
 }
 
-/// Whether a plan was not simulated because it has more instructions than that is done for; others of the same model may
+/// What came of simulating; none if a plan has more instructions than are simulated, where others of the same model may
 /// have fewer.
-pub(crate) fn is_too_large(error: &SearchError) -> bool {
-    matches!(error, SearchError::Sim(SimError::TooMany { .. }))
+pub(crate) fn unless_too_large<T>(
+    outcome: Result<T, SearchError>,
+) -> Result<Option<T>, SearchError> {
+    match outcome {
+        Err(error) if error.is_too_large() => Ok(None),
+        outcome => outcome.map(Some),
+    }
 }

@@ -4,7 +4,7 @@ use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 
 use crate::auto::{Finalist, SearchCounts, fastest};
-use crate::judge::is_too_large;
+use crate::judge::unless_too_large;
 use crate::search::Search;
 use crate::{Request, SearchError};
 
@@ -31,10 +31,7 @@ pub(crate) fn note(
     };
     let other = Request { global_batch, ..request.clone() };
     let mut search = Search::of(graph, cluster, &other)?;
-    let finalists = match search.finalists(&[]) {
-        Err(error) if is_too_large(&error) => return Ok(None),
-        found => found?,
-    };
+    let Some(finalists) = unless_too_large(search.finalists(&[]))? else { return Ok(None) };
     counts.add(&search, finalists.len());
     let rate = |found: &Finalist| global_batch as f64 / found.step_seconds();
     let asked_rate = request.global_batch as f64 / step_seconds;

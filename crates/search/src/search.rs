@@ -8,7 +8,7 @@ use shardloom_sim::estimate::{Candidate, Estimator};
 
 use crate::auto::Finalist;
 use crate::baseline::Baseline;
-use crate::judge::is_too_large;
+use crate::judge::unless_too_large;
 use crate::scan::{Limits, Scan};
 use crate::space::Space;
 use crate::{Judgement, Request, SearchError, judge};
@@ -184,12 +184,12 @@ impl<'a> Search<'a> {
                     }
                     effort += self.effort(&plan);
                     match self.judge(&plan) {
-                        Err(error) if is_too_large(&error) => {
+                        Err(error) if error.is_too_large() => {
                             too_large.push(error);
-                            match too_large.len() < MOST_TOO_LARGE {
-                                true => continue,
-                                false => break,
+                            if too_large.len() == MOST_TOO_LARGE {
+                                break;
                             }
+                            continue;
                         }
                         judged => judged?,
                     }
@@ -226,10 +226,7 @@ impl<'a> Search<'a> {
             }
             effort += self.effort(&plan);
             plan.post_validation = true;
-            let judgement = match self.judge(&plan) {
-                Err(error) if is_too_large(&error) => continue,
-                judged => judged?,
-            };
+            let Some(judgement) = unless_too_large(self.judge(&plan))? else { continue };
             let estimated_seconds = Some(estimate.step_seconds);
             finalists.push(Finalist { plan, estimated_seconds, judgement });
         }

@@ -339,6 +339,11 @@ impl Session {
         Ok(self.trainer.evaluate(most)?)
     }
 
+    /// How many validation samples [`Session::evaluate`] takes.
+    pub fn evaluated_samples(&self, most: u64) -> u64 {
+        self.trainer.evaluated_samples(most)
+    }
+
     /// Writes a checkpoint in `folder`, and deletes all but the latest `keep`.
     ///
     /// # Errors

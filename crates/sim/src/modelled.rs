@@ -104,10 +104,10 @@ struct Shape {
     concurrent: u32,
 }
 
-/// Groups that lie on nodes alike: of a mesh, whichever class with a mesh and a pattern of nodes alike has them.
+/// Groups alike: along a mesh, those of all classes with this mesh and this pattern of nodes.
 type GroupsKey = (Option<(Mesh, u32)>, Group);
 
-/// Messages alike: where their list is, how elements are stored, and how the classes lie to each other.
+/// Messages alike: where their list is, how elements are stored, and how the classes are placed.
 type SendsKey = (usize, Format, Relation);
 
 /// Groups with the same signature take the same time: for each node in order the kind of node and how
@@ -594,7 +594,7 @@ mod tests {
         }
     }
 
-    /// What is taken over from classes that lie alike is what these classes have themselves.
+    /// What is found for one class, or pair of classes, and taken for others alike is what these have themselves.
     #[test]
     fn messages_and_groups_of_classes_alike_take_as_long_as_their_own() {
         let graph = graph();

@@ -1,5 +1,5 @@
-//! In which patterns the ranks of classes lie on nodes, since what holds for one class, or between two, holds for all
-//! that lie likewise.
+//! Which classes are placed on nodes alike: times of messages between two classes, and of groups of one, hold for all
+//! others with the same placement.
 
 use shardloom_cluster::{Cluster, NodeId};
 use shardloom_program::{Class, ClassId};
@@ -13,19 +13,20 @@ type Pattern = Vec<(usize, u32)>;
 /// The patterns of a program's classes.
 #[derive(Debug)]
 pub(crate) struct NodePatterns {
-    of_class: Vec<Lying>,
+    of_class: Vec<ClassNodes>,
 }
 
-/// How a class lies on nodes.
+/// The nodes of a class.
 #[derive(Clone, Copy, Debug)]
-struct Lying {
+struct ClassNodes {
     /// The number of its pattern.
     pattern: u32,
     first: NodeId,
     last: NodeId,
 }
 
-/// How a class lies to another: equal where ranks of equal numbers have nodes of equal kinds, and share them alike.
+/// How two classes are placed: equal for pairs whose ranks, number by number, are on nodes of equal kinds and share them
+/// alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Relation {
     patterns: [u32; 2],
@@ -55,7 +56,7 @@ impl NodePatterns {
                 different.push(pattern);
                 different.len() - 1
             });
-            of_class.push(Lying { pattern: number as u32, first, last });
+            of_class.push(ClassNodes { pattern: number as u32, first, last });
         }
         Ok(NodePatterns { of_class })
     }
@@ -65,7 +66,7 @@ impl NodePatterns {
         self.of_class[class.0 as usize].pattern
     }
 
-    /// How the second of two classes lies to the first.
+    /// How two classes are placed.
     pub fn relation(&self, classes: [ClassId; 2]) -> Relation {
         let [one, other] = classes.map(|class| self.of_class[class.0 as usize]);
         let apart = one.last < other.first || other.last < one.first;
@@ -113,7 +114,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn classes_lie_alike_where_they_share_nodes_alike() {
+    fn relations_are_equal_where_classes_share_nodes_alike() {
         let all: Vec<u32> = (0..24).collect();
         // Each has a node: all are alike.
         let each = relations(&all, "h100-80g:6x4");
@@ -124,7 +125,7 @@ pub(crate) mod tests {
         // On nodes of six every second begins in the middle of one.
         let six = relations(&all, "h100-80g:4x6");
         assert!(six[0] != six[1] && six[1] != six[2] && six[0] == six[3]);
-        // The last two are on nodes of another kind.
+        // The last two classes are on nodes of another kind.
         let kinds = relations(&all, "h100-80g:4x4+a100-80g:2x4");
         assert!(kinds[0] == kinds[1] && kinds[2] == kinds[0] && kinds[3] != kinds[0]);
         assert!(kinds[4] != kinds[3] && kinds[4] != kinds[0]);

@@ -31,8 +31,8 @@ pub(crate) struct Ready<'s, 'p> {
 pub(crate) struct PrioritySends<'s, 'p> {
     /// What each actor sends.
     actors: Vec<Outgoing<'s, 'p>>,
-    /// When an actor chooses or sends next, at the earliest; of each actor what was noted last counts, and is never
-    /// behind what does not.
+    /// When actors choose or send next. Of an actor there may be former times besides [`Outgoing::noted`]; the first of
+    /// all is never one of these.
     due: BinaryHeap<Reverse<(Picos, u32)>>,
 }
 
@@ -107,7 +107,7 @@ impl<'s, 'p> PrioritySends<'s, 'p> {
             outgoing.noted = due;
             self.due.extend(due.map(|due| Reverse((due, actor))));
         }
-        // What was noted before and no longer counts.
+        // Former times.
         while let Some(&Reverse((due, actor))) = self.due.peek()
             && self.actors[actor as usize].noted != Some(due)
         {

@@ -144,9 +144,7 @@ impl StackName {
             None => cluster,
         })
     }
-}
 
-impl StackName {
     /// A cluster under this stack, or else under the one that runs of `project` are predicted under on machines with
     /// the software of others.
     fn load_cluster_for(
@@ -157,7 +155,7 @@ impl StackName {
         terminal: Terminal,
     ) -> Result<Cluster, Failure> {
         let cluster = self.load_cluster(text, local, terminal)?;
-        let is_own = cluster.stack().name == "shardloom";
+        let is_own = cluster.stack().name == Stack::default().name;
         match project.and_then(shardloom::stack_of).filter(|_| self.stack.is_none() && !is_own) {
             Some(name) => Ok(cluster.under(Stack::parse(name).map_err(Error::from)?)),
             None => Ok(cluster),

@@ -100,6 +100,10 @@ fn a_padded_vocabulary_is_split_begins_with_the_weights_and_is_written_without_p
         place.run(&format!("{train} {more}"))
     };
     run("--new-head 257 --tp 2").refuses("plan", "--pad-vocabulary");
+    let dlrm = "simulate dlrm:dense=4,rows=20-6,embed=4,bottom=8-4,top=8 --cluster h100-80g:2 --global-batch 4";
+    place
+        .run(&format!("{dlrm} --pad-vocabulary 8 --json"))
+        .refuses("model", "padded_vocab = 8 is not possible: only a gpt");
     let plain = run("").succeeds();
     let padded = run("--pad-vocabulary 10 --tp 2 --checkpoint run").succeeds();
     let losses = |of: &Outcome| -> Vec<f64> {

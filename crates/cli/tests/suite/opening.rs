@@ -31,3 +31,28 @@ fn a_run_begins_with_what_it_will_do() {
     let found = lines(&outcome.stdout);
     assert_eq!(found[1], ("Weights", "those of run/step-00000002"), "{}", outcome.stdout);
 }
+
+/// Validation takes whole micro-batches only, and so many at most.
+#[test]
+fn a_run_says_how_many_samples_it_is_validated_on() {
+    let place = Place::new();
+    let rows: String = (0..40).map(|row| format!("{row},{},{}\n", 40 - row, row % 2)).collect();
+    place.write("rows.csv", rows);
+    let train = "train mlp:inputs=2,hidden=4,layers=2,classes=2 --data rows.csv --steps 1 \
+                 --validation-fraction 0.25 --profile none.toml --global-batch";
+    for (options, said) in [
+        (
+            "4",
+            "30 samples to train on, 8 of 10 others to validate on, which are whole micro-batches",
+        ),
+        ("5", "30 samples to train on, 10 to validate on"),
+        (
+            "2 --validation-microbatches 3",
+            "30 samples to train on, 6 of 10 others to validate on, which are whole micro-batches",
+        ),
+    ] {
+        let outcome = place.run(&format!("{train} {options}")).succeeds();
+        let found = lines(&outcome.stdout);
+        outcome.check(found[2].0 == "Data" && found[2].1.ends_with(said), said);
+    }
+}

@@ -29,6 +29,12 @@ impl Trainer {
         Ok(self.evaluate(most)?.map(|evaluation| evaluation.loss))
     }
 
+    /// How many of the first validation samples [`Trainer::evaluate`] takes: whole micro-batches, `most` at most.
+    pub fn evaluated_samples(&self, most: u64) -> u64 {
+        let samples = self.shared.program.microbatch_samples as u64;
+        (self.shared.source.validation_len() / samples).min(most) * samples
+    }
+
     /// What the model comes to on the first validation samples: as many whole micro-batches as there are, at
     /// most `most`. None if there are fewer samples than one micro-batch.
     ///
@@ -36,7 +42,7 @@ impl Trainer {
     /// If a rank fails, or data cannot be read.
     pub fn evaluate(&mut self, most: u64) -> Result<Option<Evaluation>> {
         let samples = self.shared.program.microbatch_samples as u64;
-        let microbatches = (self.shared.source.validation_len() / samples).min(most);
+        let microbatches = self.evaluated_samples(most) / samples;
         if microbatches == 0 {
             return Ok(None);
         }

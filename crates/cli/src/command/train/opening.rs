@@ -47,14 +47,14 @@ pub fn say(
     let parameters = whole(job.model.graph().parameter_count());
     terminal.line(format_args!("Model: {}, {parameters} parameters", spec.name()))?;
     terminal.line(format_args!("Weights: {origin}"))?;
-    terminal.line(format_args!("Data: {}", data(job, samples)))?;
+    terminal.line(format_args!("Data: {}", data(job, session, samples)))?;
     terminal.line(format_args!("Steps: {}", steps(job, samples, first)))?;
     terminal.line(format_args!("Plan: {}", plan_line(&job.plan)))?;
     terminal.line(format_args!("Memory: {}", memory(session.memory())))?;
     terminal.line(format_args!("Predicted step: {}\n", prediction(job, first, is_timed)))
 }
 
-fn data(job: &Job, samples: Samples) -> String {
+fn data(job: &Job, session: &Session, samples: Samples) -> String {
     let paths = &job.data;
     let name = paths.first().map_or(Path::new(""), |path| path).display();
     let others = match paths.len() {
@@ -66,19 +66,13 @@ fn data(job: &Job, samples: Samples) -> String {
         targets => format!(" of {}", number_of(targets, "token")),
     };
     let Samples { training, validation } = samples;
-    // Validation is on whole micro-batches.
-    let microbatch = job.plan.microbatch_samples() as u64;
-    let most = job.validation.map_or(u64::MAX, |it| it.microbatches);
-    let taken = (validation / microbatch.max(1)).min(most) * microbatch;
+    let taken = job.validation.map_or(validation, |it| session.evaluated_samples(it.microbatches));
     let kept = match validation {
         0 => String::new(),
         all if taken == all => format!(", {} to validate on", whole(all)),
         all => {
-            format!(
-                ", {} of {} others to validate on, in micro-batches of {microbatch}",
-                whole(taken),
-                whole(all)
-            )
+            let (taken, all) = (whole(taken), whole(all));
+            format!(", {taken} of {all} others to validate on, which are whole micro-batches")
         }
     };
     let tokens = match job.tokenizer.as_deref() {

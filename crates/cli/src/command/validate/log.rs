@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde::Serialize;
 use shardloom::cluster::{Cluster, Stack};
+use shardloom::exchange::Project;
 use shardloom::plan::{Axis, Plan};
 use shardloom::program::quantity::{bytes, counted, percent, seconds, signed_percent};
 use shardloom::search::{Circumstance, Needed, StepPart};
-use shardloom::{Model, circumstances, read_plan_and_model, simulate, step_parts};
+use shardloom::{Model, circumstances, read_plan_and_model, simulate, stack_of, step_parts};
 use shardloom_validate::{
     Argument, Batch, LogFormat, LoggedArgument, LoggedStep, Pace, StepSize, TrainingLog, read_log,
 };
@@ -246,19 +247,25 @@ fn under_chosen_stack(
     format: LogFormat,
 ) -> Result<(Cluster, Option<String>), Failure> {
     let (name, why) = match (given, format) {
-        (Some(name), _) => (name, None),
-        (None, LogFormat::Megatron) => ("megatron", Some("as the log is Megatron-LM's")),
-        (None, LogFormat::Nanotron) => ("nanotron", Some("as the log is nanotron's")),
+        (Some(name), _) => (Some(name), None),
+        (None, LogFormat::Megatron) => (Some("megatron"), Some("as the log is Megatron-LM's")),
+        (None, LogFormat::Nanotron) => {
+            (stack_of(Project::Nanotron), Some("as the log is nanotron's"))
+        }
         (None, LogFormat::Torchtitan) => {
-            ("fsdp-eager", Some("the closest to torchtitan's, without its compiler"))
+            let why = "the closest to torchtitan's, without its compiler";
+            (stack_of(Project::Torchtitan), Some(why))
         }
         (None, LogFormat::DeepSpeed | LogFormat::Csv) => {
-            let why = "as the machines usually do and the log says no other; --stack chooses";
-            return Ok((cluster, Some(why.to_owned())));
+            (None, Some("as the machines usually do and the log says no other; --stack chooses"))
         }
     };
-    let stack = Stack::parse(name).map_err(|error| Failure::usage("--stack", error.to_string()))?;
-    Ok((cluster.under(stack), why.map(str::to_owned)))
+    let cluster = match name.map(Stack::parse).transpose() {
+        Ok(Some(stack)) => cluster.under(stack),
+        Ok(None) => cluster,
+        Err(error) => return Err(Failure::usage("--stack", error.to_string())),
+    };
+    Ok((cluster, why.map(str::to_owned)))
 }
 
 /// What the log says of the run that the plan says otherwise. What makes it another step is refused.

@@ -363,8 +363,17 @@ fn megatrons_words_of_a_llama() {
         ),
         ("--bf16", "--bf16 --seq-length 2048", |it| it.model.contains("seq=2048")),
     ];
-    let wrong: [Wrong; 2] = [
-        ("--hidden-dropout 0", "", "a Llama has no dropout"),
+    let wrong: [Wrong; 3] = [
+        (
+            "--hidden-dropout 0",
+            "",
+            "--hidden-dropout = 0.1, as it is where the script does not say it: a Llama has no dropout",
+        ),
+        (
+            "--attention-dropout 0",
+            "--attention-dropout 0.25",
+            "--attention-dropout = 0.25: a Llama has no dropout",
+        ),
         ("--disable-bias-linear", "", "rope, RMSNorm, swiglu, biases"),
     ];
     base.check(&words, &wrong);

@@ -3,6 +3,7 @@
 use shardloom_cluster::Cluster;
 use shardloom_plan::ScheduleKind;
 use shardloom_search::{Baseline, Only, Request, SearchError, Space, auto};
+use shardloom_sim::SimError;
 
 use super::{PLENTY, check, without_baselines};
 use crate::scenario::{GPT, h100, model};
@@ -80,6 +81,27 @@ fn a_batch_of_very_many_micro_batches_has_an_answer_without_other_plans() {
     let steps = outcome.plan.microbatches * graph.blocks().len();
     assert!(steps > 10_000, "{steps} passes of blocks are not very many");
     assert_eq!(outcome.finalists.len(), 1);
+}
+
+/// A baseline that is too large to simulate is left aside; a search ends where all plans are.
+#[test]
+fn plans_of_too_many_instructions_are_not_simulated() {
+    let graph = model(GPT);
+    let cluster = h100(1, 1, PLENTY);
+    let only = Only { microbatch: Some(1), ..Only::default() };
+    let request = Request { only, ..Request::new(GPT, "c", 1 << 17) };
+    let space = Space::new(&graph, &cluster, &request).expect("a space");
+    let first = space.candidates().take(1);
+    let baseline = Baseline::first_fitting("one", first, &graph, &cluster, &request);
+    let baseline = baseline.expect("there is a plan, which is not simulated");
+    assert!(baseline.plan.is_some() && baseline.judgement.is_none() && !baseline.fits);
+    let baselines = |_: &Cluster, _: &Request| Ok(vec![baseline.clone()]);
+    let error = auto(&graph, &cluster, &request, baselines).expect_err("all are too large");
+    assert!(matches!(error, SearchError::Sim(SimError::TooMany { .. })), "{error}");
+    // As many samples in larger micro-batches.
+    let request = Request { only: Only::default(), ..request };
+    let outcome = auto(&graph, &cluster, &request, baselines).expect("others are not");
+    assert!(outcome.plan.microbatches < 1 << 16);
 }
 
 /// On one device, of which there are few plans.
