@@ -4,6 +4,7 @@ mod command;
 mod failure;
 mod interrupt;
 mod number;
+mod other_names;
 mod output_file;
 mod output_folder;
 mod snippet;
@@ -23,6 +24,7 @@ use command::{
     Predict, Profile, Program, Schedule, Simulate, Train, Validate, Vocabulary,
 };
 use failure::Failure;
+use other_names::with_own_name;
 use terminal::Terminal;
 
 /// Lowering and searches make and drop many small lists, of which the C library's allocator takes up to half of the
@@ -109,8 +111,11 @@ fn parse() -> Result<Arguments, clap::Error> {
         true if !argument.is_positional() => argument.allow_negative_numbers(true),
         _ => argument,
     };
-    let command = Arguments::command().mut_subcommands(|command| command.mut_args(signed));
-    let matches = command.try_get_matches().map_err(with_suggestion)?;
+    let mut command = Arguments::command().mut_subcommands(|command| command.mut_args(signed));
+    let matches = command.try_get_matches_from_mut(env::args_os()).map_err(|error| {
+        let given = env::args().find_map(|word| command.find_subcommand(&word).cloned());
+        with_own_name(with_suggestion(error), &given.unwrap_or_else(|| command.clone()))
+    })?;
     Arguments::from_arg_matches(&matches).map_err(with_suggestion)
 }
 

@@ -1,6 +1,6 @@
 //! Numbers as people type them.
 
-use std::num::{IntErrorKind, NonZeroUsize, ParseIntError};
+use std::num::{IntErrorKind, NonZeroU32, NonZeroUsize, ParseIntError};
 use std::str::FromStr;
 
 /// The largest size of a model.
@@ -16,6 +16,14 @@ pub fn whole<T: FromStr<Err = ParseIntError>>(text: &str) -> Result<T, String> {
         IntErrorKind::Zero => "at least 1 is needed".into(),
         _ => "a whole number is needed, without sign or point".into(),
     })
+}
+
+/// Parses a count of which there is at least one.
+///
+/// # Errors
+/// What would be right.
+pub fn at_least_one(text: &str) -> Result<u32, String> {
+    whole(text).map(NonZeroU32::get)
 }
 
 /// Parses a size of a model.

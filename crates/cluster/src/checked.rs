@@ -24,6 +24,25 @@ pub(crate) fn non_negative<'de, D: Deserializer<'de>>(input: D) -> Result<f64, D
     number(input, "0 or above", |value| value >= 0.0)
 }
 
+/// What memory or a link moves: bytes a second, of which no machine moves fewer or more, though gigabytes may be meant.
+pub(crate) fn transfer_rate<'de, D: Deserializer<'de>>(input: D) -> Result<f64, D::Error> {
+    let range = "of bytes a second, from 1e3 to 1e15";
+    number(input, range, |value| (1e3..=1e15).contains(&value))
+}
+
+/// [`transfer_rate`], or absent.
+pub(crate) fn optional_transfer_rate<'de, D: Deserializer<'de>>(
+    input: D,
+) -> Result<Option<f64>, D::Error> {
+    transfer_rate(input).map(Some)
+}
+
+/// What a device computes at most: operations a second, though TFLOP/s may be meant. Or absent.
+pub(crate) fn optional_peak<'de, D: Deserializer<'de>>(input: D) -> Result<Option<f64>, D::Error> {
+    let range = "of FLOP a second, from 1e6 to 1e18";
+    number(input, range, |value| (1e6..=1e18).contains(&value)).map(Some)
+}
+
 /// Seconds of one thing that a host does: an hour at most.
 pub(crate) fn host_seconds<'de, D: Deserializer<'de>>(input: D) -> Result<f64, D::Error> {
     number(input, "from 0 to 3600", |value| (0.0..=3600.0).contains(&value))
@@ -110,10 +129,12 @@ mod tests {
 
     #[test]
     fn ranges_begin_and_end_where_their_errors_say() {
-        let ranges: [(Reader, f64, bool, f64); 9] = [
+        let ranges: [(Reader, f64, bool, f64); 11] = [
             // From where, whether that is in it, and up to where.
             (positive, 0.0, false, f64::MAX),
             (non_negative, 0.0, true, f64::MAX),
+            (transfer_rate, 1e3, true, 1e15),
+            (|input| optional_peak(input).map(Option::unwrap_or_default), 1e6, true, 1e18),
             (host_seconds, 0.0, true, 3600.0),
             (factor, 0.0, false, 1000.0),
             (slowing, 1.0, true, 1000.0),
@@ -126,7 +147,7 @@ mod tests {
             assert_eq!(takes(read, least), has_least, "range {index}");
             assert!(takes(read, least.next_up()) && !takes(read, least.next_down()), "{index}");
             assert!(takes(read, most) && !takes(read, most.next_up()), "range {index}");
-            assert!(takes(read, (least + most.min(8.0)) / 2.0), "range {index}");
+            assert!(takes(read, (least + most.min(least + 8.0)) / 2.0), "range {index}");
             for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0] {
                 assert!(!takes(read, value), "range {index}: {value}");
             }

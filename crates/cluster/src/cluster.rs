@@ -430,10 +430,10 @@ struct GroupTable {
     nodes: u32,
     #[serde(default)]
     devices_per_node: Option<u32>,
-    #[serde(default, deserialize_with = "checked::optional_positive")]
+    #[serde(default, deserialize_with = "checked::optional_transfer_rate")]
     #[serde(skip_serializing_if = "Option::is_none")]
     uplink_bytes_per_second: Option<f64>,
-    #[serde(default, deserialize_with = "checked::optional_positive")]
+    #[serde(default, deserialize_with = "checked::optional_transfer_rate")]
     #[serde(skip_serializing_if = "Option::is_none")]
     inter_bytes_per_second: Option<f64>,
 }

@@ -53,23 +53,23 @@ impl fmt::Display for Precision {
 #[serde(deny_unknown_fields, default)]
 pub struct PeakFlops {
     /// Of [`Precision::Fp32`].
-    #[serde(deserialize_with = "checked::optional_positive")]
+    #[serde(deserialize_with = "checked::optional_peak")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fp32: Option<f64>,
     /// Of [`Precision::Tf32`].
-    #[serde(deserialize_with = "checked::optional_positive")]
+    #[serde(deserialize_with = "checked::optional_peak")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tf32: Option<f64>,
     /// Of [`Precision::Bf16`].
-    #[serde(deserialize_with = "checked::optional_positive")]
+    #[serde(deserialize_with = "checked::optional_peak")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bf16: Option<f64>,
     /// Of [`Precision::Fp16`].
-    #[serde(deserialize_with = "checked::optional_positive")]
+    #[serde(deserialize_with = "checked::optional_peak")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fp16: Option<f64>,
     /// Of [`Precision::Fp8`].
-    #[serde(deserialize_with = "checked::optional_positive")]
+    #[serde(deserialize_with = "checked::optional_peak")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fp8: Option<f64>,
 }
@@ -95,7 +95,7 @@ pub struct DeviceKind {
     /// Memory a program can use.
     pub memory_bytes: u64,
     /// Nominal memory bandwidth.
-    #[serde(deserialize_with = "checked::positive")]
+    #[serde(deserialize_with = "checked::transfer_rate")]
     pub memory_bytes_per_second: f64,
     /// Fraction of the memory bandwidth that memory-bound operators reach.
     #[serde(deserialize_with = "checked::fraction")]

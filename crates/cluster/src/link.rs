@@ -10,7 +10,7 @@ pub struct Link {
     #[serde(deserialize_with = "checked::non_negative")]
     pub latency_seconds: f64,
     /// Nominal bandwidth of one direction.
-    #[serde(deserialize_with = "checked::positive")]
+    #[serde(deserialize_with = "checked::transfer_rate")]
     pub bytes_per_second: f64,
     /// Fraction of the nominal bandwidth that large messages reach.
     #[serde(deserialize_with = "checked::fraction", default = "whole")]

@@ -10,7 +10,7 @@ pub struct NodeKind {
     #[serde(deserialize_with = "checked::count")]
     pub devices: u32,
     /// All that a node's devices together can send out of it, per direction.
-    #[serde(deserialize_with = "checked::positive")]
+    #[serde(deserialize_with = "checked::transfer_rate")]
     pub uplink_bytes_per_second: f64,
     /// How many times less than the nodes' uplinks the network above them carries,
     /// when all talk; 1 for a non-blocking network.

@@ -1,5 +1,6 @@
 //! Text to token ids and back.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
@@ -124,7 +125,7 @@ impl Tokenizer {
     ///
     /// [`DataError::Io`] if the file cannot be read; [`DataError::Tokenizer`] if it is
     /// not a tokenizer, has an empty vocabulary, a map of characters that leads out of itself or a BPE merge whose second token lacks
-    /// the prefix of those that continue a word or whose result the vocabulary lacks, may make a text thousands of times as
+    /// the prefix of those that continue a word or whose result the vocabulary lacks, has two tokens of one id, may make a text thousands of times as
     /// long, or has BPE dropout, with which the same text would have different tokens
     /// each time.
     pub fn open(path: &Path) -> Result<Self> {
@@ -138,7 +139,7 @@ impl Tokenizer {
         // The library panics at some text that is not JSON.
         let value: serde_json::Value =
             serde_json::from_slice(&json).map_err(|error| at(json_fault(&error)))?;
-        if let Some(reason) = wrong_merge(&value) {
+        if let Some(reason) = wrong_merge(&value).or_else(|| shared_id(&value)) {
             return Err(unusable(reason));
         }
         if let Some(reason) = character_map::fault(&value) {
@@ -396,6 +397,15 @@ fn failed(error: tokenizers::Error) -> DataError {
     DataError::Tokenize { reason: error.to_string() }
 }
 
+/// What is wrong with a vocabulary in which two tokens have one id, which then cannot be told apart.
+fn shared_id(tokenizer: &serde_json::Value) -> Option<String> {
+    let mut tokens = HashMap::new();
+    tokenizer.get("model")?.get("vocab")?.as_object()?.iter().find_map(|(token, id)| {
+        let other = tokens.insert(id.as_u64()?, token)?;
+        Some(format!("its tokens {other:?} and {token:?} both have the id {id}"))
+    })
+}
+
 /// What is wrong with the merges of a BPE model, at which the library would panic: a second token that lacks the prefix
 /// of those that continue a word, or two whose merge the vocabulary lacks.
 fn wrong_merge(tokenizer: &serde_json::Value) -> Option<String> {
@@ -508,6 +518,18 @@ mod tests {
         assert_eq!((token, position, vocabulary_size), (256, 1, 256));
         let error = tokenizer.decode(&[1, 256]).expect_err("not a byte").to_string();
         assert_eq!(error, "token 256 at position 1 is outside the vocabulary of 256");
+    }
+
+    #[test]
+    fn two_tokens_of_one_id_are_refused() {
+        let mut json = gpt2_json();
+        assert!(open(&json).is_ok());
+        json["model"]["vocab"]["hello"] = json["model"]["vocab"]["he"].clone();
+        let message = open(&json).err().expect("one id").to_string();
+        assert!(
+            message.contains(r#"its tokens "he" and "hello" both have the id 256"#),
+            "{message}"
+        );
     }
 
     #[test]

@@ -3,12 +3,14 @@
 
 mod fault;
 mod json;
+mod json_value;
 mod rows;
 mod toml_text;
 mod words;
 
 pub use fault::{Fault, at_line};
 pub use json::{json_fault, json_fault_in, json_line_of, json_line_of_path};
+pub use json_value::json_value;
 pub use rows::row_line;
 pub use toml_text::{toml_fault, toml_line_of};
 pub use words::{in_words, nearest};

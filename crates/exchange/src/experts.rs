@@ -35,6 +35,7 @@ pub(crate) fn transformer_of(network: &CustomConfig) -> Option<Transformer> {
     };
     Some(Transformer {
         kind: Kind::Experts { theta: theta.unwrap_or(10_000.0), experts: size("expert")? },
+        changes: vec![],
         layers: layer.repeat,
         hidden: size("model")?,
         heads: groups * group,

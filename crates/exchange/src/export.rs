@@ -106,6 +106,11 @@ fn written(mut leaving: Leaving<'_>) -> Result<Exported, ExchangeError> {
         leaving.require_no_second_copy()?;
     }
     match leaving.project {
+        Project::Megatron => leaving.require_plain_model(&["qkv_bias", "qk_norm"])?,
+        Project::Torchtitan | Project::Nanotron => leaving.require_plain_model(&[])?,
+        Project::DeepSpeed | Project::Accelerate => {}
+    }
+    match leaving.project {
         Project::Megatron => megatron::export(leaving),
         Project::DeepSpeed => deepspeed::export(leaving),
         Project::Torchtitan => torchtitan::export(leaving),

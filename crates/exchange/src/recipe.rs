@@ -13,6 +13,7 @@ use shardloom_plan::{
     AttentionKind, LossScale, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync,
 };
 
+use crate::transformer::Kind;
 use crate::{ExchangeError, Machines, Project, Transformer, Unsaid};
 
 pub(crate) use of_plan::{transformer_of, usual_groups};
@@ -257,6 +258,25 @@ impl Leaving<'_> {
             128 * tp
         );
         self.refuse("model", format!("vocab={vocab}"), reason)
+    }
+
+    /// Refuses models with more than a GPT or a Llama of the project has: `written` of what a Llama may have, and
+    /// nothing else.
+    pub fn require_plain_model(&self, written: &[&str]) -> Result<(), ExchangeError> {
+        let Transformer { changes, kind, .. } = &self.recipe.model;
+        let mut unwritten = changes.clone();
+        if let Kind::Llama { qkv_bias, qk_norm, .. } = *kind {
+            let own = [("qkv_bias", qkv_bias), ("qk_norm", qk_norm)];
+            unwritten.extend(
+                own.iter().filter(|(word, has)| *has && !written.contains(word)).map(|it| it.0),
+            );
+        }
+        if unwritten.is_empty() {
+            return Ok(());
+        }
+        let reason = "models with that are not written for it yet; DeepSpeed and Accelerate take plans of any, as the \
+                      training script builds it there";
+        self.refuse("model", unwritten.join(", "), reason)
     }
 
     /// Refuses sharding among some of the replicas where a project shards among all.

@@ -31,6 +31,10 @@ pub enum Kind {
         theta: f32,
         /// Their scaling.
         scaling: Option<RotaryScaling>,
+        /// Whether queries, keys and values have biases, as a Qwen 2's.
+        qkv_bias: bool,
+        /// Whether each head of queries and keys is normalised, as a Qwen 3's.
+        qk_norm: bool,
     },
     /// Rotary positions, RMSNorm, no biases, and of several feed-forward layers with GELU the one that a router
     /// chooses, each with room for all rows: `examples/models/transformer-with-experts.toml`.
@@ -47,6 +51,9 @@ pub enum Kind {
 pub struct Transformer {
     /// Which family it is of.
     pub kind: Kind,
+    /// What else it has that no other model of the family has, in the words of models here. Projects that leave the model
+    /// to a training script need not know.
+    pub changes: Vec<&'static str>,
     /// Transformer blocks.
     pub layers: usize,
     /// Width.
@@ -74,27 +81,29 @@ pub struct Transformer {
 }
 
 impl Transformer {
-    /// The sizes of a model, if it is a GPT, a Llama, or the one with experts.
+    /// The sizes of a model, if it is a GPT or a Llama with its loss in one block with the head, or the one with
+    /// experts.
     pub fn of(spec: &ModelSpec) -> Option<Transformer> {
         match spec.network() {
-            Network::Gpt(gpt) if gpt.changes().is_empty() && !gpt.separate_loss => {
-                Some(Transformer {
-                    kind: Kind::Gpt { dropout: gpt.dropout },
-                    layers: gpt.layers,
-                    hidden: gpt.hidden,
-                    heads: gpt.heads,
-                    kv_heads: gpt.heads,
-                    head_dim: gpt.hidden / gpt.heads,
-                    ffn: gpt.ffn(),
-                    seq: gpt.seq,
-                    vocab: gpt.padded_vocab.unwrap_or(gpt.vocab),
-                    padding: gpt.padded_vocab.map_or(0, |rows| rows - gpt.vocab),
-                    tied: gpt.tied,
-                    norm_epsilon: gpt.norm_epsilon,
-                    init_std: gpt.init_std,
-                })
-            }
-            Network::Llama(llama) if llama.changes().is_empty() && !llama.separate_loss => {
+            Network::Gpt(gpt) if !gpt.separate_loss => Some(Transformer {
+                kind: Kind::Gpt { dropout: gpt.dropout },
+                changes: gpt.changes(),
+                layers: gpt.layers,
+                hidden: gpt.hidden,
+                heads: gpt.heads,
+                kv_heads: gpt.heads,
+                head_dim: gpt.hidden / gpt.heads,
+                ffn: gpt.ffn(),
+                seq: gpt.seq,
+                vocab: gpt.padded_vocab.unwrap_or(gpt.vocab),
+                padding: gpt.padded_vocab.map_or(0, |rows| rows - gpt.vocab),
+                tied: gpt.tied,
+                norm_epsilon: gpt.norm_epsilon,
+                init_std: gpt.init_std,
+            }),
+            Network::Llama(llama) if !llama.separate_loss => {
+                let mut changes = llama.changes();
+                changes.retain(|word| !["qkv_bias", "qk_norm"].contains(word));
                 Some(Transformer {
                     kind: Kind::Llama {
                         theta: llama.rope_theta,
@@ -105,7 +114,10 @@ impl Transformer {
                             // A change of a Llama.
                             Some(RopeScaling::Linear(_)) | None => None,
                         },
+                        qkv_bias: llama.qkv_bias,
+                        qk_norm: llama.qk_norm,
                     },
+                    changes,
                     layers: llama.layers,
                     hidden: llama.hidden,
                     heads: llama.heads,
@@ -138,7 +150,7 @@ impl Transformer {
         }
     }
 
-    /// The model of these sizes, if it is no network written as data.
+    /// The model of these sizes, if it is no network written as data and has no further changes.
     ///
     /// # Errors
     /// If it cannot be built.
@@ -171,7 +183,7 @@ impl Transformer {
                 };
                 ModelSpec::new("gpt", Network::Gpt(config))
             }
-            Kind::Llama { theta, scaling } => {
+            Kind::Llama { theta, scaling, qkv_bias, qk_norm } => {
                 let config = LlamaConfig {
                     layers: self.layers,
                     hidden: self.hidden,
@@ -194,8 +206,8 @@ impl Transformer {
                     norm_epsilon: self.norm_epsilon,
                     tied: self.tied,
                     separate_loss: false,
-                    qkv_bias: false,
-                    qk_norm: false,
+                    qkv_bias,
+                    qk_norm,
                     post_norms: false,
                     geglu: false,
                     scaled_embedding: false,

@@ -180,28 +180,41 @@ impl ModelSpec {
         ModelSpec::new(&self.name, network)
     }
 
-    /// The same model with tables for so many rows of a vocabulary, those behind it being padding. None: as many as
-    /// it has.
+    /// The same model with the rows of its tables padded to a multiple of so many: those for a vocabulary, and of a
+    /// DLRM those for categories. None: without padding.
     ///
     /// # Errors
-    /// If there are fewer rows than tokens, or the model is no GPT, U-shaped transformer or Llama.
-    pub fn with_padded_vocab(&self, rows: Option<usize>) -> Result<ModelSpec, GraphError> {
+    /// If there would be absurdly many rows, or the model is no GPT, U-shaped transformer, Llama or DLRM.
+    pub fn with_padding(&self, multiple: Option<usize>) -> Result<ModelSpec, GraphError> {
         let mut network = self.network.clone();
+        let padded = |vocab: usize| {
+            let rows = |multiple| vocab.checked_next_multiple_of(multiple).unwrap_or(usize::MAX);
+            multiple.map(rows).filter(|&rows| rows != vocab)
+        };
         match &mut network {
             Network::Gpt(gpt) | Network::UTransformer(UTransformerConfig(gpt)) => {
-                gpt.padded_vocab = rows.filter(|&rows| rows != gpt.vocab);
+                gpt.padded_vocab = padded(gpt.vocab);
             }
-            Network::Llama(llama) => llama.padded_vocab = rows.filter(|&rows| rows != llama.vocab),
-            Network::Lstm(_) | Network::Mlp(_) | Network::Dlrm(_) | Network::Custom(_) => {
+            Network::Llama(llama) => llama.padded_vocab = padded(llama.vocab),
+            Network::Dlrm(dlrm) => dlrm.row_multiple = multiple,
+            Network::Lstm(_) | Network::Mlp(_) | Network::Custom(_) => {
                 return Err(GraphError::Parameter {
                     model: self.name.clone(),
-                    key: "padded_vocab".into(),
-                    value: rows.map_or_else(|| "none".into(), |rows| rows.to_string()),
-                    rule: "only a gpt, llama or u-transformer has padding".into(),
+                    key: "padding".into(),
+                    value: multiple.map_or_else(|| "none".into(), |multiple| multiple.to_string()),
+                    rule: "only a gpt, llama, u-transformer or dlrm has padding".into(),
                 });
             }
         }
         ModelSpec::new(&self.name, network)
+    }
+
+    /// How many categories a DLRM's input tells apart by its number, which may be fewer than its table has rows.
+    pub fn categories(&self, input: usize) -> Option<usize> {
+        match &self.network {
+            Network::Dlrm(dlrm) => dlrm.rows.get(input).copied(),
+            _ => None,
+        }
     }
 
     /// The same model with a head of another size: so many classes, or tokens of a vocabulary.

@@ -11,7 +11,7 @@ mod windows;
 mod write;
 
 use serde_json::{Map, Value};
-use shardloom_document::{at_line, json_fault, json_line_of};
+use shardloom_document::{at_line, json_line_of, json_value};
 use shardloom_graph::families::{GptConfig, LlamaConfig, RopeScaling};
 use shardloom_graph::{GraphError, ModelSpec, Network};
 
@@ -45,9 +45,9 @@ const EXPERTS: &str = "experts";
 /// something that this program's models do not compute exactly: another activation, other biases, another rotary
 /// scaling than a linear one or Llama 3's, quantised weights.
 pub fn read_config(text: &str, place: &str, seq: Option<usize>) -> Result<ModelSpec, InteropError> {
-    let value: Value = serde_json::from_str(text).map_err(|error| {
-        let fault = json_fault(&error);
-        InteropError::Json { place: fault.place(place), message: fault.message }
+    let value = json_value(text).map_err(|fault| InteropError::Json {
+        place: fault.place(place),
+        message: fault.message,
     })?;
     let Value::Object(map) = value else {
         let message = "a configuration is a JSON object".into();

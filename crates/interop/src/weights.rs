@@ -107,18 +107,15 @@ fn fill(
 
 /// The parameters of a model that have rows of padding, behind the others.
 fn padded_parameters(spec: &ModelSpec) -> Result<BTreeMap<String, Matrix>, InteropError> {
-    let graph = graph_of(spec)?;
-    let rows = graph.class_dim().map(|dim| graph.dim(dim).size);
-    if rows == graph.class_count() {
-        return Ok(BTreeMap::new());
-    }
-    let padded: BTreeSet<String> =
-        graph.class_parameters().map(|id| graph.value(id).name.clone()).collect();
-    Ok(matrices(&graph).filter(|(name, _)| padded.contains(name)).collect())
+    let Ok(plain) = spec.with_padding(None) else { return Ok(BTreeMap::new()) };
+    let (padded, plain) = (graph_of(spec)?, graph_of(&plain)?);
+    let both = matrices(&padded).zip(matrices(&plain));
+    let has_padding = both.filter(|((_, padded), (_, plain))| padded.rows != plain.rows);
+    Ok(has_padding.map(|(padded, _)| padded).collect())
 }
 
 fn without_padding(spec: &ModelSpec) -> Result<ModelSpec, InteropError> {
-    spec.with_padded_vocab(None).map_err(|error| of_model(spec, error))
+    spec.with_padding(None).map_err(|error| of_model(spec, error))
 }
 
 /// [`fill`] of a file that has every row.

@@ -150,6 +150,7 @@ fn dlrm() -> DlrmConfig {
     DlrmConfig {
         dense: HIDDEN,
         rows: vec![VOCAB; TABLES],
+        row_multiple: None,
         embed: HIDDEN / 4,
         bottom: vec![],
         top: vec![],

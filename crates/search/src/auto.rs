@@ -16,7 +16,9 @@ use crate::judge::unless_too_large;
 use crate::search::{MOST_BLOCKS, Search, is_deep};
 use crate::space::{MOST_STAGES, Space};
 use crate::subset::Subset;
-use crate::{Judgement, Request, SearchError, closest, judge, nearby, with_fastest_reductions};
+use crate::{
+    Judgement, Only, Request, SearchError, closest, judge, nearby, with_fastest_reductions,
+};
 
 /// The answer of a search.
 #[derive(Clone, Debug)]
@@ -150,7 +152,7 @@ pub fn auto(
         return Err(closest::error(graph, cluster, request, &whole.spaces, search.space)?);
     };
     let devices_left_out = cluster.device_count() - plan.device_count() as u32;
-    let mut notes = notes(cluster, &plan, is_of_some.then_some(seconds_of_all));
+    let mut notes = notes(cluster, &plan, &request.only, is_of_some.then_some(seconds_of_all));
     if is_deep {
         notes.push(format!(
             "the model has {} blocks: with more than {MOST_BLOCKS} only the fastest plan by estimate is simulated, and \
@@ -357,7 +359,7 @@ fn note_of_one_stage(request: &Request, plan: &Plan, finalists: &[Finalist]) -> 
 
 /// What to know about `plan`. If some of the machines were chosen, with what a step takes on all, if any plan
 /// fits there.
-fn notes(cluster: &Cluster, plan: &Plan, of_some: Option<Option<f64>>) -> Vec<String> {
+fn notes(cluster: &Cluster, plan: &Plan, only: &Only, of_some: Option<Option<f64>>) -> Vec<String> {
     let mut notes = vec![];
     let used = plan.devices();
     let kinds = used.iter().filter_map(|&device| cluster.kind_of(DeviceId(device)).ok());
@@ -377,6 +379,9 @@ fn notes(cluster: &Cluster, plan: &Plan, of_some: Option<Option<f64>>) -> Vec<St
             format!("the fastest plan found for all takes {}", quantity::seconds(all))
         }
         Some(None) => "no plan for all of them fits in memory".into(),
+        None if !only.is_free() => {
+            format!("of plans with {only}, as was asked for, none that uses them all is faster")
+        }
         None => {
             "of the widths that divide the batch and the model, none that uses them all is faster"
                 .into()

@@ -29,7 +29,8 @@ const SPEEDS: [f64; 3] = [0.9, 0.75, 0.5];
 const ONE_BUCKET: usize = 1 << 40;
 
 /// What a step of `plan` on `cluster` would take under each of the circumstances that can be simulated of
-/// it. Those that change nothing (by less than a thousandth) are left out.
+/// it. Those that change nothing (by less than a thousandth) are left out, and so are those that need more memory than
+/// there is, and more than the plan does.
 ///
 /// # Errors
 /// If the plan does not fit the model or the cluster.
@@ -40,12 +41,15 @@ pub fn circumstances(
 ) -> Result<Vec<Circumstance>, SearchError> {
     let planned = plan.graph_of(graph);
     let bench = Bench::new(&planned, cluster, plan)?;
-    let predicted = bench.without(&[])?.step_time().seconds();
+    let as_planned = of("all as planned", &bench.without(&[])?);
+    let predicted = as_planned.step_seconds;
+    let memory = cluster.profiles().iter().map(|it| it.device.memory_bytes).max().unwrap_or(0);
+    let most = memory.max(as_planned.peak_bytes);
     let mut found = machines(&bench, plan)?;
     found.extend(slow_devices(&bench)?);
     found.extend(software(&bench)?);
     found.extend(plans(graph, cluster, plan)?);
-    found.retain(|it| (it.step_seconds / predicted - 1.0).abs() >= 1e-3);
+    found.retain(|it| (it.step_seconds / predicted - 1.0).abs() >= 1e-3 && it.peak_bytes <= most);
     Ok(found)
 }
 

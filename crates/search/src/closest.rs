@@ -82,8 +82,23 @@ pub(crate) fn error(
         closest: name(&candidate),
         needed_bytes: needed as u64,
         available_bytes: available as u64,
-        remedy,
+        remedy: remedy + &whole_tables(graph, cluster),
     })
+}
+
+/// What to say of tables for categories of which every device has all rows, as the widest tensor parallelism within a
+/// node does not divide these.
+fn whole_tables(graph: &Graph, cluster: &Cluster) -> String {
+    let devices = cluster.groups().iter().map(|group| group.devices_per_node as usize);
+    let tp = devices.min().unwrap_or(1);
+    let mut tables = graph.dims().iter().filter(|dim| dim.name.starts_with("rows."));
+    match tables.any(|dim| !dim.size.is_multiple_of(tp)) {
+        true => format!(
+            "; tables whose rows tensor parallelism does not divide are whole on every device, and --pad-vocabulary \
+             {tp} lets {tp} devices divide them"
+        ),
+        false => String::new(),
+    }
 }
 
 /// The candidate that needs the least memory, `least` included. It has the smallest micro-batch there is.

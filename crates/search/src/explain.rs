@@ -152,6 +152,10 @@ fn shares(bench: &Bench<'_>, measured: &Simulation) -> Result<Vec<Fact>, SearchE
     let lost: f64 = losses.iter().map(|&part| parts[part]).sum();
     let mut bottleneck = |part: usize, place: &str| {
         let (name, remedy) = PARTS[part];
+        let remedy = match bench.cluster.node_count() {
+            1 => remedy.replace("links between nodes", "links"),
+            _ => remedy.to_owned(),
+        };
         let sentence = format!(
             "{place} {name}: {} a step; it shrinks with {remedy}",
             quantity::seconds(parts[part] * step_seconds)

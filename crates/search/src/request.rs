@@ -217,7 +217,8 @@ impl Request {
 
     /// The same without anything that plans must have.
     pub(crate) fn free(&self) -> Request {
-        Request { only: Only::default(), runner: None, ..self.clone() }
+        let schedules = ScheduleKind::SEARCHED.to_vec();
+        Request { schedules, only: Only::default(), runner: None, ..self.clone() }
     }
 
     /// Whether shards can be scattered and gathered.

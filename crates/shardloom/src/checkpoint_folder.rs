@@ -1,10 +1,15 @@
 //! The folder that a run keeps its checkpoints in.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use shardloom_checkpoint::{Lock, Store};
 
+use crate::huggingface_folder::{CONFIG, WEIGHTS};
 use crate::{Error, Result};
+
+/// What the names of checkpoints' folders begin with.
+const STEP: &str = "step-";
 
 /// A folder of checkpoints that one process alone changes as long as this is there.
 #[derive(Debug)]
@@ -53,7 +58,7 @@ impl CheckpointFolder {
         };
         path.strip_prefix(folder).is_ok_and(|rest| {
             let first = rest.components().next();
-            first.is_none_or(|it| it.as_os_str().to_string_lossy().starts_with("step-"))
+            first.is_none_or(|it| it.as_os_str().to_string_lossy().starts_with(STEP))
         })
     }
 
@@ -132,5 +137,17 @@ mod tests {
             ["", "step-00000001", "step-00000001/file", "notes/file", "nothing"].map(holds),
             [true, true, true, false, false]
         );
+    }
+}
+
+/// Refuses a folder that has checkpoints and nothing else that is read, where it is to have what exporting them with
+/// these options makes.
+pub(crate) fn refuse_checkpoints(folder: &Path, export: &'static str) -> Result<()> {
+    let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
+    let mut names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let is_read = |file: &str| folder.join(file).is_file();
+    match names.any(|name| name.starts_with(STEP)) && ![CONFIG, WEIGHTS].into_iter().any(is_read) {
+        true => Err(Error::Checkpoints { folder: folder.to_path_buf(), export }),
+        false => Ok(()),
     }
 }

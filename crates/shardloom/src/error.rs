@@ -86,6 +86,17 @@ pub enum Error {
         /// What the operating system answered.
         source: io::Error,
     },
+    /// A folder of checkpoints where another is needed.
+    #[error(
+        "{} has checkpoints: `train --resume {}` goes on with them, and `export {} {export}` writes what is needed here",
+        folder.display(), folder.display(), folder.display()
+    )]
+    Checkpoints {
+        /// The folder.
+        folder: PathBuf,
+        /// The options with which they are exported.
+        export: &'static str,
+    },
     /// A folder without weights.
     #[error(
         "{} has no model.safetensors and no model.safetensors.index.json{}",

@@ -11,6 +11,7 @@ use shardloom_interop::ModelType;
 use shardloom_interop::huggingface::write_config;
 use shardloom_interop::weights::{HuggingFaceTensors, Tensor, files_of_index, line_in_index};
 
+use crate::checkpoint_folder::refuse_checkpoints;
 use crate::local_profile::write_whole;
 use crate::model::read;
 use crate::saved::{model_of, open_checkpoint};
@@ -24,7 +25,7 @@ const TOKENIZER_FILE: &str = "tokenizer.json";
 /// What says in which class the tokenizer is opened.
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// Weights in one file.
-const WEIGHTS: &str = "model.safetensors";
+pub(crate) const WEIGHTS: &str = "model.safetensors";
 /// Which file has which tensor, where there are several.
 const INDEX: &str = "model.safetensors.index.json";
 /// Weights in PyTorch's own format, which is not read.
@@ -70,6 +71,7 @@ pub(crate) fn read_weights(path: &Path) -> Result<BTreeMap<String, Tensor>> {
         return one(&whole);
     }
     if !index.is_file() {
+        refuse_checkpoints(folder, "--weights FILE")?;
         let unread = UNREAD.iter().find(|name| folder.join(name).is_file());
         return Err(Error::NoWeights { folder: folder.to_path_buf(), found: unread.copied() });
     }

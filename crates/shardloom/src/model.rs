@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use shardloom_graph::{Graph, ModelSpec, OpKind};
 use shardloom_interop::huggingface;
 
+use crate::checkpoint_folder::refuse_checkpoints;
 use crate::huggingface_folder::{CONFIG, folder_has_weights};
 use crate::{Error, Result};
 
@@ -77,6 +78,7 @@ impl Model {
         match Source::of(text) {
             Source::HuggingFace(path) => Model::configured(&path, sequence_length),
             Source::Folder(folder) => {
+                refuse_checkpoints(&folder, "--huggingface DIR")?;
                 let model = Model::configured(&folder.join(CONFIG), sequence_length)?;
                 let weights = folder_has_weights(&folder).then_some(folder);
                 Ok(Model { weights, ..model })
@@ -91,6 +93,12 @@ impl Model {
                 Model::of(with_sequence(ModelSpec::parse(&text)?, sequence_length)?)
             }
         }
+    }
+
+    /// Whether a text names a file or folder of another project, whose models have as many positions as they can ever
+    /// take.
+    pub fn is_configuration(text: &str) -> bool {
+        matches!(Source::of(text), Source::HuggingFace(_) | Source::Folder(_))
     }
 
     fn configured(path: &Path, sequence_length: Option<usize>) -> Result<Model> {
@@ -163,18 +171,13 @@ impl Model {
         if self.graph.class_dim() == Some(dim) { self.graph.class_count() } else { rows }
     }
 
-    /// The same model with its vocabulary padded to a multiple of so many rows; what it learns is the same. Weights
+    /// The same model with the rows of its tables padded to a multiple of so many; what it learns is the same. Weights
     /// that belong to it are those without padding.
     ///
     /// # Errors
-    /// If its vocabulary cannot be padded, or would be absurd.
-    pub fn with_padded_vocabulary(&self, multiple: usize) -> Result<Model> {
-        let rows = match self.vocabulary() {
-            Some(tokens) => tokens.checked_next_multiple_of(multiple).unwrap_or(usize::MAX),
-            // Models without a vocabulary have no padding either.
-            None => multiple,
-        };
-        let model = Model::of(self.spec.with_padded_vocab(Some(rows))?)?;
+    /// If it has no tables that can be padded, or they would be absurd.
+    pub fn with_padding(&self, multiple: usize) -> Result<Model> {
+        let model = Model::of(self.spec.with_padding(Some(multiple))?)?;
         Ok(Model { weights: self.weights.clone(), ..model })
     }
 }

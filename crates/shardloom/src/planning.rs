@@ -5,11 +5,12 @@ use std::time::Instant;
 
 use shardloom_cluster::{Algorithms, Cluster, DeviceId, Precision as Format};
 use shardloom_collectives::Algorithm;
+use shardloom_graph::Dim;
 use shardloom_methods::{Choice, Method};
 use shardloom_plan::{Axis, LayoutRule, Plan};
-use shardloom_program::quantity::percent;
+use shardloom_program::quantity::{bytes, percent};
 use shardloom_search::{
-    Circumstance, Explanation, Outcome, Request, SearchCounts, StepPart, usual_precision,
+    Circumstance, Explanation, Judgement, Outcome, Request, SearchCounts, StepPart, usual_precision,
 };
 use shardloom_train::Settings;
 
@@ -204,6 +205,7 @@ impl Planned {
         let flops = sample_flops * outcome.plan.global_batch as f64;
         let mut outcome = outcome;
         outcome.notes.extend(padding(model, cluster, &outcome)?);
+        outcome.notes.extend(padding_of_categories(model, cluster, &outcome)?);
         let request = Request { precision: outcome.plan.precision, ..request.clone() };
         let alone = shardloom_search::single_device_seconds(graph, cluster, &request)?;
         Ok(Planned {
@@ -239,7 +241,7 @@ fn padding(model: &Model, cluster: &Cluster, outcome: &Outcome) -> Result<Option
     let (Some(vocabulary), Some(rows)) = (model.vocabulary(), rows) else { return Ok(None) };
     let multiple = 128 * tp;
     let padded = vocabulary.next_multiple_of(multiple);
-    let Ok(spec) = model.spec().with_padded_vocab(Some(padded)) else { return Ok(None) };
+    let Ok(spec) = model.spec().with_padding(Some(multiple)) else { return Ok(None) };
     let mut other = Plan { model: spec.to_string(), ..plan.clone() };
     let reason = if rows.is_multiple_of(tp) {
         format!(
@@ -263,6 +265,40 @@ fn padding(model: &Model, cluster: &Cluster, outcome: &Outcome) -> Result<Option
             "{reason}; padded to {padded} (--pad-vocabulary {multiple}), which changes no loss, the same plan would \
              take {} less",
             percent(saved)
+        )
+    }))
+}
+
+/// Likewise of tables for categories, of which each rank has all rows where tensor parallelism does not divide these.
+fn padding_of_categories(
+    model: &Model,
+    cluster: &Cluster,
+    outcome: &Outcome,
+) -> Result<Option<String>> {
+    let Outcome { plan, judgement, .. } = outcome;
+    let tp = plan.stages().map(|(_, stage)| stage.mesh.tp()).max().unwrap_or(1) as usize;
+    let tables = model.graph().dims().iter().filter(|dim| dim.name.starts_with("rows."));
+    let (divided, whole): (Vec<_>, Vec<_>) = tables.partition(|dim| dim.size.is_multiple_of(tp));
+    if whole.is_empty() {
+        return Ok(None);
+    }
+    let Ok(spec) = model.spec().with_padding(Some(tp)) else { return Ok(None) };
+    let mut other = Plan { model: spec.to_string(), ..plan.clone() };
+    let rule = |dim: &&Dim| LayoutRule { dim: dim.name.clone(), axis: Axis::TP };
+    other.layout.0.extend(whole.iter().map(rule));
+    let other = shardloom_search::judge(&spec.graph()?, cluster, &other)?;
+    let saved = 1.0 - other.step_seconds / judgement.step_seconds;
+    let fullest = |of: &Judgement| of.memory.iter().map(|it| it.peak_bytes).max().unwrap_or(0);
+    let smaller = fullest(judgement).saturating_sub(fullest(&other));
+    let tables = whole.len() + divided.len();
+    Ok((saved >= 0.01 || smaller > 0).then(|| {
+        format!(
+            "tensor parallelism of width {tp} does not divide the rows of {} of {tables} tables, which each rank has \
+             whole; with padding (--pad-vocabulary {tp}), which changes no loss, the same plan would take {} less and \
+             the fullest device {} less",
+            whole.len(),
+            percent(saved.max(0.0)),
+            bytes(smaller)
         )
     }))
 }

@@ -279,7 +279,8 @@ pub(crate) fn table_columns(model: &Model, features: &Value) -> Result<TableColu
         });
         match (number, below.min()) {
             (Some(number), Some(below)) if input.axes == [graph.batch()] => {
-                rows.insert(number, below);
+                // Rows of padding are no categories.
+                rows.insert(number, model.spec().categories(number).unwrap_or(below));
             }
             _ => return Err(unfit(input)),
         }

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use shardloom_program::timeline::Picos;
 use shardloom_program::{Cursor, Guard, Issued, Next, Outstanding, Program, Queue, RouteId, Run};
 
+use crate::choices::Choices;
 use crate::script::{Doing, Event, Item, Line, Script, Wait};
 use crate::slowing::{Collectives, Slowing};
 use crate::{Actor, Call};
@@ -82,6 +83,7 @@ pub(crate) struct ActorState<'s, 'p> {
     times: Vec<u64>,
     /// What its device is in beside its computation.
     collectives: Collectives,
+    choices: Choices,
 }
 
 /// How far an actor has come by moving on.
@@ -133,6 +135,7 @@ impl<'s, 'p> ActorState<'s, 'p> {
             step: i64::MIN,
             times: vec![0; script.class.bodies.len()],
             collectives: Collectives::default(),
+            choices: Choices::default(),
         }
     }
 
@@ -429,10 +432,16 @@ impl<'s, 'p> ActorState<'s, 'p> {
         self.run.is_none() && self.cursor.is_at_choice()
     }
 
+    /// Whether it has to choose of entries that it runs once all that they receive is there; otherwise a server does,
+    /// of clients, each of which it may answer once the first of what that receives has come.
+    pub fn awaits_all(&self) -> bool {
+        self.cursor.awaits_all()
+    }
+
     /// What it may choose of, if it has to: by number, each with the messages that have to be there before, if they
-    /// are not there yet: all that come, or the first.
+    /// are not there yet.
     pub fn open(&self) -> impl Iterator<Item = (usize, impl Iterator<Item = RouteId> + '_)> + '_ {
-        let most = if self.cursor.awaits_all() { usize::MAX } else { 1 };
+        let most = if self.awaits_all() { usize::MAX } else { 1 };
         let open = self.is_at_choice().then(|| self.cursor.open());
         open.into_iter().flatten().map(move |(choice, entry)| {
             let lines = self.script.bodies[entry.body.0 as usize].iter().take(most);
@@ -444,9 +453,41 @@ impl<'s, 'p> ActorState<'s, 'p> {
         })
     }
 
+    /// Looks at what it may choose of entries that it runs as what they receive comes. `arrival` says when the
+    /// messages of a route are there, none if they have not been sent. What can be run first, and when.
+    pub fn first_entry(
+        &mut self,
+        mut arrival: impl FnMut(RouteId) -> Option<Picos>,
+    ) -> Option<(Picos, usize)> {
+        let mut choices = std::mem::take(&mut self.choices);
+        if choices.is_empty() {
+            choices.begin(self.open());
+        }
+        choices.look(|choice| {
+            let entry = self.cursor.entry(choice);
+            let mut lines = self.script.bodies[entry.body.0 as usize].iter();
+            // The first that is missing wakes it, which then waits for the next.
+            lines.try_fold(Picos::ZERO, |ready, line| match line.doing {
+                Doing::Receive(route) => Some(ready.max(arrival(route)?)),
+                _ => Some(ready),
+            })
+        });
+        let first = choices.first(self.clock());
+        self.choices = choices;
+        first
+    }
+
+    /// All messages of a route that it waited for have been sent.
+    pub fn sent(&mut self, route: RouteId) {
+        self.choices.sent(route);
+    }
+
     /// Makes a choice.
     pub fn choose(&mut self, choice: usize) -> Moved<'p> {
         self.index = 0;
+        if self.awaits_all() {
+            self.choices.take(self.clock());
+        }
         let run = self.cursor.choose(choice);
         if self.enter(run) { Moved::Entry } else { self.next_entry() }
     }

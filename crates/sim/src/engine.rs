@@ -28,9 +28,6 @@
 
 mod messages;
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-
 use shardloom_cluster::Cluster;
 use shardloom_plan::Communication;
 use shardloom_program::timeline::{Picos, Timeline};
@@ -41,6 +38,7 @@ use crate::held::ExtraBytes;
 use crate::negotiation::Negotiations;
 use crate::priority::PrioritySends;
 use crate::rendezvous::{self, Rendezvous};
+use crate::runnable::Runnable;
 use crate::script::{Doing, Line, Script};
 use crate::slowing::Slowing;
 use crate::track_writer::TrackWriter;
@@ -117,7 +115,7 @@ struct Engine<'s, 'p> {
     groups_of: Vec<Vec<u32>>,
     negotiations: Negotiations<'s, 'p>,
     /// Actors that can go on, by when.
-    runnable: BinaryHeap<Reverse<(Picos, u32)>>,
+    runnable: Runnable,
     finished: usize,
     durations: Vec<Picos>,
     calls: Vec<Call<'p>>,
@@ -184,7 +182,7 @@ impl<'s, 'p> Engine<'s, 'p> {
             negotiations: Negotiations::new(program, groups.len(), actors_count),
             groups,
             groups_of,
-            runnable: BinaryHeap::new(),
+            runnable: Runnable::none_of(actors_count),
             finished: 0,
             durations: vec![],
             calls: vec![],
@@ -203,11 +201,11 @@ impl<'s, 'p> Engine<'s, 'p> {
         }
         loop {
             loop {
-                let next = self.runnable.peek().map(|&Reverse((time, _))| time);
+                let next = self.runnable.first().map(|(time, _)| time);
                 if self.sends_before(next) {
                     self.send_first(driver)?;
-                } else if let Some(Reverse((_, index))) = self.runnable.pop() {
-                    self.run_actor(index as usize, driver)?;
+                } else if let Some(index) = self.runnable.take() {
+                    self.run_actor(index, driver)?;
                 } else {
                     break;
                 }
@@ -226,7 +224,7 @@ impl<'s, 'p> Engine<'s, 'p> {
     /// Runs one actor until another one is earlier, or it has to wait, or it is through.
     fn run_actor<D: Driver>(&mut self, index: usize, driver: &mut D) -> Result<(), D::Error> {
         loop {
-            // Who waits for several may be woken once for each.
+            // Who is woken may be through by then.
             if self.actors[index].is_through() {
                 return Ok(());
             }
@@ -245,7 +243,7 @@ impl<'s, 'p> Engine<'s, 'p> {
             }
             let Some(due) = self.due(index, line) else { return Ok(()) };
             if !self.is_first(due, index) {
-                self.runnable.push(Reverse((due, index as u32)));
+                self.runnable.add(due, index);
                 return Ok(());
             }
             let runs_on = match line.doing {
@@ -282,10 +280,9 @@ impl<'s, 'p> Engine<'s, 'p> {
     }
 
     /// Whether nobody has anything to do before an actor goes on.
-    fn is_first(&self, due: Picos, index: usize) -> bool {
-        let others = self.runnable.peek();
-        others.is_none_or(|Reverse(next)| *next >= (due, index as u32))
-            && !self.sends_before(Some(due))
+    fn is_first(&mut self, due: Picos, index: usize) -> bool {
+        let others = self.runnable.first();
+        others.is_none_or(|next| next >= (due, index as u32)) && !self.sends_before(Some(due))
     }
 
     /// Whether something is sent by priority, or chosen to be, before that time; at that time more may become ready.
@@ -306,22 +303,22 @@ impl<'s, 'p> Engine<'s, 'p> {
     /// Has a server choose what it can run first, the first of several: answer a client, or sum what has come. Whether
     /// it has come to an instruction; otherwise it waits for a message, or another actor is earlier, or it is through.
     fn choose<D: Driver>(&mut self, index: usize, driver: &mut D) -> Result<bool, D::Error> {
-        let actor = &self.actors[index];
+        let actor = &mut self.actors[index];
         let position = actor.actor.position;
-        let mut first: Option<(Picos, usize)> = None;
-        for (choice, mut received) in actor.open() {
-            // The first that is missing wakes it, which then waits for the next.
-            let ready = received.try_fold(Picos::ZERO, |ready, route| {
-                let delivery = self.transfers.look(route, position, 0)?;
-                Some(ready.max(delivery.arrival))
+        let mut arrival = |route| Some(self.transfers.look(route, position, 0)?.arrival);
+        let first = if actor.awaits_all() {
+            actor.first_entry(arrival)
+        } else {
+            let open = actor.open().filter_map(|(choice, mut received)| {
+                let ready = received
+                    .try_fold(actor.clock(), |ready, route| Some(ready.max(arrival(route)?)));
+                Some((ready?, choice))
             });
-            let Some(ready) = ready else { continue };
-            let due = (ready.max(actor.clock()), choice);
-            first = Some(first.map_or(due, |known| known.min(due)));
-        }
+            open.min()
+        };
         let Some((due, choice)) = first else { return Ok(false) };
         if !self.is_first(due, index) {
-            self.runnable.push(Reverse((due, index as u32)));
+            self.runnable.add(due, index);
             return Ok(false);
         }
         let moved = self.actors[index].choose(choice);
@@ -588,7 +585,7 @@ impl<'s, 'p> Engine<'s, 'p> {
     }
 
     fn wake(&mut self, index: usize) {
-        self.runnable.push(Reverse((self.actors[index].clock(), index as u32)));
+        self.runnable.add(self.actors[index].clock(), index);
     }
 
     fn deadlock(&self) -> SimError {

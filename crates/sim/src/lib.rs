@@ -46,6 +46,7 @@
 pub mod estimate;
 
 mod actor;
+mod choices;
 mod contention;
 mod cost;
 mod driver;
@@ -65,6 +66,7 @@ mod rate;
 mod recording;
 mod rendezvous;
 mod row_counts;
+mod runnable;
 mod script;
 mod shares;
 mod simulate;

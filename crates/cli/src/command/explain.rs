@@ -12,7 +12,7 @@ use shardloom::{explain, read_plan_and_model, read_plan_of};
 
 use super::interval::Interval;
 use super::uplink::Network;
-use super::{DeviceAnswer, ProfileFile, StackAnswer, StackName, devices_described, page_facts};
+use super::{DeviceAnswer, ProfileFile, StackAnswer, StackName, devices_described_of, page_facts};
 use crate::failure::Failure;
 use crate::terminal::Terminal;
 
@@ -126,7 +126,10 @@ impl Explain {
         let step = seconds(explanation.step_seconds);
         terminal.line(format_args!("A step takes {step}{within}."))?;
         terminal.line(format_args!("Software: {}.", cluster.stack().described()))?;
-        terminal.line(format_args!("Devices: {}.", devices_described(&cluster)))?;
+        terminal.line(format_args!(
+            "Devices: {}.",
+            devices_described_of(&cluster, plan.device_count())
+        ))?;
         for fact in explanation.facts {
             terminal.line(format_args!("- {}", fact.sentence))?;
         }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde::Serialize;
 use shardloom::exchange::{Given, Project, project_of};
-use shardloom::{Defaults, Model, import_plan};
+use shardloom::{Defaults, Model, import_plan, stack_of};
 
 use super::{ProfileFile, load_cluster, project};
 use crate::failure::Failure;
@@ -120,7 +120,13 @@ impl Import {
             microbatches: self.microbatches,
             table: table.as_ref().map(|(place, text)| (place.as_str(), text.as_str())),
         };
-        let imported = import_plan(project, &text, &place, &given)?;
+        let mut imported = import_plan(project, &text, &place, &given)?;
+        if let Some(stack) = stack_of(project) {
+            imported.notes.push(format!(
+                "a plan does not say what software runs it: give simulate and explain --stack {stack} for steps as {project} \
+                 takes them"
+            ));
+        }
         let toml = imported.plan.to_toml();
         if let Some(file) = &output {
             file.write(&toml)?;

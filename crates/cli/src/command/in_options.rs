@@ -42,7 +42,8 @@ pub fn of_plan(error: Error, file: Option<&Path>) -> Failure {
 }
 
 /// What options say of what a search or a method is asked for, by its key.
-const OF_REQUESTS: [(&str, &str); 3] = [
+const OF_REQUESTS: [(&str, &str); 4] = [
+    ("recompute", "--recompute"),
     ("global_batch", "--global-batch"),
     ("algorithm", "--algorithm"),
     ("optimizer.*", "--optimizer *"),

@@ -72,9 +72,9 @@ use shardloom::data::{Progress, Reading, Stage};
 use shardloom::exchange::Project;
 use shardloom::plan::{AttentionKind, Number, Recompute};
 use shardloom::profile::{Scope, is_busy};
-use shardloom::program::quantity::percent;
+use shardloom::program::quantity::{digits, percent};
 use shardloom::{
-    CheckpointFolder, Data, Error, Launched, LocalProfile, Model, ModelType, Sampling,
+    CheckpointFolder, Data, Defaults, Error, Launched, LocalProfile, Model, ModelType, Sampling,
     TextTokenizer, disturbed_percent,
 };
 
@@ -208,6 +208,31 @@ impl DeviceAnswer {
 fn devices_described(cluster: &Cluster) -> String {
     let kinds: Vec<String> = cluster.profiles().iter().map(|it| it.described()).collect();
     kinds.join("; ")
+}
+
+/// Likewise, and how many of the devices a plan of fewer has.
+fn devices_described_of(cluster: &Cluster, used: usize) -> String {
+    let described = devices_described(cluster);
+    match cluster.device_count() as usize {
+        all if used < all => {
+            format!("{described}; the plan has {used} of the {all}, and the others are idle")
+        }
+        _ => described,
+    }
+}
+
+/// The model that an argument names, with samples of `seq` positions. Says how many these are where only another
+/// project's file does.
+fn load_model(text: &str, seq: Option<usize>, terminal: Terminal) -> Result<Model, Failure> {
+    let model = Model::load_with(text, Defaults { sequence_length: seq, vocabulary: None })?;
+    let graph = model.graph();
+    if let (None, true, Some(dim)) = (seq, Model::is_configuration(text), graph.dim_named("seq")) {
+        let positions = digits(graph.dim(dim).size as f64);
+        terminal.note(format_args!(
+            "samples have {positions} tokens, as many as there are positions in {text}; --seq gives them another length"
+        ));
+    }
+    Ok(model)
 }
 
 /// Runs a command: where `mpirun` or `srun` started several processes, in the first of them `lead`, and in the

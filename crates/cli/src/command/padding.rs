@@ -1,4 +1,4 @@
-//! Padding of vocabularies.
+//! Padding of tables.
 
 use clap::Args;
 use shardloom::Model;
@@ -6,11 +6,11 @@ use shardloom::Model;
 use crate::failure::Failure;
 use crate::number::size;
 
-/// How tables for a vocabulary are padded.
+/// How tables for a vocabulary, or for categories, are padded.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct Padding {
-    /// Pad the tables of a MODEL's vocabulary to a multiple of N rows, which --tp then divides. Losses and gradients
-    /// are those without padding, and weights are read and written without it
+    /// Pad the tables of a MODEL's vocabulary, or of a dlrm's categories, to a multiple of N rows, which --tp then
+    /// divides. Losses and gradients are those without padding, and weights are read and written without it
     #[arg(long, value_name = "N", value_parser = size)]
     pad_vocabulary: Option<usize>,
 }
@@ -27,7 +27,7 @@ impl Padding {
     /// If it has none, or they would be absurd.
     pub fn of(self, model: Model) -> Result<Model, Failure> {
         match self.pad_vocabulary {
-            Some(multiple) => Ok(model.with_padded_vocabulary(multiple)?),
+            Some(multiple) => Ok(model.with_padding(multiple)?),
             None => Ok(model),
         }
     }

@@ -16,7 +16,7 @@ use shardloom::plan::{Number, Plan as Found, Precision};
 use shardloom::program::quantity::{digits, percent, seconds};
 use shardloom::search::{Outcome, Request};
 use shardloom::{
-    Defaults, Model, Planned, find_plan, find_plan_for, methods, parse_optimizer, plan_by_method,
+    Model, Planned, find_plan, find_plan_for, methods, parse_optimizer, plan_by_method,
     usual_request,
 };
 
@@ -30,8 +30,8 @@ use super::plan_line::plan_line;
 use super::targets::counted;
 use super::uplink::Network;
 use super::{
-    DeviceAnswer, ProfileFile, StackAnswer, StackName, considered, devices_described, number,
-    project, written,
+    DeviceAnswer, ProfileFile, StackAnswer, StackName, considered, devices_described, load_model,
+    number, project, written,
 };
 use crate::failure::Failure;
 use crate::number::{decimal, size, whole};
@@ -248,8 +248,7 @@ impl Plan {
             let message = format!("--tokens {tokens}: a number above 0 is needed, such as 15e12");
             return Err(Failure::usage("--tokens", message));
         }
-        let defaults = Defaults { sequence_length: self.seq, vocabulary: None };
-        let model = self.padding.of(Model::load_with(&self.model, defaults)?)?;
+        let model = self.padding.of(load_model(&self.model, self.seq, terminal)?)?;
         let text = match &self.cluster[..] {
             [text] => text,
             _ if html.is_some() => {

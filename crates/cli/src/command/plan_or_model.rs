@@ -6,13 +6,13 @@ use clap::Args;
 use shardloom::cluster::Cluster;
 use shardloom::plan::Plan;
 use shardloom::program::quantity::counted;
-use shardloom::{Defaults, LocalProfile, Model, read_plan_and_model, usual_request};
+use shardloom::{LocalProfile, Model, read_plan_and_model, usual_request};
 
 use super::dimensions::{Dimensions, Place};
 use super::order::OrderOptions;
 use super::padding::Padding;
 use super::uplink::Network;
-use super::{StackName, is_plan, require_no_option};
+use super::{StackName, is_plan, load_model, require_no_option};
 use crate::failure::Failure;
 use crate::number::size;
 use crate::terminal::Terminal;
@@ -81,8 +81,7 @@ impl PlanOrModel {
         let path = Path::new(&self.what);
         match &self.cluster {
             Some(text) if !is_plan(path)? => {
-                let defaults = Defaults { sequence_length: self.seq, vocabulary: None };
-                let model = self.padding.of(Model::load_with(&self.what, defaults)?)?;
+                let model = self.padding.of(load_model(&self.what, self.seq, terminal)?)?;
                 let text = &self.network.of(text)?;
                 let cluster = self.stack.load_cluster(text, local, terminal)?;
                 let usual = usual_request(&model, &cluster, text, dimensions.global_batch());

@@ -17,7 +17,7 @@ use super::memory::{self, Memory};
 use super::page_facts;
 use super::plan_or_model::{PlanOrModel, Planned, Shape};
 use super::targets::per_second;
-use super::{DeviceAnswer, ProfileFile, StackAnswer, devices_described, written};
+use super::{DeviceAnswer, ProfileFile, StackAnswer, devices_described_of, written};
 use crate::failure::Failure;
 use crate::number::not_negative;
 use crate::output_file::OutputFile;
@@ -247,7 +247,7 @@ pub(super) fn figures(
         ("Waiting for others".into(), percent(summary.dependency_idle_fraction)),
         ("Exposed communication".into(), percent(summary.exposed_communication_fraction)),
         ("Software".into(), cluster.stack().described()),
-        ("Devices".into(), devices_described(cluster)),
+        ("Devices".into(), devices_described_of(cluster, prediction.program.ranks())),
     ];
     figures.extend(after.map(|After { step, step_seconds }| {
         (format!("Steady step from {step} on"), format!("{}, not averaged", seconds(step_seconds)))

@@ -1,11 +1,9 @@
 //! Models in folders, as Hugging Face's library saves them.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::invocation::{Outcome, Place};
-use serde_json::Value;
+use crate::invocation::{Outcome, Place, named_tensors};
 
 const LENGTH: &str = "--seq 8 --data text.txt --global-batch 4";
 
@@ -100,10 +98,11 @@ fn a_padded_vocabulary_is_split_begins_with_the_weights_and_is_written_without_p
         place.run(&format!("{train} {more}"))
     };
     run("--new-head 257 --tp 2").refuses("plan", "--pad-vocabulary");
-    let dlrm = "simulate dlrm:dense=4,rows=20-6,embed=4,bottom=8-4,top=8 --cluster h100-80g:2 --global-batch 4";
-    place
-        .run(&format!("{dlrm} --pad-vocabulary 8 --json"))
-        .refuses("model", "padded_vocab = 8 is not possible: only a gpt");
+    let mlp = "simulate mlp:inputs=4,hidden=8,layers=1,classes=4 --cluster h100-80g:2";
+    place.run(&format!("{mlp} --pad-vocabulary 8 --json")).refuses(
+        "model",
+        "padding = 8 is not possible: only a gpt, llama, u-transformer or dlrm has padding",
+    );
     let plain = run("").succeeds();
     let padded = run("--pad-vocabulary 10 --tp 2 --checkpoint run").succeeds();
     let losses = |of: &Outcome| -> Vec<f64> {
@@ -197,20 +196,6 @@ fn a_frozen_trunk_stays_as_it_was_loaded_and_the_new_head_trains() {
     place.run(&headless).refuses("usage", "no head");
     let drawn = place.run(&run("model/config.json", "--freeze trunk")).succeeds();
     drawn.check(drawn.stderr.contains("as they were drawn"), "it says nothing of drawn weights");
-}
-
-/// The tensors of a safetensors file, by name.
-fn named_tensors(path: &Path) -> BTreeMap<String, Vec<u8>> {
-    let bytes = fs::read(path).expect("a file");
-    let length = u64::from_le_bytes(*bytes.first_chunk().expect("a length")) as usize;
-    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).expect("a header");
-    let tensors = header.as_object().expect("tensors by name").iter();
-    let tensors = tensors.filter(|(name, _)| *name != "__metadata__");
-    let data = |of: &Value| {
-        let at = |end: usize| of["data_offsets"][end].as_u64().expect("an offset") as usize;
-        bytes[8 + length + at(0)..8 + length + at(1)].to_vec()
-    };
-    tensors.map(|(name, of)| (name.clone(), data(of))).collect()
 }
 
 #[test]

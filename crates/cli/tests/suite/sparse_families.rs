@@ -1,6 +1,6 @@
 //! Language models over words and recommendation models, from data to trained.
 
-use crate::invocation::Place;
+use crate::invocation::{Place, named_tensors};
 
 const CLICKS: &str = include_str!("../../../../examples/data/clicks.csv");
 
@@ -32,6 +32,55 @@ fn a_recommendation_model_trains_on_a_table_of_categories_however_it_is_split() 
         format!("train {DLRM} --data clicks.csv --steps 12 --global-batch 64 --learning-rate 0.01");
     let splits = ["--dp 2", "--tp 2", "--pp 2 --microbatches 4", "--dp 2 --pp 2 --zero 1"];
     assert_alike(&place, &command, &splits);
+}
+
+/// Of 200, 60 and 5 categories 2 ranks divide the first two, of 200, 60 and 8 rows all.
+#[test]
+fn tables_with_padding_are_split_learn_the_same_and_are_written_without_it() {
+    let place = Place::new();
+    place.write("clicks.csv", CLICKS);
+    place.write("bad.csv", "0,0,0,0,1,2,5,1\n");
+    let command =
+        format!("train {DLRM} --data clicks.csv --steps 12 --global-batch 64 --learning-rate 0.01");
+    assert_alike(&place, &command, &["--pad-vocabulary 4", "--pad-vocabulary 4 --tp 2"]);
+    let train = |data: &str, folder: &str, more: &str| {
+        place.run(&format!(
+            "train {DLRM} --data {data} --steps 2 --global-batch 8 --checkpoint {folder} {more} --json"
+        ))
+    };
+    train("bad.csv", "none", "--pad-vocabulary 4")
+        .refuses("data", "\"5\" is no category.2: a whole number from 0 to 4");
+    for (folder, more) in [("plain", ""), ("padded", "--pad-vocabulary 4 --tp 2")] {
+        train("clicks.csv", folder, more).succeeds();
+        place.run(&format!("export {folder} --weights {folder}.safetensors")).succeeds();
+    }
+    let shapes = |file: &str| -> Vec<(String, usize)> {
+        let tensors = named_tensors(&place.path(file));
+        tensors.into_iter().map(|(name, bytes)| (name, bytes.len())).collect()
+    };
+    assert_eq!(shapes("padded.safetensors"), shapes("plain.safetensors"));
+    let begun = format!("{command} --weights padded.safetensors");
+    assert_alike(&place, &begun, &["--pad-vocabulary 4 --tp 2"]);
+}
+
+/// 26 tables of 24 billion numbers, of which 8 devices hold an eighth each where the rows are divided.
+#[test]
+fn whole_tables_are_named_where_padding_would_divide_them() {
+    let place = Place::new();
+    let plan = |more: &str| {
+        let of = "plan dlrm-criteo-terabyte --cluster h100-80g:1x8 --global-batch 65536";
+        place.run(&format!("{of} {more} --json"))
+    };
+    plan("").refuses("search", "--pad-vocabulary 8 lets 8 devices divide them");
+    plan("--pad-vocabulary 8").succeeds();
+    let small = "plan dlrm:dense=4,rows=1001-2000,embed=64,bottom=16,top=16-8";
+    let noted = "tensor parallelism of width 2 does not divide the rows of 1 of 2 tables";
+    for (more, is_noted) in [("", true), ("--pad-vocabulary 2", false)] {
+        let found = place
+            .run(&format!("{small} --cluster h100-80g:2 --global-batch 64 --tp 2 {more} --json"))
+            .succeeds();
+        found.check(found.stdout.contains(noted) == is_noted, "the note");
+    }
 }
 
 #[test]

@@ -194,7 +194,14 @@ fn mistakes_in_a_file_are_refused_with_line_and_key() {
         |needle: &str, text: &str| text.lines().position(|line| line.contains(needle)).unwrap() + 1;
     for (from, to, needle, says) in [
         ("launch_seconds", "launch_secs", "launch_secs", "unknown key `launch_secs`"),
-        ("= 2.0e10", "= -2.0e10", "-2.0e10", "must be a number above 0, got -20000000000"),
+        (
+            "= 2.0e10",
+            "= -2.0e10",
+            "-2.0e10",
+            "must be a number of bytes a second, from 1e3 to 1e15, got -20000000000",
+        ),
+        ("= 2.0e10", "= 400.0", "= 400.0", "of bytes a second, from 1e3 to 1e15, got 400"),
+        ("fp32 = 1.0e11", "fp32 = 989.4", "989.4", "of FLOP a second, from 1e6 to 1e18, got 989.4"),
         ("reachable = 1.0", "reachable = 1.5", "1.5", "above 0 and at most 1, got 1.5"),
         ("reachable = 1.0", "reachable = 0.0", "= 0.0", "above 0 and at most 1, got 0"),
         ("devices = 4", "devices = 0", "devices = 0", "must be at least 1, got 0"),

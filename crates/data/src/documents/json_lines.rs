@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use shardloom_document::json_fault;
+use shardloom_document::json_value;
 
 use super::LONGEST;
 use crate::blocks::Blocks;
@@ -87,8 +87,7 @@ impl<'a> JsonLines<'a> {
             let (path, line) = (self.path.clone(), self.line);
             DataError::Document { path, line, reason }
         };
-        let value =
-            serde_json::from_str(line).map_err(|error| wrong(json_fault(&error).message))?;
+        let value = json_value(line).map_err(|fault| wrong(fault.message))?;
         let Value::Object(mut object) = value else {
             return Err(wrong("it is no JSON object".into()));
         };

@@ -105,6 +105,10 @@ fn model(leaving: &Leaving<'_>) -> Result<Vec<Argument>, ExchangeError> {
             if matches!(model.kind, Kind::Llama { .. }) {
                 arguments.push(flag("--swiglu"));
             }
+            if let Kind::Llama { qkv_bias, qk_norm, .. } = model.kind {
+                let own = [(qkv_bias, "--add-qkv-bias"), (qk_norm, "--qk-layernorm")];
+                arguments.extend(own.into_iter().filter(|it| it.0).map(|it| flag(it.1)));
+            }
             if let Kind::Llama { scaling: Some(it), .. } = model.kind {
                 let usual =
                     RotaryScaling { factor: it.factor, low: 1.0, high: 4.0, original: 8192 };

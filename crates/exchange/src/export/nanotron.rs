@@ -55,7 +55,7 @@ pub(super) fn export(mut leaving: Leaving<'_>) -> Result<Exported, ExchangeError
 
 fn model(leaving: &Leaving<'_>) -> Result<String, ExchangeError> {
     let model = &leaving.recipe.model;
-    let Kind::Llama { theta, scaling } = model.kind else {
+    let Kind::Llama { theta, scaling, .. } = model.kind else {
         let name = if model.experts() > 0 { "with experts" } else { "gpt" };
         return leaving.refuse("model", name, "of this program's models there is Llama");
     };

@@ -193,12 +193,7 @@ fn refuse_what_plans_have_not(arguments: &Arguments) -> Result<(), ExchangeError
         ("fp8-multi-head-attention", "plans compute attention in the other format"),
         ("first-last-layers-bf16", "plans compute all layers alike"),
         ("fp4-format", "plans compute in fp32, bf16 or fp16"),
-        ("qk-layernorm", "norms of queries and keys (qk_norm of a llama) are not read yet"),
         ("squared-relu", "a GPT's activation is GELU, a Llama's SwiGLU"),
-        (
-            "add-qkv-bias",
-            "biases of queries, keys and values (qkv_bias of a llama) are not read yet",
-        ),
         ("window-size", "attention sees all positions before"),
         ("hybrid-layer-pattern", "models have one kind of layer"),
         ("rampup-batch-size", "a plan has one global batch"),
@@ -240,6 +235,13 @@ fn require_sizes_of(arguments: &Arguments, model: &Transformer) -> Result<(), Ex
     ] {
         if let Some(other) = arguments.size(name)?.filter(|&other| other != size) {
             return arguments.error(name, other, format!("the model of --model has {size}"));
+        }
+    }
+    if let Kind::Llama { qkv_bias, qk_norm, .. } = model.kind {
+        for (name, has) in QWEN.into_iter().zip([qkv_bias, qk_norm]) {
+            if arguments.has(name) && !has {
+                return arguments.error(name, "given", "the model of --model has none");
+            }
         }
     }
     // It is padded as the named model has it.
@@ -331,6 +333,7 @@ fn described(arguments: &Arguments, tp: usize) -> Result<Transformer, ExchangeEr
     let head_dim = arguments.size("kv-channels")?.unwrap_or(hidden / heads);
     Ok(Transformer {
         kind: kind(arguments, gated)?,
+        changes: vec![],
         layers,
         hidden,
         heads,
@@ -345,6 +348,10 @@ fn described(arguments: &Arguments, tp: usize) -> Result<Transformer, ExchangeEr
         init_std: real("init-method-std", 0.02)?,
     })
 }
+
+/// What a Llama may have besides, as those of Qwen do: biases of queries, keys and values, and norms of queries and
+/// keys.
+const QWEN: [&str; 2] = ["add-qkv-bias", "qk-layernorm"];
 
 fn kind(arguments: &Arguments, gated: bool) -> Result<Kind, ExchangeError> {
     let real =
@@ -376,9 +383,14 @@ fn kind(arguments: &Arguments, gated: bool) -> Result<Kind, ExchangeError> {
             let factor = real("rope-scaling-factor", 8.0)?;
             let usual = RotaryScaling { factor, low: 1.0, high: 4.0, original: 8192 };
             let scaling = arguments.has("use-rope-scaling").then_some(usual);
-            Ok(Kind::Llama { theta: real("rotary-base", 10_000.0)?, scaling })
+            let theta = real("rotary-base", 10_000.0)?;
+            let [qkv_bias, qk_norm] = QWEN.map(|name| arguments.has(name));
+            Ok(Kind::Llama { theta, scaling, qkv_bias, qk_norm })
         }
         [false, false, false, false] if positions == "learned_absolute" => {
+            if let Some(name) = QWEN.into_iter().find(|name| arguments.has(name)) {
+                return arguments.error(name, "given", "a Llama may have that, a GPT not");
+            }
             if dropouts[0] != dropouts[1] {
                 let rule = "--attention-dropout and --hidden-dropout are one here";
                 return arguments.error("hidden-dropout", format!("{dropouts:?}"), rule);

@@ -21,7 +21,8 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         return words.error("parallelism", format!("{each} devices"), rule);
     }
     let described = match given.model {
-        Some(_) => None,
+        // What cannot be read of it cannot be compared.
+        Some(_) => described(words).ok(),
         None => Some(described(words)?),
     };
     let (spec, model) = model_of(given.model, described, &words.place)?;
@@ -123,7 +124,13 @@ fn described(words: &Words) -> Result<Transformer, ExchangeError> {
     let padded = step.saturating_mul(words.size("parallelism.tp")?.unwrap_or(1));
     words.get(&at("max_position_embeddings"));
     Ok(Transformer {
-        kind: Kind::Llama { theta: real("rope_theta", 10_000.0)?, scaling: None },
+        kind: Kind::Llama {
+            theta: real("rope_theta", 10_000.0)?,
+            scaling: None,
+            qkv_bias: false,
+            qk_norm: false,
+        },
+        changes: vec![],
         layers: size("num_hidden_layers")?,
         hidden,
         heads,

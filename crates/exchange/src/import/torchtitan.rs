@@ -35,7 +35,8 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         given,
     )?;
     let described = match given.model {
-        Some(_) => None,
+        // What cannot be read of it cannot be compared.
+        Some(_) => described(words).ok().flatten(),
         None => described(words)?,
     };
     let named = match (given.model, &described) {
@@ -182,7 +183,8 @@ fn described(words: &Words) -> Result<Option<Transformer>, ExchangeError> {
     };
     let key_value_heads = within("attention.n_kv_heads").and_then(Value::as_u64);
     Ok(Some(Transformer {
-        kind: Kind::Llama { theta: real(&rotary("theta"), 10_000.0), scaling },
+        kind: llama(real(&rotary("theta"), 10_000.0), scaling),
+        changes: vec![],
         layers: layers.len(),
         hidden,
         heads,
@@ -196,6 +198,11 @@ fn described(words: &Words) -> Result<Option<Transformer>, ExchangeError> {
         norm_epsilon: words.real(&at("norm.eps"))?.map_or(1e-5, |epsilon| epsilon as f32),
         init_std: 0.02,
     }))
+}
+
+/// A Llama with such rotary positions.
+fn llama(theta: f32, scaling: Option<RotaryScaling>) -> Kind {
+    Kind::Llama { theta, scaling, qkv_bias: false, qk_norm: false }
 }
 
 /// The model whose layers Python makes by a call of `_build_llama3_layers`.
@@ -230,7 +237,8 @@ fn built(words: &Words, made: &Value, hidden: usize) -> Result<Option<Transforme
     let heads = words.needed(&at("n_heads"))?;
     let epsilon = words.real("model_spec.model.norm.eps")?;
     Ok(Some(Transformer {
-        kind: Kind::Llama { theta: real("theta", 10_000.0)?, scaling },
+        kind: llama(real("theta", 10_000.0)?, scaling),
+        changes: vec![],
         layers: words.needed(&at("n_layers"))?,
         hidden,
         heads,

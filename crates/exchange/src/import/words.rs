@@ -6,7 +6,7 @@ use std::fmt::Display;
 
 use serde_json::Value;
 use shardloom_document::{
-    Fault, at_line, json_fault, json_line_of, nearest, toml_fault, toml_line_of,
+    Fault, at_line, json_line_of, json_value, nearest, toml_fault, toml_line_of,
 };
 
 use super::{ON_DEVICES, asks_for_offload, is_misspelt, is_off, python, yaml};
@@ -35,7 +35,7 @@ fn parts(path: &str) -> impl Iterator<Item = &str> {
 
 impl Words {
     pub fn of_json(text: &str, place: &str) -> Result<Words, ExchangeError> {
-        let root = serde_json::from_str(text).map_err(|error| wrong(place, json_fault(&error)))?;
+        let root = json_value(text).map_err(|fault| wrong(place, fault))?;
         Words::of(root, Lines::Json(text.into()), place)
     }
 

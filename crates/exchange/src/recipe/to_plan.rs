@@ -96,17 +96,18 @@ pub(crate) fn model_of(
         (Some(spec), described) => {
             let Some(model) = Transformer::of(spec) else {
                 let message = format!(
-                    "trains transformers; {} is no GPT, plain Llama or network of \
-                     examples/models/transformer-with-experts.toml",
+                    "trains transformers; {} is no GPT or Llama with its loss in one block with the head, and no network \
+                     of examples/models/transformer-with-experts.toml",
                     spec.name()
                 );
                 return Err(text(message));
             };
-            let sizes = |it: &Transformer| [it.layers, it.hidden, it.heads, it.seq, it.ffn];
+            let sizes =
+                |it: &Transformer| [it.layers, it.hidden, it.heads, it.kv_heads, it.seq, it.ffn];
             match described {
                 Some(other) if sizes(&other) != sizes(&model) => Err(text(format!(
-                    "describes another model than --model {}: layers, width, heads, positions and \
-                     feed-forward width are {:?} there and {:?} here",
+                    "describes another model than --model {}: layers, width, heads, heads of keys and values, positions \
+                     and feed-forward width are {:?} there and {:?} here",
                     spec.name(),
                     sizes(&other),
                     sizes(&model)

@@ -16,6 +16,10 @@ pub struct DlrmConfig {
     pub dense: usize,
     /// Rows of the table of each categorical feature: how many categories there are.
     pub rows: Vec<usize>,
+    /// Tables have rows up to a multiple of this, which tensor parallelism then divides; those behind the categories are
+    /// padding, which nothing reads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub row_multiple: Option<usize>,
     /// Width of all embeddings, and of what the bottom perceptron makes of the dense features.
     pub embed: usize,
     /// Widths of the bottom perceptron's layers before the last, which is `embed` wide.
@@ -54,8 +58,8 @@ impl DlrmConfig {
         let last = format!("bottom.{}", self.bottom.len());
         let bottom = layer(&mut net, &last, x, (embed, self.embed), true)?.value;
         let mut parts = vec![bottom];
-        for (index, &rows) in self.rows.iter().enumerate() {
-            let dim = net.dim(&format!("rows.{index}"), rows)?;
+        for (index, (&rows, padded)) in self.rows.iter().zip(self.padded_rows()).enumerate() {
+            let dim = net.dim(&format!("rows.{index}"), padded)?;
             let indices = net.targets(&format!("category.{index}"), &[])?;
             // As wide as numbers evenly between the roots of 1 / rows (the authors' code).
             let init = Init::Normal { std: (1.0 / (3.0 * rows as f32)).sqrt() };
@@ -87,6 +91,13 @@ impl DlrmConfig {
         net.finish(loss)
     }
 
+    /// Rows of the tables with their padding.
+    fn padded_rows(&self) -> impl Iterator<Item = usize> {
+        let multiple = self.row_multiple.unwrap_or(1);
+        let padded = move |&rows: &usize| rows.checked_next_multiple_of(multiple);
+        self.rows.iter().map(move |rows| padded(rows).unwrap_or(usize::MAX))
+    }
+
     fn check(&self, name: &str) -> Result<(), GraphError> {
         let tables = self.rows.len();
         let rule = format!("there are 1 to {MAX_TABLES} tables");
@@ -95,10 +106,14 @@ impl DlrmConfig {
             let rule = "a perceptron has at most 1000 layers";
             require(layers.len() < 1000, name, key, layers.len(), rule)?;
         }
+        if let Some(multiple) = self.row_multiple {
+            require_sizes(name, &[("row_multiple", multiple)])?;
+        }
         let list = |key, sizes: &[usize]| sizes.iter().map(|&size| (key, size)).collect::<Vec<_>>();
         let sizes = [
             vec![("dense", self.dense), ("embed", self.embed)],
             list("rows", &self.rows),
+            self.padded_rows().map(|size| ("row_multiple", size)).collect(),
             list("bottom", &self.bottom),
             list("top", &self.top),
         ];

@@ -21,8 +21,8 @@ pub struct MlpConfig {
 }
 
 impl MlpConfig {
-    /// The model as a graph. Widths are named `width.0`, `width.1`, ... because each is a dimension of
-    /// its own: odd ones may be split over a tensor-parallel axis.
+    /// The model as a graph. Hidden layers are in turn as wide as the dimensions `width.0` and `width.1`, of which a
+    /// tensor-parallel axis may split one: every second layer reads it and the others make it.
     ///
     /// # Errors
     /// If a size is zero or absurd.
@@ -38,6 +38,7 @@ impl MlpConfig {
         let zeros = Init::Constant(0.0);
         let he = |fan_in: usize| Init::Normal { std: (2.0 / fan_in as f32).sqrt() };
         let (mut width, mut fan_in) = (inputs, self.inputs);
+        let mut widths = vec![];
         let mut x = None;
         let mut targets = None;
         for layer in 0..self.layers {
@@ -50,7 +51,10 @@ impl MlpConfig {
                     net.features("features", &[inputs])?
                 }
             };
-            let next = net.dim(&format!("width.{layer}"), self.hidden)?;
+            if layer < 2 {
+                widths.push(net.dim(&format!("width.{layer}"), self.hidden)?);
+            }
+            let next = widths[layer % 2];
             let w = net.parameter(&format!("{block}.weight"), &[width, next], 1, he(fan_in))?;
             let b = net.parameter(&format!("{block}.bias"), &[next], 0, zeros)?;
             let y = net.contract(&format!("{block}.product"), input, w, None)?;

@@ -160,6 +160,7 @@ const LSTM: &[Key] = &[
 const DLRM: &[Key] = &[
     ("dense", Kind::Count, true),
     ("rows", Kind::Counts, true),
+    ("row_multiple", Kind::Count, false),
     ("embed", Kind::Count, true),
     ("bottom", Kind::Counts, true),
     ("top", Kind::Counts, true),

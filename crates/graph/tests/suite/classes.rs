@@ -78,8 +78,9 @@ fn padding_of_a_vocabulary_is_no_class_and_rows_of_tables() -> Result<(), GraphE
     ] {
         let plain = ModelSpec::parse(line)?;
         let padded = ModelSpec::parse(&format!("{line},padded_vocab=8"))?;
-        assert_eq!(padded, plain.with_padded_vocab(Some(8))?);
-        assert_eq!(plain.network(), padded.with_padded_vocab(None)?.network());
+        assert_eq!(padded, plain.with_padding(Some(8))?);
+        assert_eq!(padded, plain.with_padding(Some(4))?);
+        assert_eq!(plain.network(), padded.with_padding(None)?.network());
         assert_eq!(padded.with_vocab(9)?.network(), plain.with_vocab(9)?.network());
         let graph = padded.graph()?;
         let rows = graph.class_dim().map(|dim| graph.dim(dim).size);
@@ -103,6 +104,6 @@ fn padding_of_a_vocabulary_is_no_class_and_rows_of_tables() -> Result<(), GraphE
         assert!(few.to_string().contains("at least vocab = 5"), "{few}");
     }
     let lstm = ModelSpec::parse("lstm:layers=1,hidden=4,embed=4,vocab=5,seq=2")?;
-    assert!(lstm.with_padded_vocab(Some(8)).is_err());
+    assert!(lstm.with_padding(Some(8)).is_err());
     Ok(())
 }

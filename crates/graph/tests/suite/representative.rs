@@ -67,6 +67,18 @@ fn a_transformer_is_its_ends_and_one_layer_for_all_in_between() {
     assert_eq!(representative.stand_ins(), expected);
 }
 
+/// Layers of a perceptron are alike in turn, as one splits its outputs where the next splits its inputs.
+#[test]
+fn a_perceptron_is_its_ends_and_two_layers_for_all_in_between() {
+    let graph = model("mlp:inputs=3,hidden=8,layers=40,classes=5");
+    let representative = Representative::of(&graph);
+    let names = ["block.0", "block.1", "block.2", "block.39", "head"];
+    assert_eq!(block_names(representative.graph()), names);
+    let between = (1..39).map(|layer| if layer % 2 == 1 { 1 } else { 2 });
+    let expected: Vec<usize> = [0].into_iter().chain(between).chain([3, 4]).collect();
+    assert_eq!(representative.stand_ins(), expected);
+}
+
 #[test]
 fn what_a_value_was_has_its_name() {
     let graph = model("gpt:layers=5,hidden=8,heads=2,seq=4,vocab=16,tied=true");

@@ -183,6 +183,33 @@ fn lists_of_sizes_keep_their_order_and_repeat_equal_ones() {
     assert_eq!(sizes, [1000, 1000, 1000, 20, 7, 7]);
 }
 
+/// Behind the categories of each table are rows up to a multiple, which change nothing of what weights begin with.
+#[test]
+fn tables_of_categories_may_have_rows_of_padding() {
+    let text = "dlrm:dense=13,rows=1000-24-7,row_multiple=8,embed=16,bottom=16,top=8";
+    let padded = ModelSpec::parse(text).unwrap();
+    assert_eq!(padded.to_string(), text);
+    let plain = ModelSpec::parse(&text.replace(",row_multiple=8", "")).unwrap();
+    assert_eq!(padded, plain.with_padding(Some(8)).unwrap());
+    assert_eq!(plain, padded.with_padding(None).unwrap());
+    let (padded_graph, plain_graph) = (padded.graph().unwrap(), plain.graph().unwrap());
+    for (table, categories, rows) in [(0, 1000, 1000), (1, 24, 24), (2, 7, 8)] {
+        assert_eq!(padded.categories(table), Some(categories));
+        let name = format!("table.{table}");
+        let of = |graph: &Graph| {
+            let (_, value) = graph.parameters().find(|(_, it)| it.name == name).unwrap();
+            (graph.dim(value.axes[0]).size, value.parameter().unwrap().init)
+        };
+        let ((has, init), (had, before)) = (of(&padded_graph), of(&plain_graph));
+        assert_eq!((has, had, init), (rows, categories, before));
+    }
+    assert_eq!(padded.categories(3), None);
+    for multiple in [0, 1 << 41] {
+        let refused = plain.with_padding(Some(multiple)).unwrap_err().to_string();
+        assert!(refused.contains(&format!("row_multiple = {multiple}")), "{refused}");
+    }
+}
+
 /// The sizes of MLPerf's model: 27 features of 128 have 351 pairs, which come beside the 128 of the dense ones.
 #[test]
 fn the_top_perceptron_reads_the_dense_features_and_all_pairs() {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde_json::Value;
-use shardloom_document::{Fault, json_fault, json_line_of, json_line_of_path};
+use shardloom_document::{Fault, json_line_of, json_line_of_path, json_value};
 
 /// By the name of a file which tensors it has, as an index says that Hugging Face's library writes beside weights in
 /// several files (`model.safetensors.index.json`).
@@ -12,7 +12,7 @@ use shardloom_document::{Fault, json_fault, json_line_of, json_line_of_path};
 /// # Errors
 /// What is wrong with it: it must have a `weight_map` of names of tensors and of files of its own folder.
 pub fn files_of_index(text: &str) -> Result<BTreeMap<String, BTreeSet<String>>, Fault> {
-    let index: Value = serde_json::from_str(text).map_err(|error| json_fault(&error))?;
+    let index = json_value(text)?;
     let map = index.get("weight_map").and_then(Value::as_object).ok_or_else(|| Fault {
         line: json_line_of(text, "weight_map").or(Some(1)),
         message: "weight_map must be an object of names and files".into(),

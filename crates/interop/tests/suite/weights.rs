@@ -221,7 +221,7 @@ fn a_shorter_sequence_takes_the_first_positions() {
 #[test]
 fn rows_of_padding_are_zeros_where_a_file_has_none_and_are_not_written() {
     for plain in [spec(GPT), spec(LLAMA)] {
-        let padded = plain.with_padded_vocab(Some(10)).unwrap();
+        let padded = plain.with_padding(Some(10)).unwrap();
         let ours = parameters(&plain, 1.0);
         let theirs = export(&plain, &ours).unwrap();
         let read = import(&padded, &theirs).unwrap();

@@ -1,5 +1,7 @@
 //! Workers of one device each, and servers: which of the devices are servers.
 
+use std::collections::VecDeque;
+
 use shardloom_plan::{Mesh, Plan, Recompute, Uniform};
 use shardloom_program::ProgramError;
 use shardloom_search::{SearchError, divisors, judge};
@@ -38,7 +40,8 @@ pub(super) fn fastest_plan(
     'counts: for count in counts.take_while(|it| 2 * it <= devices) {
         let batch = request.global_batch as u32;
         let workers = divisors(batch).filter(|&it| it <= devices - count).max().unwrap_or(1);
-        for microbatches in divisors(batch / workers) {
+        let mut left: VecDeque<u32> = divisors(batch / workers).collect();
+        while let Some(microbatches) = left.pop_front() {
             let common = task.uniform(1, Mesh::of(workers, 1, 1), microbatches as usize);
             let recompute = Recompute::None.under(cluster.stack());
             let Some(plan) = with(count, Uniform { recompute, ..common }) else { continue };
@@ -52,6 +55,13 @@ pub(super) fn fastest_plan(
                 Err(error) => return Err(error.into()),
             };
             simulated += 1;
+            // What does not fit whatever the micro-batches, comes closest with the smallest.
+            let lasting =
+                judgement.memory.iter().map(|it| (it.persistent.total(), it.memory_bytes));
+            let mut lasting = lasting.map(|(held, all)| held as f64 / all as f64);
+            if lasting.any(|share| share > request.memory_share) {
+                left.drain(..left.len().saturating_sub(1));
+            }
             if selection.offer(plan, judgement) {
                 break;
             }

@@ -1,6 +1,6 @@
 //! How large numbers are, and what optimizers keep of a parameter.
 
-use shardloom_graph::ModelSpec;
+use shardloom_graph::{DimId, ModelSpec};
 use shardloom_plan::{
     Axis, Kept, LayoutRule, Mesh, Number, Optimizer, Ranges, ScheduleKind, Servers, Staleness,
     Summation, Uniform,
@@ -87,9 +87,16 @@ fn a_plain_stack_of_layers_splits_every_second_width() {
         ..Uniform::default()
     };
     let plan = uniform.plan(&graph, model, "local");
-    let rules = |dim: &str| plan.layout.0.iter().filter(|rule| rule.dim == dim).count();
-    let widths = ["width.0", "width.1", "width.2", "width.3"];
-    assert_eq!(widths.map(rules), [1, 0, 1, 0]);
+    let is_split = |dim: DimId| {
+        let name = &graph.dim(dim).name;
+        plan.layout.0.iter().any(|rule| rule.dim == *name && rule.axis == Axis::TP)
+    };
+    for layer in 0..4 {
+        let name = format!("block.{layer}.weight");
+        let (_, weight) = graph.parameters().find(|(_, it)| it.name == name).expect("a weight");
+        let split: Vec<bool> = weight.axes.iter().map(|&dim| is_split(dim)).collect();
+        assert_eq!(split, [layer % 2 == 1, layer % 2 == 0], "{name}");
+    }
     assert_eq!(plan.validate(&graph, 2), Ok(()));
 }
 

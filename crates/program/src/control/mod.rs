@@ -273,9 +273,9 @@ impl<'p> Cursor<'p> {
     /// If it is not [open](Cursor::open).
     pub fn choose(&mut self, choice: usize) -> Run {
         if self.is_at_entries {
-            let place = self.left.iter().position(|&it| it == choice);
+            let place = self.left.binary_search(&choice);
             self.left.remove(place.expect("an entry is run once"));
-            let run = self.run(self.as_received()[choice], self.number + choice, None);
+            let run = self.run(self.entry(choice), self.number + choice, None);
             return run.expect("the entries are of a step of the row");
         }
         let serving = self.serving.as_mut().expect("a server answers clients");
@@ -289,6 +289,14 @@ impl<'p> Cursor<'p> {
         }
         let serving = self.serving.as_mut().expect("a server answers clients");
         serving.serve_in_turn()
+    }
+
+    /// One of the entries that are run as what they receive comes.
+    ///
+    /// # Panics
+    /// If it has not come to such.
+    pub fn entry(&self, choice: usize) -> Entry {
+        self.as_received()[choice]
     }
 
     /// The entries of which some are left.

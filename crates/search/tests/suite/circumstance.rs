@@ -260,6 +260,27 @@ fn a_device_at_a_share_of_its_speed_takes_so_many_times_as_long() {
     assert!(all.iter().all(|it| it.what != one), "there is no communication");
 }
 
+/// A run that fits computes twice what it would have no room to keep.
+#[test]
+fn what_does_not_fit_is_no_circumstance_of_a_run() {
+    let graph = model(GPT);
+    let plan = Plan { recompute: Recompute::Full, ..plan(1, 8, 1) };
+    let peak = |plan: &Plan, memory| {
+        let judged = judge(&graph, &h100(2, 4, memory), plan).expect("it can be simulated");
+        judged.fullest().expect("a device").peak_bytes
+    };
+    let large = 80_000_000_000;
+    let kept = Plan { recompute: Recompute::None, ..plan.clone() };
+    let (least, most) = (peak(&plan, large), peak(&kept, large));
+    assert!(least < most);
+    for (memory, is_there) in [(most, true), (most - 1, false), (least, false), (least / 2, false)]
+    {
+        let all = circumstances(&graph, &h100(2, 4, memory), &plan).expect("it can be simulated");
+        let known = all.iter().any(|it| it.what == "recompute = \"none\"");
+        assert_eq!(known, is_there, "{memory} of {least} and {most}");
+    }
+}
+
 /// Gradients in small buckets are reduced behind the backward pass, where devices do both at a time.
 #[test]
 fn without_overlap_a_step_takes_longer_by_what_was_hidden() {

@@ -31,7 +31,10 @@ impl Error {
             | Error::Profile { .. }
             | Error::ProfileOfCluster { .. }
             | Error::OtherMachine { .. } => "profile",
-            Error::Io { .. } | Error::Exists { .. } | Error::NotFolder { .. } => "file",
+            Error::Io { .. }
+            | Error::Exists { .. }
+            | Error::NotFolder { .. }
+            | Error::Checkpoints { .. } => "file",
             Error::NoWeights { .. }
             | Error::FrozenAnew { .. }
             | Error::WeightIndex { .. }

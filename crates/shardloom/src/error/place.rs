@@ -69,6 +69,7 @@ impl Error {
             | Error::Category { model, .. }
             | Error::Tables { model, .. } => Some(model.clone()),
             Error::Io { path: at, .. }
+            | Error::Checkpoints { folder: at, .. }
             | Error::NoWeights { folder: at, .. }
             | Error::Exists { path: at }
             | Error::Weights { path: at, .. }

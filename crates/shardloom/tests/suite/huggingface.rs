@@ -120,7 +120,7 @@ fn a_padded_model_loses_with_its_weights_what_it_loses_there_and_is_written_with
     let folder = tempfile::tempdir().expect("a temporary folder");
     for family in ["gpt2", "qwen2"] {
         let model = load(&golden(family));
-        let padded = model.with_padded_vocabulary(96).expect("padding");
+        let padded = model.with_padding(96).expect("padding");
         assert_eq!((padded.vocabulary(), padded.head_size()), (Some(256), Some(256)));
         let weights = padded.weights().expect("the folder has weights").to_path_buf();
         let rules = LayoutRules::try_from("batch:dp, vocab:tp".to_owned()).expect("rules");

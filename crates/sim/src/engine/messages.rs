@@ -80,6 +80,7 @@ impl<'s, 'p> Engine<'s, 'p> {
             }
             let address = (route, receiver, microbatch);
             if self.transfers.post(address, sender.position, Delivery { begun, arrival }) {
+                self.actors[to + receiver].sent(route);
                 self.wake(to + receiver);
             }
         }

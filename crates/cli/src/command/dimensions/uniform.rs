@@ -150,11 +150,16 @@ impl Dimensions {
             }
             "global_batch" => Named::of("--global-batch", value),
             "microbatches" => Named::of("--microbatches", value),
-            "clip_norm" => Named::of("--clip-norm", value),
+            // Whoever refuses any says no value.
+            "clip_norm" => {
+                let norm = self.clip_norm().map_or(value.to_owned(), |norm| norm.to_string());
+                Named::of("--clip-norm", norm)
+            }
             "sync.zero" if !order.kind().flushes() => {
                 Named::of("--zero", format!("{value} with --schedule {}", order.named.name))
             }
             "sync.zero" => Named::of("--zero", value),
+            "sync.servers" => Named::of("--servers", self.split.servers.unwrap_or_default()),
             "sync.servers.count" => Named::of("--servers", value),
             // The widest makes them too many.
             "devices" => {
@@ -167,12 +172,25 @@ impl Dimensions {
             "sync.summation.servers" => Named::of("--summation-servers", value),
             "sync.summation.share" => Named::of("--summation-share", value),
             "sync.summation.credits" => Named::of("--summation-credits", value),
+            "sync.sparse" => Named::flag("--sparse"),
+            "sync.averaging" if self.split.average_pairs => Named::flag("--average-pairs"),
+            "sync.averaging" => {
+                Named::of("--average-every", self.split.average_every.unwrap_or_default())
+            }
+            "sync.averaging.until" => Named::of("--average-until", value),
             "sync.averaging.rate" => Named::of("--average-rate", value),
             "sync.averaging.every" => Named::of("--average-every", value),
             "sync.negotiation.cycle_seconds" => Named::of("--cycle-seconds", value),
             "sync.negotiation.fusion_bytes" => Named::of("--fusion-bytes", value),
             "sync.algorithm" => Named::of("--algorithm", value),
             "sync.compression" => Named::of("--compression", value),
+            "weights.rule" if order.versions.is_some() => Named::of("--versions", value)
+                .with_hint("; leave --versions out, or take a schedule without flush"),
+            "precision.rounding" if self.stochastic_rounding => {
+                Named::flag("--stochastic-rounding")
+                    .with_hint("; --precision bf16 has both with it")
+            }
+            "recompute" => Named::of("--recompute", value),
             "attention" => Named::of("--attention", value),
             "mask_documents" => Named::flag("--mask-documents"),
             "post_validation" => Named::flag("--post-validation"),

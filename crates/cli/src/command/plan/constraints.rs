@@ -7,26 +7,26 @@ use shardloom::search::{Only, Request};
 
 use crate::command::{algorithm, attention, recompute};
 use crate::failure::Failure;
-use crate::number::{whole, zero_stage};
+use crate::number::{at_least_one, zero_stage};
 
 /// What the search is restricted to; it chooses what is not given.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Constraints")]
 pub struct Constraints {
     /// Tensor-parallel width
-    #[arg(long, value_name = "N", value_parser = whole::<u32>, conflicts_with = "method")]
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "method")]
     tp: Option<u32>,
 
     /// Groups of devices that a pipeline goes through
-    #[arg(long, value_name = "N", value_parser = whole::<u32>, conflicts_with = "method")]
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "method")]
     pp: Option<u32>,
 
     /// Data-parallel width
-    #[arg(long, value_name = "N", value_parser = whole::<u32>, conflicts_with = "method")]
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "method")]
     dp: Option<u32>,
 
     /// Context-parallel width
-    #[arg(long, value_name = "N", value_parser = whole::<u32>, conflicts_with = "method")]
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "method")]
     cp: Option<u32>,
 
     /// ZeRO stage, 0 to 3
@@ -40,7 +40,7 @@ pub struct Constraints {
     algorithm: Option<Algorithm>,
 
     /// Samples of a micro-batch on one replica
-    #[arg(long, value_name = "N", value_parser = whole::<u32>, conflicts_with = "method")]
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "method")]
     micro_batch: Option<u32>,
 
     /// Which activations are computed twice: none, selective, full or block

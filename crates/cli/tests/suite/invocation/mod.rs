@@ -1,6 +1,7 @@
 //! Runs of the program in a folder of their own. Whatever a test finds wrong, it sees the command, both
 //! streams and what lies in the folder.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::fmt::Write;
 use std::fs;
@@ -176,4 +177,18 @@ impl Outcome {
         self.check(message.contains(hint), &format!("the message does not say {hint:?}"));
         self.check(error.get("where").is_some(), "there is no key `where`");
     }
+}
+
+/// The tensors of a safetensors file, by name.
+pub fn named_tensors(path: &Path) -> BTreeMap<String, Vec<u8>> {
+    let bytes = fs::read(path).expect("a file");
+    let length = u64::from_le_bytes(*bytes.first_chunk().expect("a length")) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).expect("a header");
+    let tensors = header.as_object().expect("tensors by name").iter();
+    let tensors = tensors.filter(|(name, _)| *name != "__metadata__");
+    let data = |of: &Value| {
+        let at = |end: usize| of["data_offsets"][end].as_u64().expect("an offset") as usize;
+        bytes[8 + length + at(0)..8 + length + at(1)].to_vec()
+    };
+    tensors.map(|(name, of)| (name.clone(), data(of))).collect()
 }
