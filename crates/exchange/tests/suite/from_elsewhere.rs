@@ -518,8 +518,12 @@ fn what_other_families_have_changed_is_refused_where_the_model_is_described() {
             }
         }
     }
-    let loss = |plan: &mut Plan| plan.model += ",separate_loss=true";
-    refused_everywhere(loss, "model");
+    let case = of(LLAMA, "separate_loss=true");
+    for project in Project::ALL {
+        let written = export(project, &case.plan, &case.spec, &case.graph, case.machines());
+        let error = written.expect_err("a block of its own").to_string();
+        assert!(error.contains("their loss in one block with the head"), "{error}");
+    }
 }
 
 /// Qwen 2 has biases of queries, keys and values, and Qwen 3 norms of queries and keys.
