@@ -1,6 +1,6 @@
 //! A checkpoint that was found sound, and the tensors in it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
@@ -142,6 +142,21 @@ impl Checkpoint {
     /// As [`read`](Self::read), and [`CheckpointError::NoTensors`] if no name is
     /// accepted.
     pub fn export_safetensors(&self, path: &Path, include: impl Fn(&str) -> bool) -> Result<()> {
+        self.export_first_rows(path, include, |_| None)
+    }
+
+    /// Likewise, but of a tensor that `rows` names only so many of its first rows: those behind are no weights of the
+    /// model.
+    ///
+    /// # Errors
+    ///
+    /// As [`export_safetensors`](Self::export_safetensors).
+    pub fn export_first_rows(
+        &self,
+        path: &Path,
+        include: impl Fn(&str) -> bool,
+        rows: impl Fn(&str) -> Option<usize>,
+    ) -> Result<()> {
         let plain = |name| replica_of(name).map_or(name, |(_, plain)| plain);
         let names: BTreeSet<&str> = self.names().map(plain).filter(|name| include(name)).collect();
         if names.is_empty() {
@@ -149,10 +164,19 @@ impl Checkpoint {
         }
         let mut tensors = Vec::with_capacity(names.len());
         for name in &names {
-            let shape = self.global_shape(name).unwrap_or_default().to_vec();
+            let mut shape = self.global_shape(name).unwrap_or_default().to_vec();
+            if let (Some(first), Some(rows)) = (shape.first_mut(), rows(name)) {
+                *first = rows.min(*first);
+            }
             tensors.push(((*name).to_owned(), shape));
         }
-        write_safetensors(path, Stored::F32, tensors, None, |name| self.read_whole(name))
+        let elements: BTreeMap<String, usize> =
+            tensors.iter().map(|(name, shape)| (name.clone(), shape.iter().product())).collect();
+        write_safetensors(path, Stored::F32, tensors, None, |name| {
+            let mut values = self.read_whole(name)?;
+            values.truncate(elements.get(name).copied().unwrap_or(values.len()));
+            Ok(values)
+        })
     }
 
     fn tensor(&self, name: &str) -> Result<&StoredTensor> {

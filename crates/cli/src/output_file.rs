@@ -38,6 +38,10 @@ impl OutputFile {
 
     fn named(path: &Path, force: bool, is_input: bool) -> Result<OutputFile, Failure> {
         let at = path.display();
+        if path == Path::new("-") {
+            let message = "- is read as the name of a file: write /dev/stdout for standard output, or ./- if that is its name";
+            return Err(Failure::file(path, message));
+        }
         if path.is_dir() {
             return Err(Failure::file(path, format!("{at} is a folder; name a file")));
         }

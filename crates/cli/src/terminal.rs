@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use console::Term;
@@ -115,12 +116,22 @@ impl Terminal {
         self.bar(1000, "{bar:30} {percent:>3}% {wide_msg}")
     }
 
-    /// A sign of life while work of unknown length goes on; invisible unless on a terminal.
-    pub fn spinner(self, message: &str) -> ProgressBar {
+    /// A sign of life while work of unknown length goes on. Where there is no terminal, a line says now and then for how
+    /// long it has, unless a program reads.
+    pub fn spinner(self, message: &str) -> Spinner {
         let bar = self.bar(0, "{spinner} {wide_msg} {elapsed}");
         bar.set_message(message.to_owned());
         bar.enable_steady_tick(Duration::from_millis(100));
-        bar
+        let (is_over, over) = mpsc::channel();
+        if bar.is_hidden() && !self.json {
+            let message = message.to_owned();
+            std::thread::spawn(move || {
+                note_until(&over, NOTED_EVERY, |elapsed| {
+                    self.note(format_args!("{message}: {} s so far", elapsed.as_secs()));
+                });
+            });
+        }
+        Spinner { bar, _is_over: is_over }
     }
 
     fn bar(self, length: u64, template: &str) -> ProgressBar {
@@ -129,6 +140,36 @@ impl Terminal {
         }
         let style = ProgressStyle::with_template(template).expect("the templates above are valid");
         ProgressBar::new(length).with_style(style)
+    }
+}
+
+/// How often a line says how far something is, where there is no bar to be seen.
+pub const NOTED_EVERY: Duration = Duration::from_secs(10);
+
+/// A sign of life on a terminal, and lines elsewhere, until it is dropped.
+pub struct Spinner {
+    bar: ProgressBar,
+    /// What waits for the end hears of it when this is dropped.
+    _is_over: Sender<()>,
+}
+
+impl Spinner {
+    /// Says what goes on.
+    pub fn set_message(&self, message: String) {
+        self.bar.set_message(message);
+    }
+
+    /// Ends it, and leaves nothing behind.
+    pub fn finish_and_clear(self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// Calls `note` each time that so much has passed, with how much in all, until the other end of the channel is gone.
+fn note_until(over: &Receiver<()>, every: Duration, mut note: impl FnMut(Duration)) {
+    let begin = Instant::now();
+    while over.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
+        note(begin.elapsed());
     }
 }
 
@@ -162,6 +203,20 @@ impl Reminder {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_goes_on_is_noted_until_it_is_over() {
+        let (is_over, over) = mpsc::channel();
+        let mut is_over = Some(is_over);
+        let mut noted = vec![];
+        note_until(&over, Duration::from_millis(1), |elapsed| {
+            noted.push(elapsed);
+            if noted.len() == 3 {
+                is_over = None;
+            }
+        });
+        assert!(noted.len() == 3 && noted.is_sorted() && noted[0] >= Duration::from_millis(1));
+    }
 
     #[test]
     fn a_reminder_is_due_once_in_its_time() {

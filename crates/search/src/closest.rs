@@ -101,24 +101,40 @@ fn whole_tables(graph: &Graph, cluster: &Cluster) -> String {
     }
 }
 
-/// The candidate that needs the least memory, `least` included. It has the smallest micro-batch there is.
+/// The candidate that needs the least memory, of several the first, and `known` unless one needs less. It has the smallest
+/// micro-batch there is. Those that need the least at least are estimated first, and the others not at all.
 fn least(
     space: &Space,
     estimator: &mut Estimator<'_>,
-    mut least: Option<(Candidate, f64)>,
+    known: Option<(Candidate, f64)>,
 ) -> Result<Option<(Candidate, f64)>, SearchError> {
-    for candidate in space.candidates().filter(|it| it.microbatch == space.least_microbatch()) {
-        let bound = estimator.least_bytes(&candidate)?;
-        if bound.is_none_or(|bound| least.is_some_and(|(_, known)| bound >= known)) {
-            continue;
-        }
-        if let Some(estimate) = estimator.estimate(&candidate)?
-            && least.is_none_or(|(_, known)| estimate.peak_bytes < known)
+    let mut bounded = vec![];
+    let smallest = space.candidates().filter(|it| it.microbatch == space.least_microbatch());
+    for (place, candidate) in smallest.enumerate() {
+        if let Some(bound) = estimator.least_bytes(&candidate)?
+            && known.is_none_or(|(_, known)| bound < known)
         {
-            least = Some((candidate, estimate.peak_bytes));
+            bounded.push((bound, place, candidate));
         }
     }
-    Ok(least)
+    bounded.sort_unstable_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));
+    let mut least: Option<(f64, usize, Candidate)> = None;
+    for (bound, place, candidate) in bounded {
+        if least.is_some_and(|(needed, ..)| bound > needed) {
+            break;
+        }
+        if let Some(estimate) = estimator.estimate(&candidate)? {
+            let found = (estimate.peak_bytes, place);
+            if least.is_none_or(|(needed, first, _)| found < (needed, first)) {
+                least = Some((found.0, found.1, candidate));
+            }
+        }
+    }
+    let found = least.map(|(needed, _, candidate)| (candidate, needed));
+    Ok(match (known, found) {
+        (Some(known), Some(found)) if found.1 >= known.1 => Some(known),
+        (known, found) => found.or(known),
+    })
 }
 
 /// How many times as many nodes hold the model, and how many devices they have.

@@ -102,7 +102,7 @@ impl Exported {
 }
 
 /// Writes the weights in a checkpoint, or in the newest sound one of a folder of checkpoints, to one
-/// safetensors file: every parameter whole, whatever the plan it was trained under, as 32-bit floats under
+/// safetensors file: every parameter whole but for rows of padding, whatever the plan it was trained under, as 32-bit floats under
 /// this program's names. [`Session::load_weights`](crate::Session::load_weights) reads it. A file of that
 /// path is replaced.
 ///
@@ -113,6 +113,13 @@ pub fn export_weights(checkpoint: &Path, to: &Path) -> Result<Exported> {
     let model = model_of(&checkpoint)?;
     let names: BTreeSet<&str> =
         model.graph().parameters().map(|(_, value)| value.name.as_str()).collect();
-    checkpoint.export_safetensors(to, |name| names.contains(name))?;
+    // Rows of padding are no weights.
+    let plain = model.spec().with_padding(None).and_then(|spec| spec.graph()).ok();
+    let rows = |name: &str| {
+        let plain = plain.as_ref()?;
+        let (_, value) = plain.parameters().find(|(_, value)| value.name == name)?;
+        value.axes.first().map(|&dim| plain.dim(dim).size)
+    };
+    checkpoint.export_first_rows(to, |name| names.contains(name), rows)?;
     Ok(Exported::of(&checkpoint, &model, names.len(), refused))
 }

@@ -1,7 +1,7 @@
 //! How many instructions a simulation follows, known before it begins.
 
 use shardloom_graph::Graph;
-use shardloom_plan::Plan;
+use shardloom_plan::{Arrangement, Plan, ScheduleKind};
 use shardloom_program::{Class, Program, lower};
 
 use crate::{Options, SimError};
@@ -9,6 +9,9 @@ use crate::{Options, SimError};
 /// The most instructions that are simulated, over all ranks and steps. As a measure: 22 million of them (10,000
 /// blocks in 8 stages, 32 micro-batches) take 43 s of one core, lowering included, and 0.8 GB.
 pub const MOST_INSTRUCTIONS: u64 = 30_000_000;
+
+/// Micro-batches that show what one takes where orders may have any number of them.
+const FEW: usize = 4;
 
 /// More instructions than an operator has, but for few.
 const MOST_FOR_AN_OPERATOR: u64 = 8;
@@ -47,13 +50,24 @@ pub fn require_few_in(graph: &Graph, plan: &Plan, options: Options) -> Result<()
 /// little; none where there are few enough already, or the plan is not one for fewer.
 fn of_microbatch(graph: &Graph, plan: &Plan, folded: bool) -> Option<u64> {
     // Enough to fill every pipeline, and as many as orders that go round the stages ask for.
-    let microbatches = 4 * plan.stages().count();
-    if plan.microbatches <= 4 * microbatches || !plan.global_batch.is_multiple_of(plan.microbatches)
-    {
+    let filling = 4 * plan.stages().count();
+    let is_chain = plan.pipeline.len() == 1
+        && plan.schedule.flushes()
+        && plan.schedule.arrangement() == Some(Arrangement::Chain);
+    let (microbatches, schedule) = match plan.microbatches {
+        many if many > 4 * filling => (filling, plan.schedule),
+        // In whatever order they come, passes of one stage on each device have the same instructions.
+        some if some > 4 * FEW && is_chain && plan.schedule.halves() => {
+            (FEW, ScheduleKind::ZeroBubbleH1)
+        }
+        some if some > 4 * FEW && is_chain => (FEW, ScheduleKind::OneForwardOneBackward),
+        _ => return None,
+    };
+    if !plan.global_batch.is_multiple_of(plan.microbatches) {
         return None;
     }
     let global_batch = plan.global_batch / plan.microbatches * microbatches;
-    let fewer = Plan { microbatches, global_batch, ..plan.clone() };
+    let fewer = Plan { microbatches, global_batch, schedule, ..plan.clone() };
     let program = lower(graph, &fewer, plan.least_devices()).ok()?;
     let mut instructions = vec![0_u64; microbatches];
     for class in &program.classes {

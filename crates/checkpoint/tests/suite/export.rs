@@ -34,6 +34,18 @@ fn export_writes_whole_tensors_of_the_chosen_names() {
     assert_eq!((&tensors["w"].shape[..], &tensors["w"].values), (&[3, 4][..], &values));
     assert_eq!((&tensors["scale"].shape[..], &tensors["scale"].values[..]), (&[][..], &[0.25][..]));
     assert_eq!(names(root.path()), ["step-00000001", "weights.safetensors"]);
+    // Of a matrix so many first rows, however many are asked for; of what has none itself.
+    for (rows, kept) in [(2, 8), (3, 12), (4, 12)] {
+        let of = |name: &str| ["w", "scale"].contains(&name).then_some(rows);
+        checkpoint.export_first_rows(&path, |name| name != "adam.m", of).expect("exported");
+        let tensors = read_safetensors(&path).expect("read");
+        assert_eq!(tensors["w"].shape, [rows.min(3), 4]);
+        assert_eq!(tensors["w"].values, values[..kept]);
+        assert_eq!(
+            (&tensors["scale"].shape[..], &tensors["scale"].values[..]),
+            (&[][..], &[0.25][..])
+        );
+    }
     let error = checkpoint.export_safetensors(&path, |_| false).expect_err("nothing chosen");
     assert!(matches!(error, CheckpointError::NoTensors { .. }), "{error}");
 }

@@ -258,7 +258,7 @@ fn what_is_computed_in_can_be_said_of_a_model() {
     refused("--precision fp8", "usage", "there are fp32, bf16, fp16");
     refused("--dp 2 --servers 1 --precision bf16", "plan", "precision");
     refused("--stochastic-rounding", "usage", "--precision");
-    refused("--precision fp32 --stochastic-rounding", "plan", "precision.rounding");
+    refused("--precision fp32 --stochastic-rounding", "plan", "--stochastic-rounding: ");
 }
 
 /// V100s compute in fp16: what is found for them can be trained with.

@@ -18,6 +18,7 @@ mod model_files;
 mod network;
 mod nothing_lost;
 mod opening;
+mod options;
 mod packed_documents;
 mod pages;
 mod predict;

@@ -21,7 +21,7 @@ use super::uplink::Network;
 use super::{ProfileFile, StackName};
 use crate::failure::Failure;
 use crate::number::size;
-use crate::terminal::Terminal;
+use crate::terminal::{NOTED_EVERY, Reminder, Terminal};
 use answer::Answer;
 use contender::{Choosers, Contenders, Planned, choosers, every_order};
 use entry::{Entry, Refusals};
@@ -140,6 +140,7 @@ impl Compare {
         let contenders = self.contenders(&model, cluster)?;
         let virtual_time = cluster.filter(|_| self.cluster.is_some()).map(|(_, cluster)| cluster);
         let bar = terminal.progress(contenders.len() as u64);
+        let reminder = Reminder::new(NOTED_EVERY);
         let mut entries = vec![];
         let mut refusals = Refusals::default();
         for index in 0..contenders.len() {
@@ -166,6 +167,9 @@ impl Compare {
             };
             entries.push(Entry { row, plan });
             bar.inc(1);
+            if bar.is_hidden() && !terminal.json() && reminder.is_due() {
+                terminal.note(format_args!("{} of {} compared", entries.len(), contenders.len()));
+            }
         }
         bar.finish_and_clear();
         if let Some(trial) = &trial {

@@ -36,7 +36,7 @@ pub(super) struct Split {
     pub(super) tp: Option<u32>,
 
     /// Split what tensor parallelism leaves whole along the sequence
-    #[arg(long, visible_alias = "sp", requires = "tp")]
+    #[arg(long, visible_alias = "sp")]
     pub(super) sequence_parallel: bool,
 
     /// ZeRO stage, 0 to 3: what replicas share is nothing, optimizer state, also gradients, also

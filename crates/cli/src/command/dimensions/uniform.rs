@@ -78,6 +78,10 @@ impl Dimensions {
         place: &Place,
     ) -> Result<Uniform, Failure> {
         let (servers, averaging) = (self.split.servers(), self.split.averaging());
+        if self.split.sequence_parallel && self.split.tp.is_none() {
+            let message = "--sequence-parallel splits what --tp leaves whole, and there is no --tp";
+            return Err(Failure::usage("--sequence-parallel", message));
+        }
         let zero = self.split.zero.unwrap_or(0);
         let mesh = self.split.mesh()?;
         Ok(Uniform {

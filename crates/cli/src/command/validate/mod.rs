@@ -6,7 +6,6 @@ mod log;
 mod page;
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
@@ -19,7 +18,7 @@ use shardloom_validate::{
 use super::written;
 use crate::failure::Failure;
 use crate::output_file::OutputFile;
-use crate::terminal::{Reminder, Terminal};
+use crate::terminal::{NOTED_EVERY, Reminder, Terminal};
 use figures::{coverage, group_toml, print};
 use fit::FitOptions;
 use log::LogOptions;
@@ -75,9 +74,6 @@ pub struct Validate {
     #[command(flatten)]
     log: LogOptions,
 }
-
-/// How often it is said how far predicting is, where there is no bar to be seen.
-const NOTED_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Serialize)]
 struct Answer<'a> {

@@ -1,0 +1,151 @@
+//! Options: what they are called elsewhere, what is said where they cannot be, and what they leave out.
+
+use crate::invocation::{Place, TINY};
+
+/// The message of an error in JSON.
+fn error_of(place: &Place, command: &str) -> String {
+    let outcome = place.run(&format!("{command} --json"));
+    let line: serde_json::Value =
+        serde_json::from_str(outcome.stderr.trim()).expect("an error in one line");
+    line["error"]["message"].as_str().expect("a message").to_owned()
+}
+
+#[test]
+fn names_that_other_programs_have_for_options_lead_to_those_here() {
+    let place = Place::new();
+    for (command, given, own) in [
+        ("train", "--lr", "--learning-rate"),
+        ("train", "--batch-size", "--global-batch"),
+        ("train", "--train_batch_size=8", "--global-batch"),
+        ("train", "--max-steps", "--steps"),
+        ("plan", "--gpus", "--cluster"),
+        ("plan", "--nnodes", "--cluster"),
+        ("plan", "--micro-batch-size", "--micro-batch"),
+        ("simulate", "--micro-batch-size", "--microbatches"),
+        ("simulate", "--tensor-model-parallel-size", "--tp"),
+        ("simulate", "--pipeline-model-parallel-size", "--pp"),
+        ("simulate", "--clip-grad", "--clip-norm"),
+        ("plan", "--seq-length", "--seq"),
+    ] {
+        let said = error_of(&place, &format!("{command} gpt-2 {given}"));
+        assert!(said.contains(&format!("a similar argument exists: '{own}'")), "{given}: {said}");
+        assert!(!said.contains("as a value"), "{given}: {said}");
+    }
+    // What a command has not is not suggested, and what nobody has not either.
+    for command in ["methods --gpus 8", "train gpt-2 --no-such-thing"] {
+        let said = error_of(&place, command);
+        assert!(!said.contains("--cluster") && !said.contains("--steps'"), "{said}");
+    }
+}
+
+#[test]
+fn what_cannot_be_is_said_in_the_words_of_options() {
+    let place = Place::new();
+    let simulate = "simulate gpt-2 --cluster h100-80g:8";
+    let plan = "plan gpt-2 --cluster h100-80g:8 --global-batch 64";
+    for (command, said) in [
+        (format!("{simulate} --pp 2 --versions stash"), "--versions stash: 1f1b has a flush"),
+        (
+            format!("{simulate} --precision fp32 --stochastic-rounding"),
+            "--stochastic-rounding: of weights in bf16 without an fp32 copy",
+        ),
+        (
+            format!("{simulate} --dp 2 --average-every 2 --servers 1"),
+            "--servers 1: with sync.averaging",
+        ),
+        (format!("{simulate} --dp 2 --clip-norm 3 --servers 2"), "--clip-norm 3: with servers"),
+        (format!("{plan} --recompute stage"), "--recompute stage: recomputation by stage"),
+        (format!("{plan} --tp 0"), "at least 1 is needed"),
+        (format!("{plan} --micro-batch 0"), "at least 1 is needed"),
+        (format!("{simulate} --sequence-parallel"), "there is no --tp"),
+        (format!("{plan} -o -"), "/dev/stdout"),
+    ] {
+        let message = error_of(&place, &command);
+        assert!(message.contains(said), "{command}: {message}");
+    }
+}
+
+#[test]
+fn a_folder_of_checkpoints_is_no_model_and_has_no_weights_as_such() {
+    let place = Place::new();
+    place.run(&format!("train {TINY} --steps 1 --checkpoint run")).succeeds();
+    let train = "--data text.txt --steps 1";
+    for (command, export) in [
+        (format!("train run {train}"), "export run --huggingface DIR"),
+        (format!("train {TINY} --weights run --steps 1"), "export run --weights FILE"),
+    ] {
+        let message = error_of(&place, &command);
+        assert!(message.contains("`train --resume run` goes on with them"), "{message}");
+        assert!(message.contains(export), "{message}");
+    }
+}
+
+#[test]
+fn files_are_named_where_they_say_two_things_or_what_cannot_be() {
+    let place = Place::new();
+    let config = "{\"model_type\": \"gpt2\",\n \"n_layer\": 2, \"n_head\": 2,\n \"n_layer\": 3, \"n_embd\": 8}";
+    place.write("config.json", config);
+    let message = error_of(&place, "plan config.json --cluster h100-80g:8 --global-batch 8");
+    assert!(message.starts_with("config.json:3: the key \"n_layer\" is given twice"), "{message}");
+    let cluster = "[[group]]\nmachine = \"h100-80g\"\nnodes = 2\nuplink_bytes_per_second = 400\n";
+    place.write("slow.toml", cluster);
+    let message = error_of(&place, "plan gpt-2 --cluster slow.toml --global-batch 8");
+    assert!(message.starts_with("slow.toml:4: "), "{message}");
+    assert!(message.contains("from 1e3 to 1e15, got 400"), "{message}");
+}
+
+#[test]
+fn devices_that_do_nothing_are_named_with_why() {
+    let place = Place::new();
+    let small = "gpt:layers=4,hidden=64,heads=4,seq=32,vocab=128";
+    let plan = format!(
+        "plan {small} --cluster h100-80g:2x8 --global-batch 64 --tp 2 --pp 2 --dp 2 --cp 1"
+    );
+    let answer = place.run(&format!("{plan} --json")).succeeds();
+    let notes = answer.object()["notes"].to_string();
+    let said =
+        "8 of 16 devices are left out: of plans with tp 2, pp 2, dp 2, cp 1, as was asked for";
+    answer.check(notes.contains(said), "no reason");
+    place.run(&format!("{plan} -o plan.toml")).succeeds();
+    let idle = "the plan has 8 of the 16, and the others are idle";
+    for (command, is_idle) in [
+        ("simulate plan.toml".to_owned(), true),
+        ("explain plan.toml".to_owned(), true),
+        (format!("simulate {small} --cluster h100-80g:2 --dp 2"), false),
+    ] {
+        let outcome = place.run(&command).succeeds();
+        outcome.check(outcome.stdout.contains(idle) == is_idle, "idle devices");
+    }
+    place
+        .run(&format!("plan {small} --cluster h100-80g:8 --global-batch 64 -o one.toml"))
+        .succeeds();
+    let explained = place.run("explain one.toml").succeeds();
+    explained.check(!explained.stdout.contains("links between nodes, or"), "there is one node");
+}
+
+#[test]
+fn samples_are_as_long_as_a_configuration_has_positions_and_that_is_said() {
+    let place = Place::new();
+    let golden =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../shardloom/tests/huggingface/qwen3/config.json");
+    let said = "--seq gives them another length";
+    for (command, is_said) in [
+        (format!("plan {golden} --cluster h100-80g:1 --global-batch 8"), true),
+        (format!("simulate {golden} --cluster h100-80g:1"), true),
+        (format!("simulate {golden} --cluster h100-80g:1 --seq 16"), false),
+        ("simulate gpt-2 --cluster h100-80g:1".to_owned(), false),
+    ] {
+        let outcome = place.run(&command).succeeds();
+        outcome.check(outcome.stderr.contains(said) == is_said, "the length of samples");
+    }
+}
+
+/// What people use without a search is possible whatever is asked of one.
+#[test]
+fn a_schedule_that_is_asked_for_makes_no_other_plan_impossible() {
+    let place = Place::new();
+    let command = "plan gpt-2 --cluster h100-80g:8 --global-batch 64 --schedule zb-v";
+    let found = place.run(command).succeeds();
+    found.check(found.stdout.contains("data parallel"), "no other plan");
+    found.check(!found.stdout.contains("not possible"), "another plan is not possible");
+}
