@@ -1,5 +1,8 @@
 //! What is said of documents that are wrong.
 
+mod places;
+mod words;
+
 use serde::Deserialize;
 use shardloom_document::{
     Fault, json_fault, json_fault_in, json_line_of, json_line_of_path, nearest, toml_fault,
