@@ -3,6 +3,8 @@
 mod builder;
 mod classes;
 mod fused_attention;
+mod limits;
+mod operators;
 mod own_network;
 mod published_parameters;
 mod published_work;

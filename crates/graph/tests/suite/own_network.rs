@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use shardloom_graph::builder::Attention;
-use shardloom_graph::op::{Activation, Gate};
-use shardloom_graph::{Graph, GraphBuilder, GraphError, Init, ModelSpec};
+use shardloom_graph::op::{Activation, Gate, Visibility};
+use shardloom_graph::{Graph, GraphBuilder, GraphError, Init, ModelSpec, OpKind};
 
 const OWN: &str = include_str!("../../../../examples/models/own-network.toml");
 
@@ -414,4 +414,117 @@ fn blocks_that_are_repeated_are_so_in_one_line_too() {
         let again = ModelSpec::parse(&spec.to_string()).expect("one line");
         assert_eq!(again.network(), spec.network(), "{repeat}");
     }
+}
+
+/// Three repetitions of a block that ends with an operator whose result nobody outside it reads.
+fn repeated(output: &str) -> Graph {
+    let text = format!(
+        r#"
+        [model]
+        name = "repeated"
+        [dims]
+        model = 3
+        vocab = 5
+        [[input]]
+        name = "features"
+        kind = "real"
+        axes = ["model"]
+        [[input]]
+        name = "targets"
+        kind = "index"
+        axes = []
+        [[block]]
+        name = "begin"
+        [[block.op]]
+        name = "first"
+        kind = "relu"
+        inputs = ["features"]
+        [[block]]
+        name = "layer.{{i}}"
+        repeat = 3
+        {output}
+        [[block.op]]
+        name = "a"
+        kind = "gelu"
+        inputs = ["input"]
+        [[block.op]]
+        name = "b"
+        kind = "relu"
+        inputs = ["a"]
+        [[block]]
+        name = "end"
+        [[block.op]]
+        name = "others"
+        kind = "add"
+        inputs = ["layer.0.b", "layer.1.b"]
+        [[block.op]]
+        name = "all"
+        kind = "add"
+        inputs = ["others", "layer.2.b"]
+        [[block.op]]
+        name = "sum"
+        kind = "add"
+        inputs = ["all", "input"]
+        [[block.op]]
+        name = "logits"
+        kind = "contract"
+        inputs = ["sum"]
+        weight = {{ axes = ["model", "vocab"], init = {{ normal = 0.1 }} }}
+        [[block.op]]
+        name = "loss"
+        kind = "cross-entropy"
+        inputs = ["logits", "targets"]
+    "#
+    );
+    ModelSpec::from_toml(&text, "repeated.toml").unwrap().graph().unwrap()
+}
+
+#[test]
+fn each_repetition_reads_what_the_one_before_gives_which_is_its_last_result_or_the_one_named() {
+    for (output, given) in [("", "b"), ("output = \"b\"", "b"), ("output = \"a\"", "a")] {
+        let graph = repeated(output);
+        let reads = |name: &str| -> Vec<String> {
+            let (_, op) = graph.ops().find(|(_, op)| op.name == name).unwrap();
+            op.inputs.iter().map(|&input| graph.value(input).name.clone()).collect()
+        };
+        assert_eq!(reads("layer.0.a"), ["begin.first"], "{output}");
+        assert_eq!(reads("layer.1.a"), [format!("layer.0.{given}")], "{output}");
+        assert_eq!(reads("layer.2.a"), [format!("layer.1.{given}")], "{output}");
+        assert_eq!(
+            reads("end.sum"),
+            ["end.all".to_owned(), format!("layer.2.{given}")],
+            "{output}"
+        );
+        // Within a repetition names are of its own operators.
+        for layer in 0..3 {
+            assert_eq!(reads(&format!("layer.{layer}.b")), [format!("layer.{layer}.a")]);
+        }
+    }
+}
+
+#[test]
+fn attention_sees_what_causal_and_window_say() {
+    let visibility = |words: &str| {
+        let text = OWN.replace("causal = true", words);
+        let spec = ModelSpec::from_toml(&text, "own-network.toml").map_err(|it| it.to_string())?;
+        let graph = spec.graph().map_err(|error| error.to_string())?;
+        let mut all = graph.ops().filter_map(|(_, op)| match op.kind {
+            OpKind::AttentionContext { visibility, .. } => Some(visibility),
+            _ => None,
+        });
+        all.next().ok_or("no attention".to_owned())
+    };
+    assert!(OWN.contains("causal = true"));
+    assert_eq!(visibility("causal = true"), Ok(Visibility::Causal));
+    assert_eq!(visibility("causal = false"), Ok(Visibility::All));
+    for positions in [1, 5, 127] {
+        let words = format!("causal = true\nwindow = {positions}");
+        assert_eq!(visibility(&words), Ok(Visibility::Window { positions }));
+    }
+    // It hides nothing of 128.
+    assert_eq!(visibility("causal = true\nwindow = 128"), Ok(Visibility::Causal));
+    let message = visibility("causal = false\nwindow = 5").unwrap_err();
+    assert!(message.contains("window: it is of earlier keys, so causal = true"), "{message}");
+    assert!(visibility("causal = true\nwindow = 0").unwrap_err().contains("window = 0"));
+    assert!(visibility("").unwrap_err().contains("causal: the kind attention needs it"));
 }

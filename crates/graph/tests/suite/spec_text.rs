@@ -355,3 +355,22 @@ fn spaces_around_a_line_and_its_family_do_not_count() {
     assert_eq!(ModelSpec::parse(" gpt-2 "), ModelSpec::parse("gpt-2"));
     ModelSpec::parse(" gpt-2 ").unwrap();
 }
+
+#[test]
+fn names_of_families_and_presets_may_have_letters_of_either_case() {
+    for (line, same) in [
+        (
+            "GPT:layers=1,hidden=8,heads=2,seq=4,vocab=16",
+            "gpt:layers=1,hidden=8,heads=2,seq=4,vocab=16",
+        ),
+        ("Mlp:inputs=2,hidden=2,layers=1,classes=2", "mlp:inputs=2,hidden=2,layers=1,classes=2"),
+        ("Llama-3-8B", "llama-3-8b"),
+        ("GPT-2:seq=512", "gpt-2:seq=512"),
+        ("GPT-2:layers=3", "gpt-2:layers=3"),
+    ] {
+        assert_eq!(ModelSpec::parse(line), ModelSpec::parse(same), "{line}");
+        assert!(ModelSpec::parse(line).is_ok(), "{line}");
+    }
+    // Keys are words of one spelling.
+    refused("gpt:LAYERS=1", &["LAYERS"]);
+}

@@ -1,6 +1,6 @@
 //! How the parameters of the transformer families begin, and how they are seen as matrices.
 
-use shardloom_graph::{Extents, Graph, Init, ModelSpec, OpKind};
+use shardloom_graph::{Extents, Graph, Init, ModelSpec, Network, OpKind};
 
 const GPT: &str = "gpt:layers=2,hidden=8,heads=2,seq=4,vocab=16,init_std=0.5";
 const LLAMA: &str = "llama:layers=2,hidden=8,heads=4,kv_heads=2,ffn=12,seq=4,vocab=16,init_std=0.5";
@@ -12,20 +12,69 @@ fn graph(line: &str) -> Graph {
 /// Residual projections begin with 1 / sqrt(2 layers) of the others' deviation: a half with two layers.
 #[test]
 fn norms_begin_as_nothing_biases_at_zero_and_residual_projections_smaller_than_other_weights() {
-    for graph in [graph(GPT), graph(LLAMA)] {
-        for (_, value) in graph.parameters() {
+    let u_transformer = "u-transformer:layers=8,hidden=8,heads=2,seq=4,vocab=16,init_std=0.5";
+    for (line, smaller) in [(GPT, 0.25), (LLAMA, 0.25), (u_transformer, 0.125)] {
+        for (_, value) in graph(line).parameters() {
             let name = value.name.as_str();
             let expected = match name.rsplit('.').next() {
                 Some("gain") => Init::Constant(1.0),
                 Some("bias") => Init::Constant(0.0),
                 _ if name.ends_with("output.weight") || name.ends_with("down.weight") => {
-                    Init::Normal { std: 0.25 }
+                    Init::Normal { std: smaller }
                 }
                 _ => Init::Normal { std: 0.5 },
             };
             assert_eq!(value.parameter().map(|it| it.init), Some(expected), "{name}");
         }
     }
+}
+
+/// Each alone, as a plan's model is named by them.
+#[test]
+fn words_that_make_another_model_of_a_gpt_or_a_llama_are_named() {
+    let changes = |line: &str| match ModelSpec::parse(line).expect("a model").network() {
+        Network::Gpt(gpt) => gpt.changes(),
+        Network::Llama(llama) => llama.changes(),
+        other => panic!("{other:?}"),
+    };
+    let same = ["padded_vocab=17", "tied=true", "separate_loss=true", "norm_epsilon=0.5"];
+    let of_gpt = [
+        ("attention_dropout=0.5", "attention_dropout"),
+        ("embedding_dropout=0.5", "embedding_dropout"),
+        ("rotary=2", "rotary"),
+        ("parallel=true", "parallel"),
+        ("head_bias=true", "head_bias"),
+    ];
+    let of_llama = [
+        ("rope_scaling=[2]", "rope_scaling=[factor]"),
+        ("windows=2", "windows"),
+        ("attention_scalar=3", "attention_scalar"),
+        ("attention_cap=2", "attention_cap"),
+        ("logit_cap=2", "logit_cap"),
+        ("qkv_bias=true", "qkv_bias"),
+        ("qk_norm=true", "qk_norm"),
+        ("post_norms=true", "post_norms"),
+        ("geglu=true", "geglu"),
+        ("scaled_embedding=true", "scaled_embedding"),
+        ("zero_centered_gain=true", "zero_centered_gain"),
+    ];
+    for (line, words) in [(GPT, &of_gpt[..]), (LLAMA, &of_llama[..])] {
+        assert_eq!(changes(line), [""; 0]);
+        for word in same {
+            assert_eq!(changes(&format!("{line},{word}")), [""; 0], "{word}");
+        }
+        for &(word, name) in words {
+            assert_eq!(changes(&format!("{line},{word}")), [name], "{word}");
+        }
+    }
+    assert_eq!(changes(&format!("{GPT},ffn=9,dropout=0.5")), [""; 0]);
+    for word in ["rope_theta=7", "rope_scaling=[8,1,4,8192]", "kv_heads=1", "head_dim=6"] {
+        let line =
+            LLAMA.replace("kv_heads=2,", if word == "kv_heads=1" { "" } else { "kv_heads=2," });
+        assert_eq!(changes(&format!("{line},{word}")), [""; 0], "{word}");
+    }
+    let both = format!("{LLAMA},windows=2,window_rope_theta=7");
+    assert_eq!(changes(&both), ["windows", "window_rope_theta"]);
 }
 
 /// What a matrix reads are its rows, and tables have a row for each entry. All else is a vector, which does
