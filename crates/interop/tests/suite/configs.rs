@@ -1,6 +1,7 @@
 //! Hugging Face configurations: what is read, and what is refused.
 
 mod gemma;
+mod keys;
 mod phi;
 
 use proptest::prelude::*;

@@ -499,3 +499,65 @@ fn the_matrices_of_a_phi_are_transposed_and_its_head_has_a_bias() {
     let head = ["head.bias", "head.weight"].map(str::to_owned);
     assert_eq!(import_without_head(&spec, &without).unwrap().anew, head.into());
 }
+
+/// Of a matrix or vector of another length no tensor is made, for any part of one.
+#[test]
+fn a_parameter_of_one_element_more_or_less_is_not_exported() {
+    for (line, model_type) in [
+        (GPT, ModelType::Gpt2),
+        (LLAMA, ModelType::Llama),
+        (LLAMA, ModelType::Phi3),
+        (&format!("{LLAMA},padded_vocab=9"), ModelType::Llama),
+    ] {
+        let spec = spec(line);
+        let ours = parameters(&spec, 0.0);
+        weights::export(&spec, model_type, &ours).unwrap();
+        for (name, values) in &ours {
+            let mut changed = ours.clone();
+            let longer = [&values[..], &[0.5]].concat();
+            for other in [&longer[..], &values[1..]] {
+                changed.insert(name.clone(), other.to_vec());
+                let error = weights::export(&spec, model_type, &changed).unwrap_err();
+                assert!(matches!(error, InteropError::Shape { .. }), "{name}: {error}");
+                assert!(error.to_string().contains(name), "{error}");
+            }
+        }
+    }
+}
+
+/// Whoever has written one has written all of them so.
+#[test]
+fn a_file_with_one_of_this_programs_names_lacks_the_others() {
+    for line in [GPT, LLAMA] {
+        let spec = spec(line);
+        let ours = parameters(&spec, 0.0);
+        let graph = spec.graph().unwrap();
+        let extents = Extents::global(&graph, 1);
+        for (_, value) in graph.parameters() {
+            let shape = extents.shape(&value.axes);
+            let tensor = Tensor { shape, values: ours[&value.name].clone() };
+            let file = BTreeMap::from([(value.name.clone(), tensor)]);
+            let error = import(&spec, &file).unwrap_err();
+            let InteropError::Missing { count, names, .. } = error else { panic!("{error}") };
+            assert_eq!(count, ours.len() - 1);
+            let first = ours.keys().find(|name| **name != value.name).unwrap();
+            assert!(names.split([',', ' ']).any(|name| name == first), "{names}");
+        }
+    }
+}
+
+#[test]
+fn a_prefix_that_is_there_twice_is_part_of_the_name() {
+    for (line, name, twice) in [
+        (GPT, "transformer.ln_f.weight", "transformer.transformer.ln_f.weight"),
+        (LLAMA, "model.norm.weight", "model.model.norm.weight"),
+    ] {
+        let spec = spec(line);
+        let mut theirs = export(&spec, &parameters(&spec, 0.0)).unwrap();
+        let norm = theirs.remove(name).unwrap();
+        theirs.insert(twice.into(), norm);
+        let message = import(&spec, &theirs).unwrap_err().to_string();
+        let (_, bare) = name.split_once('.').unwrap();
+        assert!(message.contains("missing (1)") && message.contains(bare), "{message}");
+    }
+}
