@@ -275,4 +275,39 @@ mod tests {
         let drawn = Drawn::of(&[("predicted", &one), ("measured", &other)], 14, "a page draws");
         assert_eq!(drawn.left_out.len(), 2);
     }
+
+    #[test]
+    fn as_many_ranks_are_drawn_as_there_is_room_for_and_a_rank_that_just_fits_is() {
+        // Each pass is an interval and a change of memory.
+        let passes = [3, 2, 4, 1];
+        let sizes = passes.map(|it| 2 * it as usize);
+        for most in sizes[0]..=sizes.iter().sum() {
+            let mut left = most;
+            let fits = |size: &&usize| {
+                let fits = **size <= left;
+                left -= if fits { **size } else { 0 };
+                fits
+            };
+            let expected: Vec<usize> = sizes.iter().take_while(fits).copied().collect();
+            let (drawn, left_out) = drawn(&passes, most);
+            assert_eq!(drawn, expected, "{most}");
+            let end = match sizes.len() - expected.len() {
+                0 => None,
+                1 => Some("1 other is not."),
+                2 => Some("2 others are not."),
+                _ => Some("3 others are not."),
+            };
+            assert_eq!(left_out.len(), usize::from(end.is_some()), "{most}");
+            assert!(end.is_none_or(|end| left_out[0].ends_with(end)), "{most}: {left_out:?}");
+        }
+    }
+
+    #[test]
+    fn of_one_rank_after_another_all_that_begins_before_a_time_is_drawn() {
+        // Two begin at each time, the pass and the change of memory, and those that begin together stand together.
+        for (most, passes) in [(1, 0), (2, 1), (3, 1), (4, 2), (19, 9)] {
+            let (sizes, _) = drawn(&[100], most);
+            assert_eq!(sizes, [2 * passes], "{most}");
+        }
+    }
 }

@@ -98,8 +98,13 @@ impl Report<'_> {
     /// assert!(page.contains("<h1>A &lt; B</h1>"));
     /// ```
     pub fn html(&self) -> String {
+        self.drawing(MOST_DRAWN)
+    }
+
+    /// The page, which draws no more than `most` intervals and changes of memory.
+    fn drawing(&self, most: usize) -> String {
         let timelines = self.timelines();
-        let drawn = Drawn::of(&timelines, MOST_DRAWN, "a page draws");
+        let drawn = Drawn::of(&timelines, most, "a page draws");
         let shown: Vec<(&'static str, &Timeline)> =
             drawn.timelines.iter().map(|(source, timeline)| (*source, timeline.as_ref())).collect();
         let summed: Vec<Summed<'_>> =
@@ -540,10 +545,66 @@ mod tests {
             let page = Report { summary, ..Report::default() }.html();
             between(&page, "<dl class=\"figures\" style=\"", "\"").to_owned()
         };
-        assert_eq!(columns(2), "--wide:2;--narrow:2;--small:2");
-        assert_eq!(columns(7), "--wide:7;--narrow:4;--small:4");
-        assert_eq!(columns(8), "--wide:4;--narrow:4;--small:4");
-        assert_eq!(columns(10), "--wide:5;--narrow:5;--small:2");
+        // Up to 7 in one wide row and up to 4 in a narrow one, else in two; in small ones as many as fill all rows.
+        for (count, [wide, narrow, small]) in [
+            (1, [1, 1, 1]),
+            (2, [2, 2, 2]),
+            (3, [3, 3, 3]),
+            (4, [4, 4, 4]),
+            (5, [5, 3, 3]),
+            (6, [6, 3, 3]),
+            (7, [7, 4, 4]),
+            (8, [4, 4, 4]),
+            (9, [5, 5, 2]),
+            (10, [5, 5, 2]),
+            (11, [6, 6, 4]),
+            (12, [6, 6, 4]),
+        ] {
+            let style = format!("--wide:{wide};--narrow:{narrow};--small:{small}");
+            assert_eq!(columns(count), style, "{count} figures");
+        }
+    }
+
+    #[test]
+    fn values_of_24_characters_are_short_and_longer_ones_stand_below() {
+        for (length, is_short) in [(1, true), (23, true), (24, true), (25, false), (200, false)] {
+            // Characters, however many bytes they have.
+            let summary = vec![("Software".to_owned(), "é".repeat(length))];
+            let page = Report { summary, ..Report::default() }.html();
+            assert_eq!(page.contains("<dl class=\"figures\""), is_short, "{length}");
+            assert_eq!(page.contains("<dl class=\"details\">"), !is_short, "{length}");
+        }
+    }
+
+    /// Of three ranks only the first is drawn.
+    #[test]
+    fn tables_are_of_all_ranks_where_not_all_are_drawn() {
+        let mut all = timeline(Clock::Simulated, 2_000_000_000);
+        for (rank, computing) in [(2, 1_000_000_000), (4, 500_000_000)] {
+            let mut track = all.tracks[0].clone();
+            track.rank = rank;
+            track.intervals[0].end = Picos(computing);
+            all.tracks.push(track);
+        }
+        let report = Report { predicted: Some(Cow::Owned(all)), ..Report::default() };
+        let ranks = |page: &str| page.matches("data-name=\"Rank\"").count();
+        let drawn = |page: &str| -> Vec<u64> {
+            let json = between(page, "<script id=\"data\" type=\"application/json\">", "</script>");
+            let data: serde_json::Value = serde_json::from_str(json).expect("embedded JSON parses");
+            let tracks = data["timelines"][0]["tracks"].as_array().expect("a list").clone();
+            tracks.iter().filter_map(|track| track["rank"].as_u64()).collect()
+        };
+        let (whole, part) = (report.drawing(6), report.drawing(5));
+        assert_eq!((drawn(&whole), drawn(&part)), (vec![0, 2, 4], vec![0, 2]));
+        let notice =
+            "ranks 0 to 2 are there, 1 other is not. Totals and the table of ranks are of all.";
+        assert!(part.contains(notice) && !whole.contains("<p class=\"notice\">The predicted"));
+        for page in [&whole, &part] {
+            assert_eq!(ranks(page), 3);
+            // 1, 1/2 and 1/4 of the time.
+            assert!(between(page, ">Computing</td>", "</tr>").contains("58.3%"), "{page}");
+        }
+        assert_eq!(report.html(), whole);
     }
 
     #[test]

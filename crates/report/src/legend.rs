@@ -110,4 +110,14 @@ mod tests {
         assert_eq!(subscript(0), "₀");
         assert_eq!(subscript(1290), "₁₂₉₀");
     }
+
+    #[test]
+    fn a_picture_of_the_reverse_way_alone_has_a_whole_line_of_it() {
+        let forward = |activity| activity == Activity::Forward;
+        let lines = |chunks, reverse| {
+            legend(forward, Parts { chunks, reverse }, Style::Actions, Colour::Plain)
+        };
+        assert_eq!(lines(0, true), "F forward  · idle\n< pipeline the reverse way\n");
+        assert_eq!(lines(1, false), "F forward  · idle\n@0 chunk 0\n");
+    }
 }

@@ -268,4 +268,80 @@ mod tests {
         assert_eq!(Parts::among(parts.into_iter()), Parts { chunks: 4, reverse: true });
         assert_eq!(Parts::among([Part::default()].into_iter()), Parts::default());
     }
+
+    #[test]
+    fn chunks_have_shades_up_to_eight_and_further_ones_none_of_their_own() {
+        for chunk in 0..20 {
+            let parts = Parts::among([Part { chunk: Some(chunk), reverse: false }].into_iter());
+            assert_eq!(parts.chunks, (chunk + 1).min(8), "{chunk}");
+        }
+    }
+
+    /// A message may be of a pass whose name ends so.
+    #[test]
+    fn only_passes_have_a_direction_and_everything_may_have_a_chunk() {
+        let passes = [
+            Activity::Forward,
+            Activity::Backward,
+            Activity::BackwardInput,
+            Activity::BackwardWeight,
+        ];
+        for activity in ACTIVITIES {
+            for label in ["F0@1<", "F0@1", "<F0"] {
+                let mut interval = crate::visible::tests::interval(activity, label, 0, 1);
+                interval.chunk = Some(1);
+                let reverse = passes.contains(&activity) && label.ends_with('<');
+                assert_eq!(Part::of(&interval), Part { chunk: Some(1), reverse }, "{activity:?}");
+            }
+            assert_eq!(is_pass(activity), passes.contains(&activity));
+        }
+    }
+
+    #[test]
+    fn mixed_colours_are_rounded_to_the_nearest() {
+        let mixed = |share| Rgb([0, 10, 255]).mixed(Rgb([255, 13, 0]), share).0;
+        assert_eq!(mixed(0.0), [0, 10, 255]);
+        assert_eq!(mixed(1.0), [255, 13, 0]);
+        // 127.5, 11.5 and 127.5; 63.75, 10.75 and 191.25.
+        assert_eq!(mixed(0.5), [128, 12, 128]);
+        assert_eq!(mixed(0.25), [64, 11, 191]);
+        assert_eq!(mixed(0.001), [0, 10, 255]);
+    }
+
+    /// WCAG 2.1: black and white are 21 apart, and a colour is 1 apart from itself.
+    #[test]
+    fn contrasts_are_those_of_the_definition() {
+        assert!((BLACK.contrast(WHITE) - 21.0).abs() < 1e-9);
+        assert_eq!(WHITE.contrast(BLACK), BLACK.contrast(WHITE));
+        for grey in [0, 10, 11, 128, 255] {
+            assert_eq!(Rgb([grey; 3]).contrast(Rgb([grey; 3])), 1.0);
+        }
+        // Luminance of pure colours (IEC 61966-2-1): 0.2126, 0.7152 and 0.0722.
+        for (colour, luminance) in
+            [(Rgb([255, 0, 0]), 0.2126), (Rgb([0, 255, 0]), 0.7152), (Rgb([0, 0, 255]), 0.0722)]
+        {
+            assert!((colour.luminance() - luminance).abs() < 1e-9, "{colour:?}");
+        }
+        // Of 10 / 255 on the straight part of the curve, of 128 / 255 on the other.
+        assert!((Rgb([10; 3]).luminance() - 10.0 / 255.0 / 12.92).abs() < 1e-9);
+        let half = ((128.0 / 255.0 + 0.055) / 1.055f64).powf(2.4);
+        assert!((Rgb([128; 3]).luminance() - half).abs() < 1e-9);
+        assert_eq!((WHITE.ink(), BLACK.ink()), (BLACK, WHITE));
+    }
+
+    /// The cube begins at 16; its levels are 0, 95, 135, 175, 215 and 255.
+    #[test]
+    fn terminals_get_the_nearest_colour_of_their_cube() {
+        for (colour, number) in [
+            ([0, 0, 0], 16),
+            ([255, 255, 255], 231),
+            ([255, 0, 0], 16 + 36 * 5),
+            ([0, 255, 0], 16 + 6 * 5),
+            ([0, 0, 255], 16 + 5),
+            ([47, 48, 100], 16 + 6 + 1),
+            ([114, 116, 160], 16 + 36 + 6 * 2 + 3),
+        ] {
+            assert_eq!(Rgb(colour).ansi(), number, "{colour:?}");
+        }
+    }
 }

@@ -510,4 +510,43 @@ mod tests {
             }
         }
     }
+
+    /// As wide as the block, and by one column narrower.
+    #[test]
+    fn a_block_has_the_best_label_that_fits() {
+        let mut pass = interval(Activity::Forward, "forward 12", 0, 1);
+        pass.chunk = Some(1);
+        let drawn = |width| block(&pass, width, Colour::Plain);
+        assert_eq!(drawn(11), "forward 12░");
+        assert_eq!(drawn(10), "forward 12");
+        assert_eq!(drawn(9), "F12₁░░░░░");
+        assert_eq!(drawn(4), "F12₁");
+        assert_eq!(drawn(3), "F₁░");
+        assert_eq!(drawn(2), "F₁");
+        assert_eq!(drawn(1), "F");
+        assert_eq!(block(&pass, 3, Colour::Ansi), "F₁ ");
+        // The reverse way in small letters, and chunks of passes alone.
+        pass.label = "F0<".repeat(9);
+        assert_eq!(drawn_of(&pass), "f12₁");
+        pass.activity = Activity::Update;
+        assert_eq!(drawn_of(&pass), "U12█");
+        pass.microbatch = None;
+        assert_eq!(drawn_of(&pass), "U███");
+    }
+
+    fn drawn_of(interval: &Interval) -> String {
+        block(interval, 4, Colour::Plain)
+    }
+
+    #[test]
+    fn names_cannot_move_the_cursor_of_a_terminal() {
+        let evil = interval(Activity::Forward, "\x1b[2J\n\t\x07", 0, 1000);
+        let timeline = simulated(vec![track(0, "\x1b[1m", vec![evil])]);
+        for colour in [Colour::Plain, Colour::Ansi] {
+            let text = without_escapes(&swimlane(&timeline, 60, colour));
+            let row = text.lines().next().expect("a row");
+            assert!(row.contains("\u{fffd}[2J\u{fffd}\u{fffd}\u{fffd}"), "{row:?}");
+            assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+        }
+    }
 }

@@ -188,4 +188,61 @@ mod tests {
         );
         assert!(PropertyAxis::of([Property::Word("a"), Property::Word("b")].iter()).is_some());
     }
+
+    #[test]
+    fn words_stand_in_the_middle_of_columns_of_one_width_in_the_order_of_letters() {
+        let words = ["d", "a", "c", "b", "a"].map(Property::Word);
+        let axis = PropertyAxis::of(words.iter()).expect("they differ");
+        for (column, word) in ["a", "b", "c", "d"].into_iter().enumerate() {
+            let middle = (column as f64 + 0.5) / 4.0;
+            assert_eq!(axis.place(&Property::Word(word)), Some((middle, column)));
+            assert_eq!(axis.column(column), (middle, 0.25));
+            let mark = &axis.marks(1)[column];
+            assert_eq!((mark.place, mark.label.as_str()), (middle, word));
+        }
+        assert_eq!(axis.place(&Property::Word("e")), None);
+        assert_eq!(axis.place(&Property::Number(1.0)), None);
+    }
+
+    #[test]
+    fn numbers_are_counted_in_the_column_whose_middle_is_nearest() {
+        for (least, most) in [(1.0, 64.0), (3.0, 50.0), (0.125, 7.0), (6.0, 7.0)] {
+            let ends = [least, most].map(Property::Number);
+            let axis = PropertyAxis::of(ends.iter()).expect("they differ");
+            let steps = (0..=50).map(|it| least * (most / least).powf(f64::from(it) / 50.0));
+            for value in steps {
+                let (place, column) = axis.place(&Property::Number(value)).expect("a number");
+                let (middle, width) = axis.column(column);
+                assert!((0.0..=1.0).contains(&place));
+                assert!((place - middle).abs() <= 0.5 * width + 1e-9, "{value} of {least}..{most}");
+            }
+        }
+    }
+
+    #[test]
+    fn marks_of_many_powers_are_told_apart_by_equal_steps() {
+        let ends = [1.0, 65_536.0].map(Property::Number);
+        let axis = PropertyAxis::of(ends.iter()).expect("they differ");
+        let labels =
+            |most| axis.marks(most).into_iter().map(|it| it.label).collect::<Vec<String>>();
+        assert_eq!(labels(17).len(), 17);
+        assert_eq!(labels(16), ["1", "4", "16", "64", "256", "1024", "4096", "16384", "65536"]);
+        assert_eq!(labels(7), ["1", "8", "64", "512", "4096", "32768"]);
+        assert_eq!(labels(0), ["1"]);
+        for mark in axis.marks(7) {
+            let value: f64 = mark.label.parse().expect("a number");
+            assert_eq!(Some(mark.place), axis.place(&Property::Number(value)).map(|it| it.0));
+        }
+        // Powers of ten stand where their values do, too.
+        let large = [1.2e8, 2e11].map(Property::Number);
+        let axis = PropertyAxis::of(large.iter()).expect("they differ");
+        for (mark, value) in axis.marks(7).iter().zip([1e8, 3e8, 1e9, 3e9, 1e10, 3e10, 1e11]) {
+            let (place, _) = axis.place(&Property::Number(value)).expect("a number");
+            assert!((mark.place - place).abs() < 1e-12, "{}", mark.label);
+        }
+        assert_eq!(
+            [1.0, 999.0, 1e3, 3e5, 1e6, 1e9, 3e12].map(decimal),
+            ["1", "1K", "1K", "300K", "1M", "1B", "3T"]
+        );
+    }
 }

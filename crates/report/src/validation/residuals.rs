@@ -219,4 +219,74 @@ mod tests {
         assert!(eight.contains("y1=\"65.0\" y2=\"65.0\""), "{eight}");
         assert!(!drawn(7).contains("<rect"));
     }
+
+    /// The horizontal places of the marks, by row.
+    fn places(markup: &str) -> Vec<f64> {
+        let number = |text: &str| -> f64 {
+            let rest = text.split(" x=\"").nth(1).expect("a coordinate");
+            rest.split('"').next().expect("its end").parse().expect("a number")
+        };
+        markup.split("<use").skip(1).map(number).collect()
+    }
+
+    /// Of two columns each is half as wide as the plot, and marks keep to the middle half of theirs.
+    #[test]
+    fn marks_of_equal_values_stand_apart_within_the_middle_half_of_their_column() {
+        let row = |word| ComparedRow {
+            properties: vec![("kind", Property::Word(word))],
+            ..ComparedRow::default()
+        };
+        let rows: Vec<ComparedRow> =
+            (0..40).map(|it| row(if it < 20 { "a" } else { "b" })).collect();
+        let errors: Vec<(usize, f64)> = (0..40).map(|row| (row, 0.1)).collect();
+        let plot = plot("kind", &rows, &errors, [-0.5, 0.5], &SeriesList::of(&rows));
+        let found = places(&plot.expect("they differ").into_string());
+        assert_eq!(found.len(), 40);
+        let width = (RIGHT - LEFT) / 2.0;
+        for (column, found) in found.chunks(20).enumerate() {
+            let middle = LEFT + (column as f64 + 0.5) * width;
+            // Rounded to a tenth.
+            let apart: Vec<f64> = found.iter().map(|x| (x - middle) / width).collect();
+            assert!(apart.iter().all(|it| it.abs() <= 0.25 + 1e-3), "{apart:?}");
+            let [least, most] = [f64::min, f64::max].map(|of| apart.iter().copied().fold(0.0, of));
+            assert!(least < -0.2 && most > 0.2, "they fill it: {apart:?}");
+            let mut sorted = apart;
+            sorted.sort_by(f64::total_cmp);
+            assert!(sorted.windows(2).all(|pair| pair[1] - pair[0] > 0.005), "{sorted:?}");
+        }
+    }
+
+    #[test]
+    fn quantiles_are_linear_between_neighbours() {
+        for (share, right) in
+            [(0.0, 1.0), (0.25, 2.0), (0.3, 2.4), (0.5, 4.0), (0.75, 8.0), (0.9, 12.8), (1.0, 16.0)]
+        {
+            let found = quantile(&[1.0, 2.0, 4.0, 8.0, 16.0], share);
+            assert!((found - right).abs() < 1e-12, "{share}: {found}");
+        }
+        assert_eq!(quantile(&[7.0], 0.9), 7.0);
+    }
+
+    /// Lines are at multiples of a round step, of which up to seven fit.
+    #[test]
+    fn lines_are_labelled_with_the_errors_that_they_are_at() {
+        let rows = [1.0, 2.0].map(|devices| ComparedRow {
+            properties: vec![("devices", Property::Number(devices))],
+            ..ComparedRow::default()
+        });
+        for (range, labels) in [
+            ([-0.27, 0.27], &["-20%", "-10%", "0", "+10%", "+20%"][..]),
+            ([-0.35, 0.35], &["-30%", "-20%", "-10%", "0", "+10%", "+20%", "+30%"]),
+            ([-0.4, 0.4], &["-40%", "-20%", "0", "+20%", "+40%"]),
+            ([-0.5, 3.1], &["0", "+100%", "+200%", "+300%"]),
+        ] {
+            let errors = [(0, 0.0), (1, 0.1)];
+            let plot = plot("devices", &rows, &errors, range, &SeriesList::of(&rows));
+            let text = plot.expect("they differ").into_string();
+            let ends = text.split("text-anchor=\"end\">").skip(1);
+            let found: Vec<&str> = ends.filter_map(|it| it.split('<').next()).collect();
+            assert_eq!(found, labels, "{range:?}");
+            assert_eq!(text.matches("class=\"zero\"").count(), 1);
+        }
+    }
 }

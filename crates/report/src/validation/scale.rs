@@ -84,4 +84,17 @@ mod tests {
         assert_eq!(LogScale { least: 1.0, most: 128.0 }.twos(), all);
         assert_eq!(LogScale { least: 1.0, most: 256.0 }.twos(), [1.0, 4.0, 16.0, 64.0, 256.0]);
     }
+
+    #[test]
+    fn values_have_a_little_room_around_them_on_both_sides() {
+        for ratio in [1.0, 2.0, 100.0, 1e6, 1e12] {
+            let scale = LogScale::around([0.5 * ratio, 0.5, 0.5 * f64::sqrt(ratio)].into_iter());
+            let [least, most] = [0.5, 0.5 * ratio].map(|it| scale.place(it));
+            assert!((least + most - 1.0).abs() < 1e-9, "{ratio}: {least} and {most}");
+            // A tenth of the value, and a fiftieth of what is between them.
+            let room = 1.1 * ratio.powf(0.02);
+            assert!((0.5 / scale.least - room).abs() < 1e-9 * room, "{ratio}");
+            assert!(least > 0.01 && (ratio < 10.0 || least < 0.05), "{ratio}: {least}");
+        }
+    }
 }

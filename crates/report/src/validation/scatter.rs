@@ -142,4 +142,36 @@ mod tests {
             assert!((LEFT..=RIGHT).contains(&x) && (TOP..=BOTTOM).contains(&y));
         }
     }
+
+    /// Guides are where predicted is as much as measured, 0.8 and 1.2 times that, from one end of the plot to another.
+    #[test]
+    fn guides_are_at_their_ratios_and_reach_the_ends_of_the_plot() {
+        let points = [(0, Compared { measured: 0.1, predicted: 30.0 })];
+        let rows = vec![ComparedRow::default(); 1];
+        let markup = plot(&STEP_TIME, &points, &SeriesList::of(&rows)).into_string();
+        let scale = LogScale::around([0.1, 30.0].into_iter());
+        let value = |share: f64| scale.least * (scale.most / scale.least).powf(share);
+        let mut ratios = vec![];
+        for line in markup.split("<line").skip(1) {
+            let number = |key: &str| -> f64 {
+                let rest = line.split(&format!(" {key}=\"")).nth(1).expect("a coordinate");
+                rest.split('"').next().expect("its end").parse().expect("a number")
+            };
+            let ends = [["x1", "y1"], ["x2", "y2"]].map(|[x, y]| {
+                [(number(x) - LEFT) / (RIGHT - LEFT), (BOTTOM - number(y)) / (BOTTOM - TOP)]
+            });
+            let found = ends.map(|[x, y]| value(y) / value(x));
+            assert!((found[0] / found[1] - 1.0).abs() < 0.01, "{found:?}");
+            ratios.push(found[0]);
+            // Rounded to a tenth.
+            assert!(ends.as_flattened().iter().all(|it| (-1e-3..=1.001).contains(it)), "{ends:?}");
+            let near = |share: f64, end: f64| (share - end).abs() < 1e-3;
+            assert!(ends[0].iter().any(|&it| near(it, 0.0)), "{ends:?}");
+            assert!(ends[1].iter().any(|&it| near(it, 1.0)), "{ends:?}");
+        }
+        assert_eq!(ratios.len(), 3);
+        for (found, right) in ratios.into_iter().zip([1.0, 0.8, 1.2]) {
+            assert!((found / right - 1.0).abs() < 0.01, "{found}, not {right}");
+        }
+    }
 }

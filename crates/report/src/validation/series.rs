@@ -123,3 +123,53 @@ impl SeriesList {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::validation::Compared;
+
+    #[test]
+    fn as_many_series_look_different_as_there_are_colours_times_shapes() {
+        let look = |series| (SeriesList::colour(series), SeriesList::reference(series));
+        let all: BTreeSet<_> = (0..32).map(look).collect();
+        assert_eq!(all.len(), COLOURS.len() * SHAPES.len());
+        // All colours of one shape first.
+        for series in 0..32 {
+            assert_eq!(look(series), (COLOURS[series % 8], format!("#mark-{}", series / 8)));
+        }
+        assert_eq!(look(32), look(0));
+    }
+
+    #[test]
+    fn series_with_the_most_rows_come_first_and_equal_ones_by_name() {
+        let row = |series: &str, step| ComparedRow {
+            series: series.into(),
+            step,
+            ..ComparedRow::default()
+        };
+        let step = |predicted| Some(Compared { measured: 1.0, predicted });
+        let rows = [
+            row("c", step(1.5)),
+            row("b", None),
+            row("a", step(2.0)),
+            row("b", step(f64::NAN)),
+            row("c", step(0.9)),
+            row("c", None),
+            row("b", None),
+        ];
+        let list = SeriesList::of(&rows);
+        let found: Vec<_> =
+            list.series.iter().map(|it| (it.name.as_str(), it.rows, it.error)).collect();
+        let mean = (0.5 + (1.0 - 0.9)) / 2.0;
+        assert_eq!(found[0].0, "b");
+        assert_eq!((found[0].1, found[0].2), (3, None), "no time of it can be compared");
+        assert_eq!((found[1].0, found[1].1), ("c", 3));
+        assert!((found[1].2.expect("an error") - mean).abs() < 1e-12);
+        assert_eq!(found[2], ("a", 1, Some(1.0)));
+        let of_rows: Vec<usize> = (0..rows.len()).map(|row| list.of_row(row)).collect();
+        assert_eq!((of_rows, list.count()), (vec![1, 0, 2, 0, 1, 1, 0], 3));
+    }
+}
