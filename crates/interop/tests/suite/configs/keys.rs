@@ -343,3 +343,49 @@ fn windows_of_the_last_layers_of_a_qwen_are_written_for_older_versions_too() {
         }
     }
 }
+
+/// The factor times the width of a head is rounded down there, and some quotients are a little too small.
+#[test]
+fn every_part_of_a_head_is_written_so_that_it_is_read_again() {
+    for head_dim in [4, 44, 47, 49, 55] {
+        for width in (2..=head_dim).step_by(2) {
+            let words =
+                GPT_WORDS.replace("hidden=12,heads=3", &format!("hidden={head_dim},heads=1"));
+            let line = words.replace("rotary=2", &format!("rotary={width}"));
+            let spec = ModelSpec::parse(&line).unwrap();
+            let config = write_config(&spec, ModelType::Phi, "float32").unwrap();
+            assert_eq!(read(&config).network(), spec.network(), "{config}");
+            let factor = map(&config)["partial_rotary_factor"].as_f64().unwrap();
+            assert_eq!((head_dim as f64 * factor) as usize, width, "{factor} of {head_dim}");
+        }
+    }
+}
+
+/// Keys that only the library there reads.
+#[test]
+fn what_is_written_for_others_says_what_the_model_has() {
+    let llama = "llama:layers=2,hidden=12,heads=3,kv_heads=3,ffn=32,seq=8,vocab=64,rope_theta=5000";
+    let written = |words: &str, model_type| {
+        let spec = ModelSpec::parse(&format!("{llama}{words}")).unwrap();
+        map(&write_config(&spec, model_type, "float32").unwrap())
+    };
+    let phi = written("", ModelType::Phi3);
+    assert_eq!(phi["original_max_position_embeddings"], json!(8));
+    assert_eq!((&phi["pad_token_id"], &phi["sliding_window"]), (&json!(null), &json!(null)));
+    assert_eq!(written(",windows=4", ModelType::Phi3)["sliding_window"], json!(4));
+    // Without a window its number of positions is asked for all the same, and hides nothing.
+    let words = format!(",{GEMMA_2_WORDS}");
+    assert_eq!(written(&words, ModelType::Gemma2)["sliding_window"], json!(8));
+    let words = format!("{words},qk_norm=true");
+    let gemma = written(&words, ModelType::Gemma3Text);
+    assert_eq!(
+        (&gemma["sliding_window"], &gemma["rope_local_base_freq"]),
+        (&json!(8), &json!(5000.0))
+    );
+    let words = format!("{words},windows=4-0,window_rope_theta=70");
+    let gemma = written(&words, ModelType::Gemma3Text);
+    assert_eq!(
+        (&gemma["sliding_window"], &gemma["rope_local_base_freq"]),
+        (&json!(4), &json!(70.0))
+    );
+}
