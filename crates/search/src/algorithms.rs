@@ -234,3 +234,68 @@ pub(crate) fn compared(
     }
     Ok(sentences)
 }
+
+#[cfg(test)]
+mod tests {
+    use shardloom_graph::ModelSpec;
+    use shardloom_plan::{Mesh, Uniform};
+
+    use super::*;
+
+    /// How replicas of two stages lie that are on these devices, on nodes of three.
+    fn groups(stages: &[&[u32]]) -> Groups {
+        let text = "gpt:layers=4,hidden=64,heads=4,seq=32,vocab=64";
+        let graph = ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model");
+        let cluster = Cluster::parse("h100-80g:4x3").expect("a preset");
+        let dp = stages[0].len() as u32;
+        let uniform = Uniform {
+            pp: stages.len(),
+            mesh: Mesh::of(dp, 1, 1),
+            global_batch: 12,
+            microbatches: 1,
+            ..Uniform::default()
+        };
+        let mut plan = uniform.plan(&graph, text, "c");
+        for (stage, devices) in plan.pipeline[0].stage.iter_mut().zip(stages) {
+            stage.devices.0 = devices.to_vec();
+        }
+        Groups::of(&graph, &cluster, &plan).expect("devices of the cluster")
+    }
+
+    #[test]
+    fn a_plan_is_within_nodes_if_every_stage_is_on_one() {
+        for (stages, within) in [
+            (&[&[0][..]][..], true),
+            (&[&[0, 1, 2]], true),
+            (&[&[3, 5]], true),
+            (&[&[0, 3]], false),
+            (&[&[2, 3]], false),
+            // Whichever of them is elsewhere.
+            (&[&[0, 3, 1]], false),
+            (&[&[3, 0, 1]], false),
+            (&[&[0, 1], &[3, 4]], true),
+            (&[&[0, 3], &[1, 2]], false),
+            (&[&[1, 2], &[0, 3]], false),
+        ] {
+            assert_eq!(groups(stages).within_nodes, within, "{stages:?}");
+        }
+    }
+
+    #[test]
+    fn replicas_are_nested_where_each_of_several_nodes_has_as_many_of_them_and_more_than_one() {
+        for (stages, inner) in [
+            (&[&[0, 1, 2, 3, 4, 5][..]][..], &[3][..]),
+            (&[&[0, 1, 3, 4]], &[2]),
+            (&[&[0, 1, 3, 4, 6, 7]], &[2]),
+            // All on one node, one on each, or more on some than on others.
+            (&[&[0, 1, 2]], &[]),
+            (&[&[0, 3, 6]], &[]),
+            (&[&[0, 1, 2, 3]], &[]),
+            (&[&[0, 1, 3, 4], &[2, 5, 6, 9]], &[2]),
+        ] {
+            let found = groups(stages);
+            assert_eq!(found.inner.into_iter().collect::<Vec<u32>>(), inner, "{stages:?}");
+            assert!(found.sizes.contains(&stages[0].len()), "{stages:?}");
+        }
+    }
+}

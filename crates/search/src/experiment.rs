@@ -227,3 +227,158 @@ pub(crate) fn changed(
     groups.iter_mut().for_each(change);
     Ok(cluster.with_groups(groups)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use shardloom_cluster::Curve;
+    use shardloom_graph::ModelSpec;
+    use shardloom_plan::{Communication, Mesh, Negotiation, Precision, Uniform};
+    use shardloom_program::timeline::Activity;
+
+    use super::*;
+
+    const TEXT: &str = "gpt:layers=4,hidden=256,heads=4,seq=128,vocab=1024";
+
+    /// A plan of one kind of traffic, on four devices.
+    fn bench<T>(
+        [pp, dp, tp]: [u32; 3],
+        also: impl Fn(&mut Plan),
+        on: impl FnOnce(&Bench<'_>) -> T,
+    ) -> T {
+        let graph = ModelSpec::parse(TEXT).and_then(|spec| spec.graph()).expect("a model");
+        let cluster = Cluster::parse("h100-80g:4").expect("a preset");
+        let uniform = Uniform {
+            pp: pp as usize,
+            mesh: Mesh::of(dp, 1, tp),
+            global_batch: 32,
+            microbatches: 4,
+            precision: Precision::MIXED,
+            clip_norm: None,
+            ..Uniform::default()
+        };
+        let mut plan = uniform.plan(&graph, TEXT, "c");
+        also(&mut plan);
+        on(&Bench::new(&graph, &cluster, &plan).expect("it can be lowered"))
+    }
+
+    /// How many picoseconds all devices together do something of a kind.
+    fn total(simulation: &Simulation, is_it: impl Fn(Activity) -> bool) -> f64 {
+        let intervals = simulation.timeline.tracks.iter().flat_map(|track| &track.intervals);
+        let lengths = intervals.filter(|it| is_it(it.activity)).map(|it| it.end.since(it.start));
+        lengths.map(|it| it.0).sum::<u64>() as f64
+    }
+
+    fn communicating(simulation: &Simulation) -> f64 {
+        total(simulation, |it| matches!(it, Activity::Collective | Activity::Send))
+    }
+
+    fn computing(simulation: &Simulation) -> f64 {
+        let others = [Activity::Collective, Activity::Send, Activity::Receive];
+        total(simulation, |it| !others.contains(&it))
+    }
+
+    fn negotiated(plan: &mut Plan) {
+        plan.communication = Communication::Thread;
+        plan.sync.negotiation = Some(Negotiation::default());
+    }
+
+    type Change = fn(&mut Plan);
+
+    const KINDS: [(Traffic, [u32; 3], Change); 4] = [
+        (Traffic::Tensor, [1, 1, 4], |_| ()),
+        (Traffic::Replicas, [1, 4, 1], |_| ()),
+        (Traffic::Stages, [4, 1, 1], |_| ()),
+        // What is agreed on is reduced as one.
+        (Traffic::Replicas, [1, 4, 1], negotiated),
+    ];
+
+    #[test]
+    fn traffic_that_is_free_takes_no_time_and_the_rest_as_long_as_before() {
+        for (index, (own, sizes, also)) in KINDS.into_iter().enumerate() {
+            bench(sizes, also, |bench| {
+                let usual = bench.without(&[]).expect("it can be simulated");
+                let before = communicating(&usual);
+                assert!(before > 0.0, "{index}");
+                let others: Vec<Traffic> =
+                    Traffic::ALL.into_iter().filter(|&it| it != own).collect();
+                let same = bench.without(&others).expect("it can be simulated");
+                assert_eq!(communicating(&same), before, "{index}");
+                for free in [&[own][..], &Traffic::ALL] {
+                    let free = bench.without(free).expect("it can be simulated");
+                    assert_eq!(communicating(&free), 0.0, "{index}");
+                    assert!(free.step_time() < usual.step_time(), "{index}");
+                    let computed = computing(&free) / computing(&usual);
+                    assert!((computed - 1.0).abs() < 1e-9, "{index}");
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn traffic_that_is_slower_takes_so_many_times_as_long() {
+        for (index, (own, sizes, also)) in KINDS.into_iter().enumerate() {
+            bench(sizes, also, |bench| {
+                let before = communicating(&bench.without(&[]).expect("it can be simulated"));
+                for traffic in Traffic::ALL {
+                    let slower = Traffic::ALL.map(|it| if it == traffic { 3.0 } else { 1.0 });
+                    let scales = Scales { traffic: slower, ..Scales::NONE };
+                    let found = communicating(&bench.scaled(&scales).expect("it can be simulated"));
+                    let expected = if traffic == own { 3.0 } else { 1.0 };
+                    assert!((found / before / expected - 1.0).abs() < 1e-6, "{index}: {traffic:?}");
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn devices_that_are_slower_compute_so_many_times_as_long() {
+        bench(
+            [4, 1, 1],
+            |_| (),
+            |bench| {
+                let usual = bench.without(&[]).expect("it can be simulated");
+                let slower = |class| {
+                    let scales = Scales { compute: (2.0, class), ..Scales::NONE };
+                    bench.scaled(&scales).expect("it can be simulated")
+                };
+                let all = slower(None);
+                assert!((computing(&all) / computing(&usual) - 2.0).abs() < 1e-6);
+                assert_eq!(communicating(&all), communicating(&usual));
+                for track in 0..4 {
+                    let (class, _) = bench.program.locate(Rank(track));
+                    let one = slower(Some(class));
+                    for (index, (one, usual)) in
+                        one.timeline.tracks.iter().zip(&usual.timeline.tracks).enumerate()
+                    {
+                        let ratio = one.busy().seconds() / usual.busy().seconds();
+                        let expected = if index == track as usize { 2.0 } else { 1.0 };
+                        assert!((ratio - expected).abs() < 1e-6, "{track}, {index}: {ratio}");
+                    }
+                }
+            },
+        );
+    }
+
+    /// Collectives of devices with one lane may have been measured; here they take what they took with two.
+    #[test]
+    fn without_overlap_everything_takes_as_long_as_with_it() {
+        bench(
+            [1, 4, 1],
+            |plan| plan.sync.bucket_bytes = 100_000,
+            |bench| {
+                let measured = changed(bench.cluster, |group| {
+                    let curve = Curve::new(vec![(1.0, 1.0), (1e9, 2.0)]).expect("a curve");
+                    group.profile.device.rates.insert("ring.all-reduce.4".into(), curve);
+                });
+                let measured = measured.expect("a cluster");
+                let program = bench.program.clone();
+                let bench = Bench { graph: bench.graph, cluster: &measured, program };
+                let usual = bench.without(&[]).expect("it can be simulated");
+                let apart = bench.without_overlap().expect("it can be simulated");
+                assert_eq!(communicating(&apart), communicating(&usual));
+                assert_eq!(computing(&apart), computing(&usual));
+                assert!(apart.step_time() > usual.step_time());
+            },
+        );
+    }
+}

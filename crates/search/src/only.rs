@@ -54,3 +54,41 @@ impl fmt::Display for Only {
 pub(crate) fn allows<T: PartialEq>(asked: Option<T>, value: T) -> bool {
     asked.is_none_or(|asked| asked == value)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_for_is_said_in_one_order_and_nothing_else() {
+        let none = Only::default();
+        assert!(none.is_free() && none.to_string().is_empty());
+        for (only, said) in [
+            (Only { pp: Some(2), ..none.clone() }, "pp 2"),
+            (Only { dp: Some(3), ..none.clone() }, "dp 3"),
+            (Only { cp: Some(4), ..none.clone() }, "cp 4"),
+            (Only { tp: Some(5), ..none.clone() }, "tp 5"),
+            (Only { zero: Some(0), ..none.clone() }, "ZeRO 0"),
+            (Only { microbatch: Some(7), ..none.clone() }, "micro-batches of 7"),
+            (Only { recompute: Some(Recompute::Full), ..none.clone() }, "recompute full"),
+        ] {
+            assert_eq!((only.to_string().as_str(), only.is_free()), (said, false));
+        }
+        let all = Only {
+            pp: Some(2),
+            dp: Some(3),
+            cp: Some(4),
+            tp: Some(5),
+            zero: Some(1),
+            microbatch: Some(7),
+            recompute: Some(Recompute::None),
+        };
+        let said = "tp 5, pp 2, dp 3, cp 4, ZeRO 1, micro-batches of 7, recompute none";
+        assert_eq!(all.to_string(), said);
+    }
+
+    #[test]
+    fn a_value_is_allowed_if_it_is_what_was_asked_for_or_nothing_was() {
+        assert!(allows(None, 1) && allows(Some(1), 1) && !allows(Some(1), 2));
+    }
+}

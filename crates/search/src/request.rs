@@ -349,4 +349,58 @@ mod tests {
         let found = Request::like(&plan);
         assert_eq!(found, asked);
     }
+
+    #[test]
+    fn numbers_of_a_request_are_taken_up_to_their_limits() {
+        let request = || Request::new("model", "cluster", 6);
+        let with_zero =
+            |zero| Request { only: Only { zero: Some(zero), ..Only::default() }, ..request() };
+        let with_recompute = |recompute| {
+            let only = Only { recompute: Some(recompute), ..Only::default() };
+            Request { only, ..request() }
+        };
+        for taken in [
+            Request { global_batch: 1, ..request() },
+            Request { global_batch: 1 << 24, ..request() },
+            Request { finalists: 1, ..request() },
+            Request { memory_share: 1.0, ..request() },
+            Request { memory_share: 1e-9, ..request() },
+            with_zero(0),
+            with_zero(3),
+            with_recompute(Recompute::None),
+            with_recompute(Recompute::Block),
+            with_recompute(Recompute::Full),
+            Request { schedules: vec![ScheduleKind::Afab], ..request() },
+        ] {
+            assert_eq!(taken.validate().map_err(|error| error.to_string()), Ok(()));
+        }
+        for (refused, key) in [
+            (Request { global_batch: 0, ..request() }, "global_batch = 0"),
+            (Request { global_batch: (1 << 24) + 1, ..request() }, "global_batch = 16777217"),
+            (Request { finalists: 0, ..request() }, "finalists = 0"),
+            (Request { memory_share: 0.0, ..request() }, "memory_share = 0"),
+            (Request { memory_share: -0.5, ..request() }, "memory_share = -0.5"),
+            (Request { memory_share: 1.0001, ..request() }, "memory_share = 1.0001"),
+            (Request { memory_share: f64::NAN, ..request() }, "memory_share = NaN"),
+            (with_zero(4), "zero = 4"),
+            (with_zero(u8::MAX), "zero = 255"),
+            (with_recompute(Recompute::Stage), "recompute = "),
+            (Request { schedules: vec![], ..request() }, "schedules = []"),
+        ] {
+            let message = refused.validate().expect_err(key).to_string();
+            assert!(message.starts_with(key), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_baseline_may_be_the_answer_where_nothing_was_asked_for() {
+        let request = || Request::new("model", "cluster", 6);
+        assert!(request().takes_baselines());
+        let some = Request { schedules: vec![ScheduleKind::Afab], ..request() };
+        let only = Request { only: Only { tp: Some(1), ..Only::default() }, ..request() };
+        assert!(!some.takes_baselines() && !only.takes_baselines());
+        // Without what plans must have all else is as it was.
+        assert_eq!(only.free(), request());
+        assert_eq!(some.free(), some);
+    }
 }

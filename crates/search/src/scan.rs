@@ -219,6 +219,7 @@ mod tests {
                 let limits = Limits { bytes: limit_bytes, seconds: f64::INFINITY };
                 let scan = Scan::of(&space, &request, limits, &mut estimator).expect("a scan");
                 assert!(scan.bounded_away > 0, "nothing was pruned");
+                assert_eq!(scan.evaluated + scan.bounded_away, space.count());
                 let ranked: Vec<(f64, f64)> = scan.ranking.iter().map(|it| key(&it.1)).collect();
                 // Of those as slow as the last any may have got its place.
                 let last = all[most - 1].step_seconds;
@@ -233,6 +234,55 @@ mod tests {
                 let found: Vec<(f64, f64)> = limited.ranking.iter().map(|it| key(&it.1)).collect();
                 assert!(found == faster && limited.has_slower);
                 assert!(limited.evaluated <= scan.evaluated);
+            }
+        }
+    }
+
+    /// Of two micro-batches on two meshes only some of each pair of schedules fits, and the smaller is looked at where
+    /// the larger does not.
+    #[test]
+    fn smaller_schedules_are_looked_at_where_larger_ones_do_not_fit_and_only_there() {
+        let text = "gpt:layers=6,hidden=256,heads=4,seq=128,vocab=1024";
+        let graph = ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model");
+        let cluster = Cluster::parse("h100-80g:4").expect("a preset");
+        for (small, large) in SMALLER {
+            let request = Request {
+                schedules: vec![small, large],
+                finalists: 1000,
+                only: crate::Only { pp: Some(2), dp: Some(2), ..crate::Only::default() },
+                ..Request::new(text, "c", 32)
+            };
+            let space = Space::new(&graph, &cluster, &request).expect("a space");
+            let mut estimator =
+                Estimator::new(&graph, &cluster, request.settings()).expect("an estimator");
+            let mut peaks = vec![];
+            for candidate in space.candidates() {
+                let found = estimator.estimate(&candidate).expect("it is estimated");
+                peaks.extend(found.map(|it| it.peak_bytes));
+            }
+            peaks.sort_by(f64::total_cmp);
+            for share in [0.1, 0.3, 0.5, 0.7, 0.9] {
+                let bytes = peaks[(share * peaks.len() as f64) as usize];
+                let limits = Limits { bytes, seconds: f64::INFINITY };
+                let scan = Scan::of(&space, &request, limits, &mut estimator).expect("a scan");
+                assert_eq!(scan.evaluated + scan.bounded_away, space.count());
+                let mut expected = vec![];
+                for candidate in space.candidates() {
+                    let mut fits = |schedule| {
+                        let other = Candidate { schedule, ..candidate };
+                        let found = estimator.estimate(&other).expect("it is estimated");
+                        found.is_some_and(|it| it.peak_bytes <= bytes)
+                    };
+                    let is_hidden = candidate.schedule == small
+                        && candidate.microbatches >= candidate.pp
+                        && fits(large);
+                    if fits(candidate.schedule) && !is_hidden {
+                        expected.push(candidate);
+                    }
+                }
+                let found: Vec<Candidate> = scan.ranking.iter().map(|(it, _)| *it).collect();
+                assert_eq!(found.len(), expected.len(), "{small:?} of {large:?} in {bytes}");
+                assert!(expected.iter().all(|it| found.contains(it)), "{small:?} of {large:?}");
             }
         }
     }

@@ -353,7 +353,27 @@ pub fn divisors(number: u32) -> impl Iterator<Item = u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::divisors;
+    use shardloom_graph::ModelSpec;
+
+    use super::*;
+
+    /// With 64 devices or fewer on a pipeline 16 stages on each are no more.
+    #[test]
+    fn stages_are_left_out_of_models_of_more_than_1024_blocks_on_more_than_64_devices() {
+        for (layers, devices, expected) in
+            [(1022, 128, false), (1023, 128, true), (1023, 64, false), (1023, 65, true)]
+        {
+            let text = format!("mlp:inputs=2,hidden=2,layers={layers},classes=2");
+            let graph = ModelSpec::parse(&text).and_then(|spec| spec.graph()).expect("a model");
+            let ends = graph.blocks().len() - layers;
+            let cluster = Cluster::parse(&format!("h100-80g:{devices}x1")).expect("a preset");
+            let request = Request::new(&text, "c", 8);
+            let mut space = Space::new(&graph, &cluster, &request).expect("a space");
+            // As many blocks as a model with an embedding and a head of their own.
+            space.blocks += 2 - ends as u32;
+            assert_eq!(space.leaves_out_stages(), expected, "{layers} on {devices}");
+        }
+    }
 
     #[test]
     fn divisors_are_all_numbers_that_divide() {

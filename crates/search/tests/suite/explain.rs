@@ -466,3 +466,65 @@ fn a_rival_that_does_not_fit_is_said_to_need_more() {
     assert!(rivals(needed - 1).starts_with(begin));
     assert!(!rivals(needed).starts_with(begin));
 }
+
+/// Four groups of replicas send at once, and what leaves a node is no more than one device's link.
+#[test]
+fn links_between_nodes_that_are_twice_as_fast_carry_twice_as_much_out_of_a_node() {
+    let of = |links: f64, out: f64| {
+        let cluster = h100(2, 4, 80_000_000_000);
+        let mut groups = cluster.groups().to_vec();
+        let node = &mut groups[0].profile.node;
+        let one_device = node.inter.bytes_per_second / 20.0;
+        node.inter.bytes_per_second = links * one_device;
+        node.uplink_bytes_per_second = out * one_device;
+        cluster.with_groups(groups).expect("a cluster")
+    };
+    let plan = plan(1, 2, 4, 4);
+    let seconds =
+        |cluster: &Cluster| judge(&model(TEXT), cluster, &plan).expect("it simulates").step_seconds;
+    let found = explain(&model(TEXT), &of(1.0, 1.0), &plan, &[]).expect("it can be simulated");
+    let fact = about(&found, Topic::Machine)[0];
+    let saved = 1.0 - seconds(&of(2.0, 2.0)) / found.step_seconds;
+    assert!(fact.sentence.contains("links between nodes"), "{}", fact.sentence);
+    assert!((fact.number - saved).abs() < 1e-12, "{}: {saved}", fact.sentence);
+    assert_ne!(seconds(&of(2.0, 2.0)), seconds(&of(2.0, 1.0)), "what leaves a node is the limit");
+}
+
+#[test]
+fn how_much_longer_a_rival_takes_is_said_from_a_two_thousandth_on() {
+    let ours = plan(1, 4, 1, 4);
+    let with = |change: &dyn Fn(&mut Plan)| {
+        let mut other = ours.clone();
+        change(&mut other);
+        other
+    };
+    let mut rivals = vec![
+        // The same but for what it was made for.
+        with(&|plan| plan.cluster = "another".into()),
+        with(&|plan| plan.keeps_gathered = !plan.keeps_gathered),
+        with(&|plan| plan.recompute = Recompute::Full),
+        with(&|plan| plan.microbatches = 1),
+        with(&|plan| plan.microbatches = 8),
+        with(&|plan| plan.clip_norm = None),
+        with(&|plan| plan.sync.zero = 1),
+    ];
+    for bucket_bytes in [1 << 18, 1 << 20, 1 << 22, 1 << 30] {
+        rivals.push(with(&|plan| plan.sync.bucket_bytes = bucket_bytes));
+    }
+    let named: Vec<(&str, &Plan)> = rivals.iter().map(|plan| ("it", plan)).collect();
+    let explanation = explained(&ours, &named);
+    let (mut little, mut same) = (0, 0);
+    for fact in about(&explanation, Topic::Rival) {
+        let longer = fact.number / explanation.step_seconds - 1.0;
+        let percent = format!("{:.1}%", 100.0 * longer.abs());
+        let expected = match longer {
+            longer if longer >= 0.0005 => format!("it takes {percent} longer: "),
+            longer if longer <= -0.0005 => format!("it would take {percent} less: "),
+            _ => "it takes as long: ".to_owned(),
+        };
+        assert!(fact.sentence.starts_with(&expected), "{}, {longer}", fact.sentence);
+        little += usize::from((0.0005..0.05).contains(&longer.abs()));
+        same += usize::from(longer.abs() < 0.0005);
+    }
+    assert!(little > 1 && same > 0, "{little} and {same}");
+}

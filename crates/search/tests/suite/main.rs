@@ -2,6 +2,7 @@
 
 mod algorithms;
 mod auto;
+mod baseline;
 mod bucket_size;
 mod circumstance;
 mod explain;

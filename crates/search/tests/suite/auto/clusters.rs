@@ -1,6 +1,6 @@
 //! Which devices of a cluster the answer uses, and what is said of the others.
 
-use shardloom_cluster::Cluster;
+use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_collectives::Algorithm;
 use shardloom_search::{Outcome, Request, single_device_seconds};
 
@@ -102,4 +102,24 @@ fn a_single_device_takes_no_part_in_how_others_reduce() {
     };
     let grouped = Request { algorithm: Algorithm::Hierarchical { inner: 4 }, ..plain.clone() };
     assert_eq!(seconds(&grouped), seconds(&plain));
+}
+
+/// On a network on which each halving of the nodes is faster, down to one device.
+#[test]
+fn the_fastest_of_ever_fewer_machines_is_the_answer() {
+    let graph = model(GPT);
+    let mut groups = h100(8, 1, PLENTY).groups().to_vec();
+    groups[0].profile.node.inter.bytes_per_second /= 1e4;
+    groups[0].profile.node.uplink_bytes_per_second /= 1e4;
+    let whole = h100(8, 1, PLENTY).with_groups(groups.clone()).expect("a cluster");
+    let request = Request::new(GPT, "c", 8);
+    let outcome = check(&graph, &whole, &request);
+    let on = |nodes: u32| {
+        let fewer = groups.iter().map(|it| NodeGroup { nodes, ..it.clone() }).collect();
+        let fewer = whole.with_groups(fewer).expect("a cluster");
+        check(&graph, &fewer, &request).judgement.step_seconds
+    };
+    let alone = on(1);
+    assert_eq!((outcome.plan.device_count(), outcome.devices_left_out), (1, 7));
+    assert!((outcome.judgement.step_seconds / alone - 1.0).abs() < 1e-9);
 }

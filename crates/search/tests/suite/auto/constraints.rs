@@ -1,15 +1,15 @@
 //! Plans that must have what was asked for, or be such as somebody runs.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use shardloom_cluster::Cluster;
 use shardloom_plan::{Axis, Plan, Recompute, Uniform};
-use shardloom_search::{Only, Request, Runner, SearchError, Space, judge};
+use shardloom_search::{Only, Request, Runner, SearchError, Space, auto, judge};
 use shardloom_sim::estimate::{Cut, Estimator};
 
 use super::{LARGER, PLENTY, search};
-use crate::scenario::{h100, model};
+use crate::scenario::{GPT, h100, model};
 
 #[test]
 fn documents_that_are_to_be_masked_are_or_the_model_is_refused() {
@@ -197,4 +197,24 @@ fn the_fastest_plan_is_found_of_those_that_somebody_runs() {
     let request = Request { only, ..of(&[&[0, 1, blocks]], 4) };
     let error = search(&graph, &cluster, &request).expect_err("none").to_string();
     assert!(error.starts_with("somebody runs no plan of gpt on c with tp 4: widths"), "{error}");
+}
+
+/// They are what people use, who have asked for nothing.
+#[test]
+fn baselines_are_asked_for_without_what_plans_must_have() {
+    let graph = model(GPT);
+    let only = Only { tp: Some(2), microbatch: Some(1), ..Only::default() };
+    let request = Request { only, ..Request::new(GPT, "c", 8) };
+    let asked = Mutex::new(vec![]);
+    let baselines = |machines: &Cluster, request: &Request| {
+        let mut asked = asked.lock().expect("nobody panics");
+        asked.push((machines.device_count(), request.clone()));
+        Ok(vec![])
+    };
+    auto(&graph, &h100(1, 4, PLENTY), &request, baselines).expect("an answer");
+    let asked = asked.into_inner().expect("nobody panics");
+    assert!(asked.iter().any(|(devices, _)| *devices == 4), "{asked:?}");
+    for (_, found) in asked {
+        assert_eq!(found, Request { only: Only::default(), ..request.clone() });
+    }
 }

@@ -86,8 +86,8 @@ fn the_remedy_names_the_first_doubling_of_nodes_that_is_enough() {
 fn no_more_nodes_are_asked_for_than_are_needed() {
     let text = "gpt:layers=6,hidden=64,heads=4,seq=16,vocab=64";
     let graph = model(text);
-    let request = Request::new(text, "c", 1);
-    for nodes in [2, 4] {
+    for (nodes, memory_share) in [(2, 0.95), (4, 0.95), (2, 0.5), (4, 0.5)] {
+        let request = Request { memory_share, ..Request::new(text, "c", 1) };
         let needed = least_bytes(&graph, &h100(nodes, 1, PLENTY), &request);
         let cluster = h100(1, 1, (1.02 * needed / request.memory_share) as u64);
         let error = search(&graph, &cluster, &request).expect_err("too small");
@@ -117,4 +117,20 @@ fn devices_with_as_much_memory_as_the_remedy_says_would_do() {
         assert!((0.0..=1.0).contains(&(gibibytes as f64 - least)), "{remedy}: {least}");
         check(&graph, &h100(1, 2, gibibytes << 30), &request);
     }
+}
+
+/// Six would be enough, and four are not.
+#[test]
+fn nodes_are_doubled_until_they_are_enough() {
+    let text = "gpt:layers=10,hidden=64,heads=4,seq=16,vocab=64";
+    let graph = model(text);
+    let request = Request::new(text, "c", 1);
+    let needed = |nodes: u32| least_bytes(&graph, &h100(nodes, 1, PLENTY), &request);
+    let [four, six, eight] = [4, 6, 8].map(needed);
+    let enough = 1.02 * six.max(eight);
+    assert!(enough < 0.98 * four, "{four}, {six} and {eight}");
+    let cluster = h100(1, 1, (enough / request.memory_share) as u64);
+    let error = search(&graph, &cluster, &request).expect_err("too small");
+    let SearchError::NothingFits { remedy, .. } = error else { panic!("{error}") };
+    assert!(remedy.ends_with("so would 8 times as many nodes (8 devices)"), "{remedy}");
 }
