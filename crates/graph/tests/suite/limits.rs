@@ -249,3 +249,62 @@ fn dimensions_and_values_of_a_sample_have_2_to_the_48_elements_at_most() {
     let message = net.parameter("one", &[one], 0, zeros).expect_err("too many").to_string();
     assert!(message.contains("a model has at most"), "{message}");
 }
+
+#[test]
+fn scalings_of_rotary_frequencies_have_factors_above_zero_in_order_and_an_original_position() {
+    for good in ["[1]", "[0.5]", "[8,1,4,8192]", "[1,0.5,0.6,1]"] {
+        taken(&with(SMALL[2], "rope_scaling", good));
+    }
+    for bad in [
+        "[0]",
+        "[-1]",
+        "[0,1,4,8192]",
+        "[-8,1,4,8192]",
+        "[8,0,4,8192]",
+        "[8,-1,4,8192]",
+        "[8,4,4,8192]",
+        "[8,5,4,8192]",
+        "[8,1,4,0]",
+    ] {
+        refused(&with(SMALL[2], "rope_scaling", bad), "rope_scaling");
+    }
+}
+
+#[test]
+fn an_even_number_of_elements_of_a_head_is_rotated() {
+    for (width, is_possible) in [
+        (0, false),
+        (1, false),
+        (2, true),
+        (3, false),
+        (5, false),
+        (6, true),
+        (7, false),
+        (8, false),
+    ] {
+        let mut net = GraphBuilder::new("net");
+        let [seq, heads, head_dim] = [("seq", 4), ("heads", 2), ("head_dim", 6)]
+            .map(|(name, size)| net.dim(name, size).expect("a dimension"));
+        let x = net.features("x", &[seq, heads, head_dim]).expect("a value");
+        let found = net.rotary("rotary", x, 10.0, None, Some(width));
+        assert_eq!(found.is_ok(), is_possible, "{width}");
+        if let Err(error) = found {
+            assert!(error.to_string().contains(&format!("rotary width = {width}")), "{error}");
+        }
+        // Without heads there is nothing to rotate.
+        let flat = net.features("flat", &[seq, head_dim]).expect("a value");
+        assert!(net.rotary("flat rotary", flat, 10.0, None, Some(2)).is_err());
+    }
+}
+
+#[test]
+fn lists_in_one_line_have_100000_numbers_at_most_and_spaces_do_not_count() {
+    let line = |rows: &str| with(SMALL[5], "rows", rows);
+    let message = |rows: &str| ModelSpec::parse(&line(rows)).expect_err(rows).to_string();
+    // More than there may be tables, but no more than a list may have.
+    assert!(message("100000x2").contains("there are 1 to 10000 tables"));
+    for wrong in ["100001x2", "99999x2-2x2", "0x2", "x2", "2x", "2x-3"] {
+        assert!(message(wrong).contains("whole numbers are needed"), "{wrong}");
+    }
+    assert_eq!(ModelSpec::parse(&line(" 2 x 3 - 4 ")), ModelSpec::parse(&line("3-3-4")));
+}

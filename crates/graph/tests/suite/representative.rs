@@ -190,3 +190,55 @@ fn layers_that_share_a_weight_are_of_another_kind_than_those_with_their_own() {
     assert_eq!(stand_in(4), stand_in(5));
     assert_ne!(stand_in(3), stand_in(4));
 }
+
+/// Also of an operator that reads a value twice.
+#[test]
+fn values_of_a_representative_model_know_each_of_their_readers_once() {
+    let text = r#"
+        [model]
+        name = "twice"
+        [dims]
+        model = 3
+        vocab = 5
+        [[input]]
+        name = "features"
+        kind = "real"
+        axes = ["model"]
+        [[input]]
+        name = "targets"
+        kind = "index"
+        axes = []
+        [[block]]
+        name = "layer.{i}"
+        repeat = 5
+        input = "features"
+        [[block.op]]
+        name = "a"
+        kind = "relu"
+        inputs = ["input"]
+        [[block.op]]
+        name = "sum"
+        kind = "add"
+        inputs = ["a", "a"]
+        [[block]]
+        name = "end"
+        [[block.op]]
+        name = "logits"
+        kind = "contract"
+        inputs = ["input"]
+        weight = { axes = ["model", "vocab"], init = { normal = 0.1 } }
+        [[block.op]]
+        name = "loss"
+        kind = "cross-entropy"
+        inputs = ["logits", "targets"]
+    "#;
+    let graph = ModelSpec::from_toml(text, "twice.toml").and_then(|spec| spec.graph());
+    let representative = Representative::of(&graph.expect("a model"));
+    let smaller = representative.graph();
+    assert!(smaller.blocks().len() < 6);
+    for (id, value) in smaller.values() {
+        let readers: Vec<_> =
+            smaller.ops().filter(|(_, op)| op.inputs.contains(&id)).map(|it| it.0).collect();
+        assert_eq!(value.consumers, readers, "{}", value.name);
+    }
+}

@@ -438,3 +438,19 @@ fn an_lstm_begins_with_one_deviation_of_all_weights_and_biases_of_zero() {
         }
     }
 }
+
+#[test]
+fn a_loss_over_any_number_of_drawn_classes_has_one_over_all() {
+    for samples in 1..=8 {
+        let line =
+            format!("lstm:layers=1,hidden=4,embed=4,vocab=16,seq=4,sampled_softmax={samples}");
+        let drawing = graph(&line);
+        let full = drawing.with_full_softmax().unwrap();
+        let has = |name: &str| full.ops().any(|(_, op)| op.kind.name() == name);
+        assert!(has("cross-entropy") && !has("sampled-cross-entropy"), "{samples}");
+        let names = |graph: &Graph| -> Vec<String> {
+            graph.parameters().map(|(_, value)| value.name.clone()).collect()
+        };
+        assert_eq!(names(&full), names(&drawing));
+    }
+}

@@ -172,3 +172,59 @@ fn heads_are_said_with_the_queries_that_share_them() {
         assert_eq!(in_words("vocab"), "vocab = 16");
     }
 }
+
+/// Files of weights, plans and groups of parameters go by them.
+#[test]
+fn parameters_of_a_llama_with_everything_have_these_names() {
+    let line = "llama:layers=1,hidden=8,heads=4,kv_heads=2,ffn=12,seq=4,vocab=16,qkv_bias=true,qk_norm=true,\
+                post_norms=true";
+    let names = |line: &str| -> Vec<String> {
+        graph(line).parameters().map(|(_, value)| value.name.clone()).collect()
+    };
+    let block = [
+        "attention_norm.gain",
+        "attention.query.weight",
+        "attention.query.bias",
+        "attention.key.weight",
+        "attention.key.bias",
+        "attention.value.weight",
+        "attention.value.bias",
+        "attention.query_norm.gain",
+        "attention.key_norm.gain",
+        "attention.output.weight",
+        "attention.post_norm.gain",
+        "ffn_norm.gain",
+        "ffn.gate.weight",
+        "ffn.up.weight",
+        "ffn.down.weight",
+        "ffn.post_norm.gain",
+    ];
+    let of_block = block.map(|name| format!("block.0.{name}"));
+    let begin = ["embedding.token".to_owned()];
+    let end = ["final_norm.gain", "head.weight"].map(str::to_owned);
+    assert_eq!(names(line), [&begin[..], &of_block, &end].concat());
+    let gpt = [
+        "embedding.token",
+        "embedding.position",
+        "block.0.attention_norm.gain",
+        "block.0.attention_norm.bias",
+        "block.0.attention.query.weight",
+        "block.0.attention.query.bias",
+        "block.0.attention.key.weight",
+        "block.0.attention.key.bias",
+        "block.0.attention.value.weight",
+        "block.0.attention.value.bias",
+        "block.0.attention.output.weight",
+        "block.0.attention.output.bias",
+        "block.0.ffn_norm.gain",
+        "block.0.ffn_norm.bias",
+        "block.0.ffn.up.weight",
+        "block.0.ffn.up.bias",
+        "block.0.ffn.down.weight",
+        "block.0.ffn.down.bias",
+        "final_norm.gain",
+        "final_norm.bias",
+        "head.weight",
+    ];
+    assert_eq!(names("gpt:layers=1,hidden=8,heads=2,seq=4,vocab=16"), gpt);
+}
