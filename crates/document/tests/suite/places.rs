@@ -191,6 +191,9 @@ fn a_key_stands_before_what_is_wrong_unless_that_begins_with_it() {
             "line 4: inner[1].rate: a number is needed, not true",
         ),
         ("inner = []", "line 1: the key `rate` is missing"),
+        // What is of several lines is where it begins.
+        ("\nrate = [\n1,\n2,\n]\n", "line 2: rate: a number is needed, not a list"),
+        ("\nrate = \"\"\"\na\n\"\"\"\n", "line 2: rate: a number is needed, not the text \"a\\n\""),
     ] {
         assert_eq!(of_toml(text), said, "{text}");
     }
