@@ -329,4 +329,38 @@ mod tests {
         };
         assert_eq!([1, 2, 3].map(is_crowded), [true, false, false]);
     }
+
+    #[test]
+    fn what_work_comes_to_is_that_of_the_first_rank() {
+        assert_eq!(on_two(hasty().repeats, |bench| Ok(bench.endpoint.rank())), 0);
+    }
+
+    /// Whichever of the two it is, both are told.
+    #[test]
+    fn a_time_is_that_of_ranks_that_count_and_there_is_none_where_none_does() {
+        let is_there = |counts: [bool; 2]| {
+            on_two(hasty().repeats, |bench| {
+                let counts = counts[bench.endpoint.rank() as usize];
+                let found = bench.seconds_of(counts, Clock::Wall, |_, _| Ok(()))?;
+                assert!(found.is_none_or(|seconds| seconds > 0.0 && seconds.is_finite()));
+                Ok(found.is_some())
+            })
+        };
+        let all = [[true, true], [true, false], [false, true], [false, false]].map(is_there);
+        assert_eq!(all, [true, true, true, false]);
+    }
+
+    #[test]
+    fn a_batch_has_one_call_where_that_takes_as_long_as_is_wanted() {
+        let repeats = Repeats { batches: 3, batch_seconds: 0.0, most: 4, ..hasty().repeats };
+        let calls = on_two(repeats, |bench| {
+            let mut calls = 0;
+            bench.seconds(Clock::Wall, |_, _| {
+                calls += 1;
+                Ok(())
+            })?;
+            Ok(calls)
+        });
+        assert_eq!(calls, 2 + 3);
+    }
 }

@@ -121,3 +121,48 @@ fn exchange(
         }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use shardloom_fabric::InProcess;
+
+    use super::*;
+    use crate::Sites;
+    use crate::bench;
+    use crate::machine::Machine;
+    use crate::tests::{hasty, machine};
+
+    /// Of ranks on machines, the last of another kind: which of them are told a time of messages.
+    fn told(machines: &[(&str, u32)], pairs: Pairs) -> Vec<bool> {
+        let sites = Sites::of(machines).expect("in order");
+        let told = Mutex::new(vec![false; machines.len()]);
+        let machine = Machine { sites, ..machine() };
+        bench::run(&InProcess, &machine, hasty().repeats, &mut |_, _| (), |bench| {
+            let found = message(4, pairs, bench)?;
+            assert!(found.is_none_or(|seconds| seconds > 0.0));
+            let rank = bench.endpoint.rank() as usize;
+            told.lock().expect("nobody panics")[rank] = found.is_some();
+            Ok(())
+        })
+        .expect("it runs");
+        told.into_inner().expect("nobody panics")
+    }
+
+    #[test]
+    fn ranks_without_a_partner_and_kinds_without_a_pair_are_told_no_time() {
+        let three = [("a", 0), ("b", 0), ("c", 1)];
+        assert_eq!(told(&three, Pairs::Alone), [true, true, false]);
+        assert_eq!(told(&three, Pairs::Together), [true, true, false]);
+        // One without a neighbour exchanges messages with itself.
+        assert_eq!(told(&three, Pairs::Within), [true; 3]);
+    }
+
+    /// There and back, or one way while all others send, too.
+    #[test]
+    fn a_time_is_of_one_message() {
+        let messages = [Pairs::Within, Pairs::Alone, Pairs::Together].map(Pairs::messages);
+        assert_eq!(messages, [2, 2, 1]);
+    }
+}

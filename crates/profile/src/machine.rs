@@ -104,4 +104,36 @@ mod tests {
         let said = String::from_utf8_lossy(&run.stdout).into_owned();
         assert!(run.status.success() && said.contains("1 passed"), "{said}");
     }
+
+    #[test]
+    fn a_field_is_the_first_line_of_its_name_and_of_no_longer_one() {
+        let text = "model\t\t: 85\nno line\nmodel name\t: A: B \nmodel name\t: C\n";
+        assert_eq!(field(text, "model name"), Some("A: B"));
+        assert_eq!(field(text, "model"), Some("85"));
+        assert_eq!((field(text, "name"), field("", "model")), (None, None));
+    }
+
+    #[test]
+    fn this_machine_is_called_by_its_processor_and_has_the_cores_that_a_process_may_use() {
+        let found = this_machine().expect("this machine");
+        let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let mut lines = text.lines().filter(|line| line.starts_with("model name"));
+        let name = lines.next().and_then(|line| line.split(':').nth(1));
+        assert_eq!(found.processor, name.map_or("unnamed processor", str::trim));
+        let cores = std::thread::available_parallelism().expect("the system says");
+        assert_eq!((found.cores as usize, found.others_percent), (cores.get(), 0));
+        assert_eq!(found.version, env!("CARGO_PKG_VERSION"));
+    }
+
+    #[test]
+    fn what_is_given_goes_before_what_the_system_says() {
+        let ranks = std::num::NonZeroUsize::new(3);
+        let found = Machine::of(Options { ranks, memory_bytes: Some(12345), ..Options::default() })
+            .expect("a machine");
+        assert_eq!((found.ranks, found.memory_bytes, found.rank), (3, 12345, 0));
+        assert_eq!(found.sites, Sites::one(3));
+        let usual = Machine::of(Options { memory_bytes: Some(1), ..Options::default() })
+            .expect("a machine");
+        assert_eq!(usual.ranks, usual.measured_on.cores);
+    }
 }

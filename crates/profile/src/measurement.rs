@@ -607,4 +607,95 @@ mod tests {
         // Two ranks at once, each of which sends one such message.
         near(profile.node.uplink_bytes_per_second, 2.0 * 256.0 / 4e-7);
     }
+
+    /// The sizes in elements that a class is measured at on a machine.
+    fn elements_of(machine: &Machine, name: &str) -> Vec<usize> {
+        let examples = examples::examples();
+        let all = all_tasks(machine, &examples).into_iter().filter(|it| it.name == name);
+        all.filter(|it| it.format == Precision::Fp32)
+            .map(|it| match it.size {
+                Size::Elements(elements) => elements,
+                size @ Size::Product(_) => panic!("{name} is of {size:?}"),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn streams_collectives_and_messages_are_measured_at_the_sizes_that_are_wanted() {
+        let of = |ranks, name: &str| {
+            elements_of(&Machine { sites: Sites::one(ranks), ranks, ..machine() }, name)
+        };
+        for (name, _) in streamings() {
+            assert_eq!(of(2, &name), [256, 512], "{name}");
+        }
+        assert_eq!(of(2, LAUNCH), [1]);
+        assert_eq!(of(2, MESSAGE), [1, 64]);
+        assert_eq!((of(2, MESSAGE_OUT), of(2, MESSAGES_OUT)), (vec![], vec![]));
+        // Every member gets the same, and something.
+        for (ranks, members, sizes) in
+            [(2, 2, [2, 64]), (3, 2, [2, 64]), (3, 3, [3, 66]), (5, 5, [5, 65])]
+        {
+            for name in ["ring.all-reduce", "direct.all-reduce", "direct.all-to-all"] {
+                assert_eq!(of(ranks, &format!("{name}.{members}")), sizes, "{name} of {members}");
+            }
+        }
+        assert_eq!(of(1, "ring.all-reduce.1"), [0; 0]);
+        // Of several machines also messages between them, of all ranks at once only the largest.
+        let sites = Sites::of(&[("a", ()), ("b", ())]).expect("in order");
+        let two = Machine { sites, ranks: 1, ..machine() };
+        assert_eq!(elements_of(&two, MESSAGE_OUT), [1, 64]);
+        assert_eq!(elements_of(&two, MESSAGES_OUT), [64]);
+        assert_eq!(elements_of(&two, "ring.all-reduce.2"), [0; 0], "each has one rank");
+    }
+
+    #[test]
+    fn every_format_has_every_size_and_all_else_is_in_the_full_one() {
+        let examples = examples::examples();
+        let all = all_tasks(&machine(), &examples);
+        for task in &all {
+            let alike = all.iter().filter(|it| it.name == task.name && it.size == task.size);
+            let formats: BTreeSet<Precision> = alike.map(|it| it.format).collect();
+            let is_operator = task.name.ends_with(".forward")
+                || task.name.ends_with(".input")
+                || task.name.ends_with(".weight");
+            match is_operator {
+                true => assert_eq!(formats.len(), 2, "{}", task.name),
+                false => assert_eq!(formats, [Precision::Fp32].into(), "{}", task.name),
+            }
+        }
+    }
+
+    /// Three sizes of rows, of which each larger one was timed at half of the one before: all take their geometric mean.
+    #[test]
+    fn curves_of_every_format_do_not_fall_with_size() {
+        let profile = made(&machine(), |task| match task.size {
+            Size::Elements(elements) if task.name.ends_with("layer-norm.forward") => {
+                [4e-6, 2e-6, 1e-6]
+                    [[512, 4096, 65_536].iter().position(|it| *it == elements).expect("a size")]
+            }
+            _ => 1e-9 * elements(task),
+        });
+        let device = &profile.device;
+        for rates in [&device.rates, &device.in_format[&Precision::Bf16].rates] {
+            let points: Vec<(f64, f64)> = rates["layer-norm.forward"].clone().into();
+            assert_eq!(points.len(), 3);
+            points.iter().for_each(|(_, seconds)| near(*seconds, 2e-6));
+        }
+    }
+
+    /// Rows, columns and what is summed over count differently.
+    #[test]
+    fn times_of_products_are_those_of_their_rows_columns_and_sums() {
+        let seconds = |m: usize, n: usize, k: usize| 1e-9 * (m + 10 * n + 100 * k) as f64;
+        let profile = made(&machine(), |task| match task.size {
+            Size::Product(MatmulShape { m, n, k, .. }) => seconds(m, n, k),
+            Size::Elements(_) => 1e-9 * elements(task),
+        });
+        for format in [Precision::Fp32, Precision::Bf16] {
+            for [m, n, k] in [[4, 16, 8], [16, 4, 8], [8, 8, 8]] {
+                let found = profile.device.matmul_seconds(format, 1, m, n, k);
+                near(found.expect("it was measured"), seconds(m as usize, n as usize, k as usize));
+            }
+        }
+    }
 }

@@ -395,4 +395,29 @@ mod tests {
             assert_eq!(device.reals(operand.view(call)), expected);
         }
     }
+
+    /// Of more than are kept the one that was left first goes.
+    #[test]
+    fn the_rooms_that_were_left_last_are_kept() {
+        let device = processor();
+        let mut rooms = Rooms::new(Memory::new(processor()));
+        let cold = Warmth::Cold { room: 1 << 12 };
+        let mut all: Vec<Operand> = (0..=Rooms::MOST)
+            .map(|_| rooms.operand(Format::F32, vec![20], cold, 7, Use::Read))
+            .collect();
+        for (number, operand) in all.iter_mut().enumerate() {
+            device.fill(operand.view_mut(0), number as f32);
+        }
+        let mut numbers = vec![];
+        for operand in all {
+            rooms.leave(operand, Use::Read, 0);
+        }
+        assert_eq!(rooms.left.len(), Rooms::MOST);
+        while !rooms.left.is_empty() {
+            let operand = rooms.operand(Format::F32, vec![20], cold, 7, Use::Read);
+            numbers.push(device.reals(operand.view(0))[0] as usize);
+        }
+        // The last first.
+        assert_eq!(numbers, (1..=Rooms::MOST).rev().collect::<Vec<usize>>());
+    }
 }
