@@ -48,3 +48,30 @@ impl Page<'_> {
 pub fn script(files: &[&str]) -> Markup {
     html! { script { (PreEscaped("\"use strict\";\n")) @for file in files { (PreEscaped(file)) } } }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_has_all_styles_in_order_and_its_parts_as_text_and_markup() {
+        let page = Page {
+            title: "A < B",
+            styles: ["before{}", "after{}"],
+            header: html! { "above" },
+            main: html! { b { "part" } },
+            scripts: script(&["one();", "two();"]),
+        };
+        let text = page.html();
+        assert!(!STYLE.is_empty());
+        for part in [
+            "<title>A &lt; B</title>".to_owned(),
+            format!("<style>before{{}}{STYLE}after{{}}</style>"),
+            "<header><h1>A &lt; B</h1>above</header>".to_owned(),
+            "<main><b>part</b></main>".to_owned(),
+            "<script>\"use strict\";\none();two();</script>".to_owned(),
+        ] {
+            assert!(text.contains(&part), "the page lacks {part}");
+        }
+    }
+}

@@ -311,4 +311,31 @@ mod tests {
             prop_assert_eq!(count, timeline.tracks.iter().map(|t| t.intervals.len()).sum::<usize>());
         }
     }
+
+    #[test]
+    fn every_column_has_what_its_name_says_of_each_interval() {
+        let mut intervals = vec![
+            interval(Activity::Backward, "B7", 20, 50),
+            interval(Activity::Forward, "F3", 10, 20),
+            interval(Activity::Forward, "F3", 15, 25),
+        ];
+        intervals[0].chunk = Some(2);
+        intervals[2].microbatch = None;
+        let track =
+            Track { rank: 5, multiplicity: 4, peak_bytes: 9, intervals, ..Track::default() };
+        let value = parsed(&Timeline { clock: Clock::Wall, tracks: vec![track] });
+        let track = &value["timelines"][0]["tracks"][0];
+        assert_eq!((&track["rank"], &track["multiplicity"]), (&5.into(), &4.into()));
+        assert_eq!(track["peak_bytes"], 9);
+        let lane = &track["lanes"][0];
+        // In order of start, from the first.
+        assert_eq!(lane["start"], serde_json::json!([0, 5, 10]));
+        assert_eq!(lane["length"], serde_json::json!([10, 10, 30]));
+        assert_eq!(lane["kind"], serde_json::json!([0, 0, 1]));
+        assert_eq!(lane["label"], serde_json::json!([0, 0, 1]));
+        assert_eq!(value["timelines"][0]["labels"], serde_json::json!(["F3", "B7"]));
+        assert_eq!(lane["microbatch"], serde_json::json!([3, null, 7]));
+        assert_eq!(lane["chunk"], serde_json::json!([null, null, 2]));
+        assert_eq!((&lane["row"], &lane["depth"]), (&serde_json::json!([0, 1, 0]), &2.into()));
+    }
 }

@@ -559,4 +559,28 @@ mod tests {
             prop_assert_eq!(found, expected);
         }
     }
+
+    #[test]
+    fn memory_that_no_counter_can_hold_is_the_most_that_one_can() {
+        let of = |bytes: u64| {
+            let track = Track { memory: vec![(Picos(0), bytes)], ..Track::default() };
+            let timeline = Timeline { clock: Clock::Wall, tracks: vec![track] };
+            let bytes = perfetto_trace(&[&timeline]).bytes;
+            let trace = Trace::decode(&*bytes).expect("our own bytes decode");
+            let mut events = trace.packet.into_iter().filter_map(|packet| match packet.data {
+                Some(Data::TrackEvent(event)) => event.counter_value,
+                _ => None,
+            });
+            events.next()
+        };
+        for (bytes, counted) in [
+            (0, 0),
+            (7, 7),
+            (i64::MAX as u64, i64::MAX),
+            (i64::MAX as u64 + 1, i64::MAX),
+            (u64::MAX, i64::MAX),
+        ] {
+            assert_eq!(of(bytes), Some(counted), "{bytes}");
+        }
+    }
 }

@@ -157,4 +157,15 @@ mod tests {
     fn a_schedule_without_devices_is_empty_text() {
         assert_eq!(schedule_table(&[], Colour::Ansi), "");
     }
+
+    #[test]
+    fn overlapped_passes_stand_together_in_wider_columns() {
+        let text = schedule_table(&rows(&["F3+B1 F10+B12<", "F3+B1+W2 ."]), Colour::Plain);
+        assert_eq!(text, "0 │ F3+B1    F10+B12<\n1 │ F3+B1+W2 ·\n");
+        let text = schedule_table(&rows(&["F3+B1 F10+B12<"]), Colour::Ansi);
+        // The colour of the last reaches to the end of the column.
+        let (forward, backward) = ("\x1b[38;5;16;48;5;74m", "\x1b[38;5;16;48;5;214m");
+        let begin = format!("0 │ {forward}F3\x1b[0m+{backward}B1   \x1b[0m ");
+        assert!(text.starts_with(&begin), "{text:?}");
+    }
 }

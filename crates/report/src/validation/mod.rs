@@ -269,4 +269,19 @@ mod tests {
         assert!(worst.find("a 30<").expect("the worst") < worst.find("a 29<").expect("the next"));
         assert!(!worst.contains("a 10<"));
     }
+
+    /// The axis ends at 0.27 where nearly all errors are small.
+    #[test]
+    fn an_error_a_little_beyond_the_axis_is_counted_and_one_within_it_is_not() {
+        let near = (0..400).map(|it| row("a", 1.0, 1.0, f64::from(1 + it % 16)));
+        let is_counted = |predicted: f64| {
+            let all = near.clone().chain([row("a", 1.0, predicted, 3.0)]).collect();
+            page(all).html().contains("The errors of 1 row are beyond the axis")
+        };
+        for (predicted, beyond) in
+            [(1.26, false), (1.28, true), (1.5, true), (2.2, true), (0.74, false), (0.72, true)]
+        {
+            assert_eq!(is_counted(predicted), beyond, "{predicted}");
+        }
+    }
 }
