@@ -1,6 +1,6 @@
 //! How much memory this process may use: what the machine has (proc(5)), and no more than the control
 //! groups that it runs in allow it, which is how containers and batch systems limit memory (cgroups(7);
-//! versions 1 and 2 of the memory controller).
+//! versions 1 and 2 of the memory controller), nor than its own limit of addresses (`ulimit -v`, getrlimit(2)).
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 /// Memory as the system tells of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SystemMemory {
-    /// Bytes there are: the machine's, or the lowest limit of a control group if that is lower.
+    /// Bytes there are: the machine's, or the lowest limit of a control group or of the process if that is lower.
     pub total_bytes: u64,
     /// Bytes that can still be allocated without swapping.
     pub available_bytes: u64,
@@ -36,8 +36,21 @@ impl SystemMemory {
             memory.total_bytes = memory.total_bytes.min(limit);
             memory.available_bytes = memory.available_bytes.min(left);
         }
+        if let Some(limit) = address_limit(root) {
+            let status = fs::read_to_string(root.join("proc/self/status")).unwrap_or_default();
+            let used = kibibytes(&status, "VmSize").unwrap_or(0);
+            memory.total_bytes = memory.total_bytes.min(limit);
+            memory.available_bytes = memory.available_bytes.min(limit.saturating_sub(used));
+        }
         Some(memory)
     }
+}
+
+/// How many bytes of addresses this process may have, if that is limited.
+fn address_limit(root: &Path) -> Option<u64> {
+    let limits = fs::read_to_string(root.join("proc/self/limits")).ok()?;
+    let values = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
+    values.split_whitespace().next()?.parse().ok()
 }
 
 /// The value of a line `name: N kB`, in bytes.
@@ -190,6 +203,27 @@ mod tests {
         };
         assert_eq!(memory(&files("3145728\n")), Some((3, 2)));
         assert_eq!(memory(&files(unlimited)), Some((16, 8)));
+    }
+
+    #[test]
+    fn a_limit_of_the_process_counts_and_what_it_has_of_addresses_is_taken() {
+        let line = |limit: &str| {
+            format!(
+                "Limit                     Soft Limit           Hard Limit           Units     \n\
+                 Max data size             1048576              unlimited            bytes     \n\
+                 Max address space         {limit}              unlimited            bytes     \n"
+            )
+        };
+        let (some, none) = (line("4194304"), line("unlimited"));
+        let files = |limits, status| {
+            [("proc/meminfo", MEMINFO), ("proc/self/limits", limits), ("proc/self/status", status)]
+        };
+        let size = "VmPeak:\t 4000 kB\nVmSize:\t    3072 kB\nVmRSS:\t 1 kB\n";
+        assert_eq!(memory(&files(&some, size)), Some((4, 1)));
+        assert_eq!(memory(&files(&some, "")), Some((4, 4)));
+        assert_eq!(memory(&files(&none, size)), Some((16, 8)));
+        let more = "VmSize:\t 5120 kB\n";
+        assert_eq!(memory(&files(&some, more)), Some((4, 0)));
     }
 
     #[test]

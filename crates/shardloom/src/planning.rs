@@ -286,7 +286,10 @@ fn padding_of_categories(
     let mut other = Plan { model: spec.to_string(), ..plan.clone() };
     let rule = |dim: &&Dim| LayoutRule { dim: dim.name.clone(), axis: Axis::TP };
     other.layout.0.extend(whole.iter().map(rule));
-    let other = shardloom_search::judge(&spec.graph()?, cluster, &other)?;
+    // Whatever is wrong with that plan, it is not the answer.
+    let Ok(other) = shardloom_search::judge(&spec.graph()?, cluster, &other) else {
+        return Ok(None);
+    };
     let saved = 1.0 - other.step_seconds / judgement.step_seconds;
     let fullest = |of: &Judgement| of.memory.iter().map(|it| it.peak_bytes).max().unwrap_or(0);
     let smaller = fullest(judgement).saturating_sub(fullest(&other));
