@@ -67,7 +67,7 @@ pub(crate) fn stock(list: &StepList, own: Member, element_bytes: usize) -> BTree
 mod tests {
     use std::collections::BTreeSet;
 
-    use shardloom_collectives::{Algorithm, Kind, pairs, plan};
+    use shardloom_collectives::{Algorithm, Combine, Kind, Transfer, pairs, plan};
 
     use super::*;
 
@@ -108,18 +108,46 @@ mod tests {
     }
 
     #[test]
-    fn there_is_one_buffer_for_each_message_that_can_be_under_way() {
+    fn there_is_one_buffer_for_each_message_that_can_be_under_way_as_long_as_the_longest() {
         for members in 2..5 {
             for (kind, algorithm) in pairs(members, Member(1)) {
-                let list = plan(kind, algorithm, members, 2 * members as usize).unwrap();
+                // Where chunks may differ, some do.
+                let uneven = plan(kind, algorithm, members, 2 * members as usize + 1);
+                let list = uneven.or_else(|_| plan(kind, algorithm, members, 2 * members as usize));
+                let list = list.unwrap();
                 let most = most_in_any_order(&list);
                 for own in 0..members {
-                    for (to, Stock { messages, .. }) in stock(&list, Member(own), 4) {
-                        let most = most[&(own, to as u32)];
-                        assert_eq!(messages, most, "{own} to {to}, {kind:?} by {algorithm:?}");
+                    let found = stock(&list, Member(own), 4);
+                    let sent = list.steps.iter().flatten().filter(|it| it.from.0 == own);
+                    let mut bytes: BTreeMap<usize, usize> = BTreeMap::new();
+                    for it in sent {
+                        let longest = bytes.entry(it.to.0 as usize).or_default();
+                        *longest = it.source.len().max(*longest / 4) * 4;
                     }
+                    let with = |(to, bytes): (usize, usize)| {
+                        (to, Stock { messages: most[&(own, to as u32)], bytes })
+                    };
+                    let expected: BTreeMap<usize, Stock> = bytes.into_iter().map(with).collect();
+                    assert_eq!(found, expected, "{own}, {kind:?} by {algorithm:?}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn of_transfers_to_one_member_the_longest_counts_wherever_it_stands() {
+        for lengths in [[1, 5, 2], [5, 1, 2], [1, 2, 5]] {
+            let transfer = |&length: &usize| Transfer {
+                from: Member(0),
+                to: Member(1),
+                source: 0..length,
+                target: 0,
+                combine: Combine::Overwrite,
+            };
+            let steps = lengths.iter().map(|it| vec![transfer(it)]).collect();
+            let list = StepList { members: 2, elements: 5, steps };
+            let expected = BTreeMap::from([(1, Stock { messages: 3, bytes: 5 * 8 })]);
+            assert_eq!(stock(&list, Member(0), 8), expected, "{lengths:?}");
         }
     }
 
@@ -134,7 +162,7 @@ mod tests {
 
     #[test]
     fn the_messages_of_a_ring_take_no_more_than_what_is_reduced() {
-        for members in 2..9 {
+        for members in (2..9).chain([MOST_FOLLOWED as u32]) {
             let ring = plan(Kind::AllReduce, Algorithm::Ring, members, 8 * members as usize);
             let stock = stock(&ring.unwrap(), Member(0), 4);
             let messages = members as usize;

@@ -131,3 +131,18 @@ impl Connection {
         Arc::clone(lock(&self.groups).entry(at).or_default())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::GroupState;
+    use crate::FabricError;
+
+    #[test]
+    fn a_group_stays_broken_by_what_broke_it_first() {
+        let [first, second] = [1, 2].map(|rank| FabricError::NoSuchRank { rank, ranks: 1 });
+        let mut state = GroupState::default();
+        assert_eq!(state.break_off(first.clone()), first);
+        assert_eq!(state.break_off(second), first);
+        assert_eq!(state.broken, Some(first));
+    }
+}

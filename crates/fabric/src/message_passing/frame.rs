@@ -133,4 +133,33 @@ mod tests {
         }
         assert_eq!(Frame::parse(b"something else"), None);
     }
+
+    #[test]
+    fn a_frame_fits_if_its_sender_is_a_rank_and_its_receiver_lives_here() {
+        let (ranks, own) = (4, 1..3);
+        let (is_rank, is_own) = (|rank: u32| rank < 4, |rank: u32| rank == 1 || rank == 2);
+        let at = |rank| MemberId { rank, group: 7 };
+        let error = || FabricError::NoSuchRank { rank: 9, ranks };
+        let (tag, format, reason) = (0, Format::F32, String::new);
+        for (one, other) in (0..6).flat_map(|one| (0..6).map(move |other| (one, other))) {
+            let both = is_rank(one) && is_own(other);
+            let (number, parts) = (2, 3);
+            let all = [
+                (What::Message { from: one, to: other, pool: 0, tag, format }, both),
+                (What::Credit { to: other, pool: 9 }, is_own(other)),
+                (What::Gone { rank: one, reason: reason() }, is_rank(one)),
+                (What::Called { from: one, at: at(other), call: Call::Barrier }, both),
+                (What::Part { from: one, at: at(other) }, both),
+                (What::Fetch { from: one, of: other, ask: 9, least: 9 }, both),
+                (What::Published { of: one, to: other, ask: 9, number, parts, format }, both),
+                (What::Complaint { at: at(other), members: vec![0, one], error: error() }, both),
+                (What::Complaint { at: at(other), members: vec![one, 3], error: error() }, both),
+                (What::Broken { at: at(other), error: error() }, is_own(other)),
+                (What::Left { reason: reason() }, true),
+            ];
+            for (what, fits) in all {
+                assert_eq!(what.fits(ranks, &own), fits, "{what:?}");
+            }
+        }
+    }
 }

@@ -105,6 +105,30 @@ fn sizes() -> impl Strategy<Value = (u32, usize, u32)> {
     (1..=members, 0..=elements, 0..8_u32)
 }
 
+/// Members may name another reduction each where nothing is reduced.
+pub fn what_is_reduced_by_is_passed_over_where_nothing_is(engine: &Tested) {
+    on_ranks(engine, 2, PATIENT, |mut endpoint| {
+        let mut world = endpoint.group(&[0, 1]).unwrap();
+        let own = endpoint.rank() as f32;
+        let reduction = if endpoint.rank() == 0 { Reduction::Sum } else { Reduction::Max };
+        for algorithm in [Algorithm::Direct, Algorithm::Ring] {
+            let root = Member(1);
+            for (kind, expected) in [
+                (Kind::AllGather, [0.0, 11.0]),
+                (Kind::AllToAll, [own, 10.0 + own]),
+                (Kind::Broadcast { root }, [10.0, 11.0]),
+            ] {
+                if plan(kind, algorithm, 2, 2).is_err() {
+                    continue;
+                }
+                let mut buffer = [10.0 * own, 10.0 * own + 1.0];
+                collective(&mut *world, kind, algorithm, reduction, &mut buffer).unwrap();
+                assert_eq!(buffer, expected, "{kind:?} by {algorithm:?}");
+            }
+        }
+    });
+}
+
 pub fn every_pair_equals_the_interpreter_and_sends_its_bytes(engine: &Tested) {
     let tested = runner().run(&(sizes(), any::<bool>()), |((members, elements, root), maximum)| {
         let reduction = if maximum { Reduction::Max } else { Reduction::Sum };

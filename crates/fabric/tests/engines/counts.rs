@@ -113,10 +113,17 @@ pub fn counts_may_change_from_call_to_call(engine: &Tested) {
 }
 
 pub fn counts_that_differ_break_the_group_on_all_members(engine: &Tested) {
+    // More is expected than comes, or less, or nothing.
+    for expected in [3, 1, 0] {
+        differing(engine, expected);
+    }
+}
+
+fn differing(engine: &Tested, expected: usize) {
     let errors = on_ranks(engine, 2, PATIENT, |mut endpoint| {
         let mut group = endpoint.group(&[0, 1]).unwrap();
-        let received = [1, if endpoint.rank() == 0 { 3 } else { 1 }];
-        let counts = Collective::AllToAllV { sent: &[1, 1], received: &received };
+        let received = [2, if endpoint.rank() == 0 { expected } else { 2 }];
+        let counts = Collective::AllToAllV { sent: &[2, 2], received: &received };
         let (_, outcome) = group.run(counts, reals(&[0.0; 8]));
         // Rank 1 may have got all that it expects.
         let later = group.barrier().unwrap_err();
@@ -126,8 +133,9 @@ pub fn counts_that_differ_break_the_group_on_all_members(engine: &Tested) {
     assert_eq!(errors[0], errors[1]);
     assert_eq!(
         errors[0].to_string(),
-        "all-to-all with counts in group [0, 1] on rank 0: rank 1 sends 1 elements where 3 are \
-         expected"
+        format!(
+            "all-to-all with counts in group [0, 1] on rank 0: rank 1 sends 2 elements where {expected} are expected"
+        )
     );
 }
 
@@ -146,6 +154,9 @@ pub fn counts_that_do_not_fit_are_refused_with_their_numbers(engine: &Tested) {
         reason.clone()
     };
     assert_eq!(refusal(&[1, 1], &[2]), "2 and 1 counts for 1 members");
+    assert_eq!(refusal(&[1], &[0, 1]), "1 and 2 counts for 1 members");
+    assert_eq!(refusal(&[], &[1]), "0 and 1 counts for 1 members");
+    assert_eq!(refusal(&[3], &[1]), "3 elements to send and 1 to receive in 2");
     assert_eq!(refusal(&[1], &[3]), "1 elements to send and 3 to receive in 2");
     assert_eq!(refusal(&[3], &[3]), "3 elements to send and 3 to receive in 2");
 }

@@ -208,6 +208,24 @@ pub fn all_who_wait_in_a_collective_get_the_same_timeout(engine: &Tested) {
     assert_eq!(*after, IMPATIENT);
 }
 
+/// Nobody passes a barrier that another has given up, whoever's time is over first.
+pub fn all_who_wait_at_a_barrier_get_the_same_timeout(engine: &Tested) {
+    for _ in 0..if cfg!(miri) { 1 } else { 12 } {
+        let mut ranks = connect(engine, 4, IMPATIENT);
+        let errors: Vec<FabricError> = thread::scope(|scope| {
+            let waiting = ranks[..3].iter_mut().map(|endpoint| {
+                let mut group = endpoint.group(&[0, 1, 2, 3]).unwrap();
+                scope.spawn(move || group.barrier().unwrap_err())
+            });
+            let waiting: Vec<_> = waiting.collect();
+            waiting.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(errors.iter().all(|it| *it == errors[0]), "{errors:?}");
+        let FabricError::Timeout { waiting_for, .. } = &errors[0] else { panic!("{}", errors[0]) };
+        assert!(waiting_for.contains(&3), "{waiting_for:?}");
+    }
+}
+
 pub fn a_receive_times_out_naming_the_sender_and_can_be_tried_again(engine: &Tested) {
     let mut ranks = connect(engine, 2, IMPATIENT);
     let error = receive(&mut ranks[1], 0, 4).unwrap_err();

@@ -88,6 +88,9 @@ pub fn nobody_passes_a_barrier_before_everybody_came(engine: &Tested) {
             world.barrier().unwrap();
             assert!(came.load(Ordering::Relaxed) >= 4 * repeat);
         }
+        let counters = endpoint.counters();
+        let found = (counters.collectives, counters.collective_bytes, counters.messages);
+        assert_eq!(found, (u64::from(REPEATS), 0, 0), "a barrier sends nothing that counts");
     });
 }
 

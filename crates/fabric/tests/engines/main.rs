@@ -85,6 +85,7 @@ macro_rules! engines {
 facts! {
     collectives {
         every_pair_equals_the_interpreter_and_sends_its_bytes
+        what_is_reduced_by_is_passed_over_where_nothing_is
         every_pair_rounds_as_the_order_of_its_list_does
         a_direct_all_reduce_over_many_blocks_is_bitwise_the_serial_sum_on_all_members
         every_format_is_exchanged_and_reduced
@@ -108,6 +109,7 @@ facts! {
         different_calls_are_reported_to_all_naming_both
         a_collective_that_nobody_else_calls_times_out_naming_who_is_missing
         all_who_wait_in_a_collective_get_the_same_timeout
+        all_who_wait_at_a_barrier_get_the_same_timeout
         a_receive_times_out_naming_the_sender_and_can_be_tried_again
         a_dead_peer_is_named_though_a_late_one_stands_before_it
         on_behalf_of_a_rank_that_is_gone_nobody_is_waited_for
