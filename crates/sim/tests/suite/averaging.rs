@@ -3,6 +3,7 @@
 use crate::scenario::{gpt, h100, uniform};
 use shardloom_graph::Graph;
 use shardloom_plan::{Averaging, Mesh, Plan, Sync, Uniform};
+use shardloom_program::timeline::Picos;
 use shardloom_program::{ClassId, Program, lower};
 use shardloom_sim::{Options, Simulation, simulate};
 
@@ -55,6 +56,23 @@ fn a_step_takes_and_sends_the_mean_over_steps_with_and_without_an_average() {
                 assert!(covered >= 0.999 * summary.step_seconds);
                 let class = &program.classes[0];
                 assert_eq!(rank.peak_bytes, class.memory_use(&program, 0).peak_bytes);
+            }
+            // By hand, over the last steps of which one averages.
+            for (track, (rank, ends)) in
+                found.timeline.tracks.iter().zip(summary.ranks.iter().zip(&found.step_ends))
+            {
+                let last = ends.len() - 1;
+                let period = || ends[last - every as usize]..ends[last];
+                let count = |of_period: usize| of_period as f64 / f64::from(every);
+                assert_eq!(rank.waits, count(track.waits_in(period(), |_| true)));
+                let seconds = |of_period: Picos| of_period.seconds() / f64::from(every);
+                let near =
+                    |found: f64, wanted: f64| (found - wanted).abs() <= 1e-9 * summary.step_seconds;
+                assert!(near(rank.busy_seconds, seconds(track.busy_in(period()))));
+                let communicating = seconds(track.communicating_in(period()));
+                assert!(near(rank.communication_seconds, communicating));
+                let covered = seconds(track.covered_in(period(), |_| true));
+                assert!(near(rank.idle_seconds, summary.step_seconds - covered));
             }
             let shares = found.shares().parts().iter().map(|(_, share)| share).sum::<f64>();
             assert!((shares - 1.0).abs() < 1e-9, "{shares}");

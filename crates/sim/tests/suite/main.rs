@@ -5,6 +5,7 @@ mod bounds;
 mod communication_thread;
 mod costs;
 mod cuts;
+mod defaults;
 mod eager;
 mod estimate;
 mod failures;

@@ -4,9 +4,9 @@ use shardloom_cluster::Cluster;
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{Mesh, Negotiation, Plan, Sync, Uniform};
-use shardloom_program::timeline::{Clock, Picos};
+use shardloom_program::timeline::{Activity, Clock, Interval, Picos};
 use shardloom_program::{ClassId, Program, lower};
-use shardloom_sim::{Call, Driver, Options, SimError, run, simulate};
+use shardloom_sim::{Call, CostModel, Driver, Modelled, Options, SimError, run, simulate};
 
 fn gpt() -> Graph {
     let spec = "gpt:layers=3,hidden=64,heads=4,seq=32,vocab=64,tied=true";
@@ -181,6 +181,46 @@ fn cycles_answer_what_all_have_made_by_then_and_lists_are_what_fits() {
     assert!(most > 3, "some are reduced as one");
 }
 
+/// Which part of the time of a list each of its requests is shown for: as much of it as it has of the elements, one
+/// after the other, on every rank alike.
+#[test]
+fn requests_that_go_as_one_are_shown_one_after_the_other_by_their_elements() {
+    let graph = gpt();
+    let cluster = cluster("a100-40g:2x8");
+    let negotiation = Some(Negotiation { cycle_seconds: 5e-9, fusion_bytes: 1 << 27 });
+    let program = lower(&graph, &plan(&graph, 4, negotiation), 16).expect("a program");
+    let class = &program.classes[0];
+    let elements = |(body, index): (u32, usize)| {
+        let instruction = &class.bodies[body as usize].instructions[index];
+        program.exchange(class, 0, instruction).expect("a collective").elements as u64
+    };
+    let mut driver = Drawn { each: 5_000, ..Drawn::default() };
+    let options = Options { steps: 1, folded: false };
+    let found = run(&program, &cluster, options, &mut driver).expect("it ends");
+    assert!(driver.lists.iter().any(|list| list.len() > 3), "some are reduced as one");
+    for track in &found.timeline.tracks {
+        let shown = track.intervals.iter().filter(|it| it.activity == Activity::Collective);
+        let mut shown: Vec<&Interval> = shown.collect();
+        shown.sort_by_key(|it| (it.start, it.end));
+        let mut shown = shown.into_iter();
+        for list in &driver.lists {
+            let took = driver.each + 100 * list.len() as u64;
+            let all: u64 = list.iter().map(|&it| elements(it)).sum();
+            let mut before = 0;
+            let mut begin = None;
+            for &request in list {
+                let interval = shown.next().expect("each request is shown");
+                let begin = *begin.get_or_insert(interval.start);
+                let at = |elements: u64| begin + Picos(took * elements / all);
+                let own = before + elements(request);
+                assert_eq!((interval.start, interval.end), (at(before), at(own)), "{list:?}");
+                before = own;
+            }
+        }
+        assert_eq!(shown.next(), None, "{}", track.place);
+    }
+}
+
 fn step_seconds(negotiation: Option<Negotiation>, dp: u32, place: &str) -> f64 {
     let graph = gpt();
     let cluster = cluster(place);
@@ -204,6 +244,75 @@ fn replicas_of_which_one_is_simulated_send_what_all_of_them_do() {
         let sent: Vec<u64> = unfolded.iter().map(|track| track.sent_bytes).collect();
         assert!(dp == 2 || sent[0] != sent[1], "{sent:?}");
         assert_eq!(folded[0].sent_bytes_by_all(), sent.iter().sum::<u64>(), "{dp} replicas");
+    }
+}
+
+/// Modelled times, of which those of cycles are noted.
+struct Told<'a> {
+    modelled: Modelled<'a>,
+    told: Vec<Picos>,
+}
+
+impl Driver for Told<'_> {
+    type Error = SimError;
+
+    fn clock(&self) -> Clock {
+        self.modelled.clock()
+    }
+
+    fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        self.modelled.local(call)
+    }
+
+    fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<(), SimError> {
+        self.modelled.send(call, durations)
+    }
+
+    fn receive(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        self.modelled.receive(call)
+    }
+
+    fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {
+        self.modelled.collective(members)
+    }
+
+    fn negotiate(&mut self, members: &[Call<'_>], cycles: u64) -> Result<Picos, SimError> {
+        let took = self.modelled.negotiate(members, cycles)?;
+        self.told.push(took);
+        Ok(took)
+    }
+
+    fn fused(&mut self, requests: &[Vec<Call<'_>>]) -> Result<Picos, SimError> {
+        self.modelled.fused(requests)
+    }
+}
+
+/// All tell the first member which requests they have made, and it answers all.
+#[test]
+fn a_cycle_takes_what_a_reduction_to_the_first_member_and_a_broadcast_from_it_take() {
+    let graph = gpt();
+    let cluster = cluster("a100-40g:2x8");
+    let negotiation = Some(Negotiation { cycle_seconds: 1e-5, fusion_bytes: 40_000 });
+    for dp in [2, 4, 16] {
+        let program = lower(&graph, &plan(&graph, dp, negotiation), 16).expect("a program");
+        let class = &program.classes[0];
+        let costs = CostModel::new(&graph, &cluster, &program);
+        let told = program.told(class, 0).map(|it| {
+            let seconds = costs.collective_seconds(&it, &class.devices, 1).expect("a cost");
+            assert!(seconds > 0.0);
+            seconds
+        });
+        for folded in [true, false] {
+            let modelled = Modelled::new(&graph, &cluster, &program).expect("costs");
+            let mut driver = Told { modelled, told: vec![] };
+            let options = Options { steps: 1, folded };
+            run(&program, &cluster, options, &mut driver).expect("it ends");
+            assert!(!driver.told.is_empty());
+            for took in driver.told {
+                let off = took.seconds() - told[0] - told[1];
+                assert!(off.abs() < 1e-11, "{took:?} for {told:?} of {dp} replicas");
+            }
+        }
     }
 }
 

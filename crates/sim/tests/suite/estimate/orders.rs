@@ -2,7 +2,7 @@
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
-use shardloom_plan::{Number, Precision};
+use shardloom_plan::{Number, Precision, ScheduleKind};
 use shardloom_sim::estimate::{Candidate, Cut, Estimator, Settings};
 
 use super::candidates::{ORDERS, candidates_in_all_orders, pipeline, possible, sample};
@@ -76,6 +76,34 @@ fn rounds_that_repeat_add_as_much_each() {
     for (plan, (estimated, simulated)) in plans.iter().zip(times) {
         let ratio = estimated / simulated;
         assert!((0.95..=1.05).contains(&ratio), "{:?}: {ratio}", plan.schedule);
+    }
+}
+
+/// So many micro-batches are not run to their end, and rounds are of four.
+#[test]
+fn micro_batches_that_do_not_fill_a_round_count_like_those_that_do() {
+    let graph = model("gpt:layers=30,hidden=1024,heads=16,seq=1024,vocab=51200");
+    let cluster = h100(4);
+    let mut estimator = Estimator::new(&graph, &cluster, MIXED).expect("an estimator");
+    for (schedule, chunks) in ORDERS {
+        let mut of = |microbatches: u32| {
+            let candidate = Candidate { schedule, chunks, ..pipeline(4, 1, microbatches) };
+            let found = estimator.estimate(&candidate).expect("costs");
+            found.map(|it| it.step_seconds)
+        };
+        let [Some(before), Some(after)] = [192, 200].map(&mut of) else {
+            panic!("{schedule:?} has orders of whole rounds")
+        };
+        let each = (after - before) / 8.0;
+        assert!(each > 0.0, "{schedule:?}");
+        for microbatches in 193..200 {
+            // Some schedules have orders of whole rounds only.
+            let Some(found) = of(microbatches) else { continue };
+            let beyond = (found - before) / each - f64::from(microbatches - 192);
+            // Orders of Hanayo are made pass by pass, and differ with each more.
+            let most = if schedule == ScheduleKind::Hanayo { 8.0 } else { 2.5 };
+            assert!(beyond.abs() < most, "{schedule:?}: {microbatches} are {beyond} off");
+        }
     }
 }
 

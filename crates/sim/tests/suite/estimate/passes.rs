@@ -92,6 +92,24 @@ fn messages_over_slow_links_are_estimated() {
     }
 }
 
+/// A backward pass that computes its forward pass again needs nothing for that which comes from the stage behind it.
+#[test]
+fn what_is_computed_again_runs_beside_a_message_only_where_lanes_overlap() {
+    let graph = gpt(4, false);
+    for (cluster, precision) in [(cores(2), Precision::FP32), (h100(2), Precision::MIXED)] {
+        let mut groups = cluster.groups().to_vec();
+        let link = &mut groups[0].profile.node.intra;
+        // A message takes about as long as a pass.
+        link.latency_seconds = if precision == Precision::FP32 { 2e-4 } else { 5e-5 };
+        let cluster = Cluster::new(groups).expect("a cluster");
+        let settings = Settings { precision, ..MIXED };
+        for recompute in Recompute::BY_BLOCK {
+            let candidates = [2, 8].map(|count| Candidate { recompute, ..pipeline(2, 1, count) });
+            assert_as_simulated(&times(&graph, &cluster, &settings, &candidates), 0.02);
+        }
+    }
+}
+
 /// Both are under way before the first comes back, so the second is behind by passes and not by messages.
 #[test]
 fn two_micro_batches_on_four_stages_do_not_wait_for_each_others_messages() {

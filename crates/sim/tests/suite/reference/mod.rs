@@ -20,7 +20,7 @@ use shardloom_cluster::{Cluster, Stack};
 use shardloom_plan::{Communication, Precision, ScheduleKind};
 use shardloom_program::timeline::{Interval, Lane};
 use shardloom_program::{Action, Collective, Content, Group, Program, Rank, View, lower};
-use shardloom_sim::{CostModel, Driver, Options, SimError, Simulation, run};
+use shardloom_sim::{CostModel, Driver, Options, Recorded, Recorder, SimError, Simulation, run};
 use timing::{Computed, Times, Track, occupied};
 
 /// Runs `program` in the engine and in the reference.
@@ -159,6 +159,29 @@ proptest! {
         let costs = CostModel::new(graph, &cluster, &program);
         let plain = Modelled { costs, cluster: &cluster, program: &program };
         assert_equal(&both(&program, &cluster, 2, modelled, &plain))?;
+    }
+}
+
+proptest! {
+    #![proptest_config(config(12, 11))]
+
+    #[test]
+    fn what_was_recorded_is_repeated_to_the_picosecond(
+        case in cases(),
+        seed: u64,
+        steps in 1u32..4,
+        launches: bool,
+    ) {
+        let Case { program, .. } = &case;
+        let cluster = mixed(program.ranks(), seed.is_multiple_of(2));
+        let options = Options { steps, folded: false };
+        let mut recorder = Recorder::new(Drawn { program, seed, launches });
+        let found = run(program, &cluster, options, &mut recorder).expect("it runs");
+        let (_, recording) = recorder.finish();
+        let again = run(program, &cluster, options, &mut Recorded::new(&recording));
+        let again = again.expect("it runs");
+        prop_assert_eq!(again.timeline, found.timeline);
+        prop_assert_eq!(again.step_ends, found.step_ends);
     }
 }
 
