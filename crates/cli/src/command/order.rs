@@ -72,6 +72,10 @@ impl Order {
     /// Whether there is such a schedule of so many micro-batches.
     pub fn exists(self, pp: usize, microbatches: usize) -> bool {
         let map = StageMap::arranged(self.arrangement(), pp, self.chunks(), microbatches);
+        // Weight gradients fill gaps of one pipeline of one stage on each device, however many micro-batches there are.
+        if self.kind().halves() && self.kind().arrangement() == Some(Arrangement::Chain) {
+            return map.is_ok();
+        }
         let build = |map| Schedule::build(self.kind(), map, &PassTimes::default());
         map.and_then(build).is_ok()
     }
@@ -149,4 +153,29 @@ pub fn order(text: &str) -> Result<Order, String> {
         }
     };
     Ok(Order { named: schedule_kind(name)?, chunks, versions: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Also where that is known without making it.
+    #[test]
+    fn an_order_exists_if_it_can_be_made() {
+        let mut missing = 0;
+        for kind in ScheduleKind::ALL.into_iter().filter(|&kind| kind != ScheduleKind::Table) {
+            for (pp, chunks, microbatches) in
+                (1..6).flat_map(|pp| (0..4).flat_map(move |v| (0..9).map(move |m| (pp, v, m))))
+            {
+                let chunks = (chunks > 0).then_some(chunks);
+                let order = Order { named: Named::own(kind), chunks, versions: None };
+                let map = StageMap::arranged(order.arrangement(), pp, order.chunks(), microbatches);
+                let made = map.and_then(|map| Schedule::build(kind, map, &PassTimes::default()));
+                missing += usize::from(made.is_err());
+                let case = format!("{order} on {pp} devices with {microbatches}");
+                assert_eq!(order.exists(pp, microbatches), made.is_ok(), "{case}");
+            }
+        }
+        assert!(missing > 0);
+    }
 }
