@@ -103,6 +103,18 @@ pub(crate) fn latest_step(folder: &Path) -> Result<Option<u64>> {
     Ok(Store::open(folder)?.list()?.last().map(|&(step, _)| step))
 }
 
+/// Refuses a folder that has checkpoints and nothing else that is read, where it is to have what exporting them with
+/// these options makes.
+pub(crate) fn refuse_checkpoints(folder: &Path, export: &'static str) -> Result<()> {
+    let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
+    let mut names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let is_read = |file: &str| folder.join(file).is_file();
+    match names.any(|name| name.starts_with(STEP)) && ![CONFIG, WEIGHTS].into_iter().any(is_read) {
+        true => Err(Error::Checkpoints { folder: folder.to_path_buf(), export }),
+        false => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,17 +149,5 @@ mod tests {
             ["", "step-00000001", "step-00000001/file", "notes/file", "nothing"].map(holds),
             [true, true, true, false, false]
         );
-    }
-}
-
-/// Refuses a folder that has checkpoints and nothing else that is read, where it is to have what exporting them with
-/// these options makes.
-pub(crate) fn refuse_checkpoints(folder: &Path, export: &'static str) -> Result<()> {
-    let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
-    let mut names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let is_read = |file: &str| folder.join(file).is_file();
-    match names.any(|name| name.starts_with(STEP)) && ![CONFIG, WEIGHTS].into_iter().any(is_read) {
-        true => Err(Error::Checkpoints { folder: folder.to_path_buf(), export }),
-        false => Ok(()),
     }
 }

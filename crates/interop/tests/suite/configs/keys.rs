@@ -213,9 +213,12 @@ fn a_file_without_a_kind_of_model_is_told_so_on_its_first_line() {
     }
     for one in ["layers", "hidden", "heads", "vocab", "ffn"] {
         for other in ["layers", "hidden", "heads", "vocab", "ffn"] {
-            let said = message(&format!("{{\n\"{one}\": 1,\n\"{other}\": 2}}"));
-            let own =
-                if one == other { "there are gemma" } else { "layers, hidden, heads and their" };
+            let both = format!("\"{one}\": 1,\n\"{other}\": 2");
+            let (pairs, own) = match one == other {
+                true => (format!("\"{one}\": 1"), "there are gemma"),
+                false => (both, "layers, hidden, heads and their"),
+            };
+            let said = message(&format!("{{\n{pairs}}}"));
             assert!(said.starts_with(&format!("{begin}{own}")), "{one}, {other}: {said}");
         }
     }
