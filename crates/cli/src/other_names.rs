@@ -33,7 +33,7 @@ const NAMES: [(&[&str], &[&str]); 13] = [
             "--devices",
             "--hardware",
         ],
-        &["--cluster"],
+        &["--ranks", "--cluster"],
     ),
     (&["--tensor-model-parallel-size", "--tensor-parallel-size"], &["--tp"]),
     (&["--pipeline-model-parallel-size", "--pipeline-parallel-size", "--stages"], &["--pp"]),

@@ -49,7 +49,8 @@ impl OutputFile {
             let message = format!("{at} is a file of a checkpoint; name another file");
             return Err(Failure::file(path, message));
         }
-        if path.exists() && !force {
+        let file = OutputFile { path: path.to_path_buf(), force };
+        if path.exists() && !force && !file.is_descriptor() {
             let message = format!("{at} exists; name another file, or overwrite it with --force");
             return Err(Failure::file(path, message));
         }
@@ -58,7 +59,6 @@ impl OutputFile {
             let message = format!("cannot write {at}: there is no folder {}", folder.display());
             return Err(Failure::file(path, message));
         }
-        let file = OutputFile { path: path.to_path_buf(), force };
         if is_input && !file.is_special() {
             let message = format!(
                 "{at} is named for something else, too, and would be overwritten; name another file"
@@ -85,7 +85,13 @@ impl OutputFile {
 
     /// Whether it is there and no plain file, as a device or a pipe, which takes what is written to it.
     fn is_special(&self) -> bool {
-        fs::metadata(&self.path).is_ok_and(|it| !it.is_file())
+        self.is_descriptor() || fs::metadata(&self.path).is_ok_and(|it| !it.is_file())
+    }
+
+    /// Whether it is what this process writes to already, whatever that is.
+    fn is_descriptor(&self) -> bool {
+        let names = ["/dev/stdout", "/dev/stderr", "/dev/fd", "/proc/self/fd"];
+        names.into_iter().any(|name| self.path.starts_with(name))
     }
 
     fn is_pipe(&self) -> bool {

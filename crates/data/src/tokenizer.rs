@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-use shardloom_document::{Fault, json_fault, json_line_of};
+use shardloom_document::{Fault, json_fault, json_line_of, json_value};
 use tokenizers::ModelWrapper;
 
 use crate::growth::{Growth, Lengthening};
@@ -137,17 +137,18 @@ impl Tokenizer {
         let unusable = |reason: String| at(Fault { line: None, message: reason });
         let json = fs::read(path).map_err(DataError::io("read", path))?;
         // The library panics at some text that is not JSON.
-        let value: serde_json::Value =
-            serde_json::from_slice(&json).map_err(|error| at(json_fault(&error)))?;
+        let text = std::str::from_utf8(&json).map_err(|_| unusable("it is no UTF-8".into()))?;
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        let value = json_value(text).map_err(at)?;
         if let Some(reason) = wrong_merge(&value).or_else(|| shared_id(&value)) {
             return Err(unusable(reason));
         }
         if let Some(reason) = character_map::fault(&value) {
             return Err(unusable(reason));
         }
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(&json).map_err(|error| {
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(text).map_err(|error| {
             match error.downcast_ref::<serde_json::Error>() {
-                Some(error) => at(unread(&json, &value, error)),
+                Some(error) => at(unread(text.as_bytes(), &value, error)),
                 None => unusable(error.to_string()),
             }
         })?;
@@ -165,9 +166,8 @@ impl Tokenizer {
         // An embedding table has a row for the highest id, and ids may have gaps.
         let highest = tokenizer.get_vocab(true).into_values().max();
         let highest = highest.ok_or_else(|| {
-            let text = String::from_utf8_lossy(&json);
             let message = "its vocabulary is empty: a model of text needs tokens to tell apart";
-            at(Fault { line: json_line_of(&text, "model.vocab"), message: message.into() })
+            at(Fault { line: json_line_of(text, "model.vocab"), message: message.into() })
         })?;
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|error| unusable(error.to_string()))?;
@@ -399,9 +399,16 @@ fn failed(error: tokenizers::Error) -> DataError {
 
 /// What is wrong with a vocabulary in which two tokens have one id, which then cannot be told apart.
 fn shared_id(tokenizer: &serde_json::Value) -> Option<String> {
+    let vocabulary = tokenizer.get("model")?.get("vocab")?.as_object()?;
+    let own = vocabulary.iter().filter_map(|(token, id)| Some((id.as_u64()?, token.as_str())));
+    let added = tokenizer.get("added_tokens").and_then(|it| it.as_array());
+    let added = added
+        .into_iter()
+        .flatten()
+        .filter_map(|token| Some((token.get("id")?.as_u64()?, token.get("content")?.as_str()?)));
     let mut tokens = HashMap::new();
-    tokenizer.get("model")?.get("vocab")?.as_object()?.iter().find_map(|(token, id)| {
-        let other = tokens.insert(id.as_u64()?, token)?;
+    own.chain(added).find_map(|(id, token)| {
+        let other = tokens.insert(id, token).filter(|&other| other != token)?;
         Some(format!("its tokens {other:?} and {token:?} both have the id {id}"))
     })
 }
@@ -524,6 +531,20 @@ mod tests {
     fn two_tokens_of_one_id_are_refused() {
         let mut json = gpt2_json();
         assert!(open(&json).is_ok());
+        // A token of the vocabulary may be special besides.
+        let special = |content: &str| {
+            let mut json = gpt2_json();
+            let mut token = json["added_tokens"][0].clone();
+            (token["id"], token["content"]) = (json!(256), json!(content));
+            json["added_tokens"].as_array_mut().expect("a list").push(token);
+            open(&json)
+        };
+        assert!(special("he").is_ok());
+        let message = special("<he>").err().expect("one id").to_string();
+        assert!(
+            message.contains(r#"its tokens "he" and "<he>" both have the id 256"#),
+            "{message}"
+        );
         json["model"]["vocab"]["hello"] = json["model"]["vocab"]["he"].clone();
         let message = open(&json).err().expect("one id").to_string();
         assert!(

@@ -1,5 +1,7 @@
 //! The sizes of a transformer, as configurations have them.
 
+use std::fmt;
+
 use crate::experts;
 use shardloom_graph::families::{GptConfig, LlamaConfig, RopeScaling};
 use shardloom_graph::{GraphError, ModelSpec, Network};
@@ -15,6 +17,14 @@ pub struct RotaryScaling {
     pub high: f32,
     /// The original number of positions.
     pub original: u32,
+}
+
+impl fmt::Display for RotaryScaling {
+    /// As the words of a model have it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RotaryScaling { factor, low, high, original } = self;
+        write!(f, "rope_scaling=[{factor},{low},{high},{original}]")
+    }
 }
 
 /// What positions a transformer knows.

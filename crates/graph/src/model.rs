@@ -66,6 +66,10 @@ impl Graph {
                 let queries = size * self.dim(group).size;
                 format!("{name} = {size} (of keys and values; {queries} of queries)")
             }
+            // A classifier's has the name that a language model's has.
+            None if name == "vocab" && self.dim_named("seq").is_none() => {
+                format!("classes = {size}")
+            }
             None => format!("{name} = {size}"),
         }
     }

@@ -240,7 +240,11 @@ impl<'a> Task<'a> {
             mesh,
             global_batch: self.request.global_batch,
             microbatches,
-            schedule: ScheduleKind::Afab,
+            // One stage alone need not keep what a micro-batch made while others go forward.
+            schedule: match pp {
+                1 => ScheduleKind::OneForwardOneBackward,
+                _ => ScheduleKind::Afab,
+            },
             sync: self.sync(mesh, 0),
             precision: self.request.precision,
             optimizer: self.request.optimizer,

@@ -299,11 +299,18 @@ fn roomier(
         return Ok(None);
     };
     let saved = 1.0 - judge(graph, &larger, &other)?.step_seconds / step_seconds;
-    let condition = format!("if devices had {} more memory", percent(MORE_MEMORY - 1.0));
-    let sentence = match saved < 0.0005 {
-        true => format!("{condition}, no faster plan would be found"),
+    let more = format!("if devices had {} more memory,", percent(MORE_MEMORY - 1.0));
+    let is_slower = saved < 0.0005;
+    let fits_now =
+        !is_slower && judge(graph, cluster, &other)?.fits(Request::like(plan).memory_share);
+    let (condition, fits) = match fits_now {
+        true => ("with the memory that there is,".to_owned(), "fits"),
+        false => (more, "would fit"),
+    };
+    let sentence = match is_slower {
+        true => format!("{condition} no faster plan would be found"),
         false => format!(
-            "{condition}, a plan that takes {} less would fit: {} of {}, {} with {}, ZeRO-{}, \
+            "{condition} a plan that takes {} less {fits}: {} of {}, {} with {}, ZeRO-{}, \
              recomputation {}",
             percent(saved),
             counted(other.stages().count(), "stage"),

@@ -1,15 +1,12 @@
 //! The folder that a run keeps its checkpoints in.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use shardloom_checkpoint::{Lock, Store};
 
 use crate::huggingface_folder::{CONFIG, WEIGHTS};
+use crate::saved::open_checkpoint;
 use crate::{Error, Result};
-
-/// What the names of checkpoints' folders begin with.
-const STEP: &str = "step-";
 
 /// A folder of checkpoints that one process alone changes as long as this is there.
 #[derive(Debug)]
@@ -58,7 +55,7 @@ impl CheckpointFolder {
         };
         path.strip_prefix(folder).is_ok_and(|rest| {
             let first = rest.components().next();
-            first.is_none_or(|it| it.as_os_str().to_string_lossy().starts_with(STEP))
+            first.is_none_or(|it| it.as_os_str().to_string_lossy().starts_with("step-"))
         })
     }
 
@@ -103,16 +100,16 @@ pub(crate) fn latest_step(folder: &Path) -> Result<Option<u64>> {
     Ok(Store::open(folder)?.list()?.last().map(|&(step, _)| step))
 }
 
-/// Refuses a folder that has checkpoints and nothing else that is read, where it is to have what exporting them with
-/// these options makes.
+/// Refuses a folder that has checkpoints and nothing else that is read. `export` says how what is needed comes of them.
 pub(crate) fn refuse_checkpoints(folder: &Path, export: &'static str) -> Result<()> {
-    let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
-    let mut names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let is_read = |file: &str| folder.join(file).is_file();
-    match names.any(|name| name.starts_with(STEP)) && ![CONFIG, WEIGHTS].into_iter().any(is_read) {
-        true => Err(Error::Checkpoints { folder: folder.to_path_buf(), export }),
-        false => Ok(()),
+    let has_any = latest_step(folder).is_ok_and(|step| step.is_some());
+    if !has_any || [CONFIG, WEIGHTS].into_iter().any(is_read) {
+        return Ok(());
     }
+    let newest = open_checkpoint(folder).ok();
+    let model = newest.map_or_else(|| "MODEL".into(), |(newest, _)| newest.meta().model.clone());
+    Err(Error::Checkpoints { folder: folder.to_path_buf(), model, export })
 }
 
 #[cfg(test)]

@@ -88,13 +88,15 @@ pub enum Error {
     },
     /// A folder of checkpoints where another is needed.
     #[error(
-        "{} has checkpoints: `train --resume {}` goes on with them, and `export {} {export}` writes what is needed here",
+        "{} has checkpoints: `train {model} --checkpoint {} --resume` goes on with them, and `export {} {export}",
         folder.display(), folder.display(), folder.display()
     )]
     Checkpoints {
         /// The folder.
         folder: PathBuf,
-        /// The options with which they are exported.
+        /// The model of the newest.
+        model: String,
+        /// The options with which they are exported, and what comes of it.
         export: &'static str,
     },
     /// A folder without weights.

@@ -71,7 +71,7 @@ pub(crate) fn read_weights(path: &Path) -> Result<BTreeMap<String, Tensor>> {
         return one(&whole);
     }
     if !index.is_file() {
-        refuse_checkpoints(folder, "--weights FILE")?;
+        refuse_checkpoints(folder, "--weights FILE` makes a file of their weights")?;
         let unread = UNREAD.iter().find(|name| folder.join(name).is_file());
         return Err(Error::NoWeights { folder: folder.to_path_buf(), found: unread.copied() });
     }

@@ -78,7 +78,10 @@ impl Model {
         match Source::of(text) {
             Source::HuggingFace(path) => Model::configured(&path, sequence_length),
             Source::Folder(folder) => {
-                refuse_checkpoints(&folder, "--huggingface DIR")?;
+                refuse_checkpoints(
+                    &folder,
+                    "--huggingface DIR` makes a folder of a GPT or Llama that is a model",
+                )?;
                 let model = Model::configured(&folder.join(CONFIG), sequence_length)?;
                 let weights = folder_has_weights(&folder).then_some(folder);
                 Ok(Model { weights, ..model })

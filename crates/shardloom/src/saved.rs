@@ -121,5 +121,7 @@ pub fn export_weights(checkpoint: &Path, to: &Path) -> Result<Exported> {
         value.axes.first().map(|&dim| plain.dim(dim).size)
     };
     checkpoint.export_first_rows(to, |name| names.contains(name), rows)?;
-    Ok(Exported::of(&checkpoint, &model, names.len(), refused))
+    let exported = Exported::of(&checkpoint, &model, names.len(), refused);
+    let parameters = plain.map_or(exported.parameters, |plain| plain.parameter_count());
+    Ok(Exported { parameters, ..exported })
 }

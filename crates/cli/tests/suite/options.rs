@@ -18,6 +18,7 @@ fn names_that_other_programs_have_for_options_lead_to_those_here() {
         ("train", "--batch-size", "--global-batch"),
         ("train", "--train_batch_size=8", "--global-batch"),
         ("train", "--max-steps", "--steps"),
+        ("train", "--gpus", "--ranks"),
         ("plan", "--gpus", "--cluster"),
         ("plan", "--nnodes", "--cluster"),
         ("plan", "--micro-batch-size", "--micro-batch"),
@@ -75,7 +76,10 @@ fn a_folder_of_checkpoints_is_no_model_and_has_no_weights_as_such() {
         (format!("train {TINY} --weights run --steps 1"), "export run --weights FILE"),
     ] {
         let message = error_of(&place, &command);
-        assert!(message.contains("`train --resume run` goes on with them"), "{message}");
+        let model = "gpt:layers=2,hidden=16,heads=2,seq=8,vocab=256";
+        let resume = format!("train {model} --checkpoint run --resume");
+        assert!(message.contains(&format!("`{resume}` goes on with them")), "{message}");
+        place.run(&format!("{resume} --data text.txt --global-batch 4 --steps 2")).succeeds();
         assert!(message.contains(export), "{message}");
     }
 }

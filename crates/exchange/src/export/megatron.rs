@@ -115,7 +115,7 @@ fn model(leaving: &Leaving<'_>) -> Result<Vec<Argument>, ExchangeError> {
                 if it != usual {
                     let reason = "Llama 3's scaling is of frequencies between 1 and 4 periods in 8192 \
                                   positions";
-                    return leaving.refuse("model", format!("rope_scaling={it:?}"), reason);
+                    return leaving.refuse("model", it.to_string(), reason);
                 }
                 arguments.push(flag("--use-rope-scaling"));
                 arguments.push(("--rope-scaling-factor", single(it.factor)));

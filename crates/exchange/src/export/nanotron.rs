@@ -61,7 +61,7 @@ fn model(leaving: &Leaving<'_>) -> Result<String, ExchangeError> {
     };
     if let Some(scaling) = scaling {
         let reason = "rotary frequencies are not scaled in training";
-        return leaving.refuse("model", format!("rope_scaling={scaling:?}"), reason);
+        return leaving.refuse("model", scaling.to_string(), reason);
     }
     if model.head_dim * model.heads != model.hidden {
         let reason = "a Llama's heads have the width / heads there";

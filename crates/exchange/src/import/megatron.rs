@@ -234,7 +234,12 @@ fn require_sizes_of(arguments: &Arguments, model: &Transformer) -> Result<(), Ex
         ("seq-length", model.seq),
     ] {
         if let Some(other) = arguments.size(name)?.filter(|&other| other != size) {
-            return arguments.error(name, other, format!("the model of --model has {size}"));
+            let cure = match name {
+                "seq-length" => format!("; with --seq {other} it has as many"),
+                _ => String::new(),
+            };
+            let rule = format!("the model of --model has {size}{cure}");
+            return arguments.error(name, other, rule);
         }
     }
     if let Kind::Llama { qkv_bias, qk_norm, .. } = model.kind {

@@ -145,7 +145,9 @@ fn a_model_that_is_named_has_the_sizes_that_megatrons_arguments_give() {
             Ok(found) => assert_eq!((from, found.spec.network()), ("", named.network())),
             Err(error) => {
                 let size = to.split_once('=').map_or("", |(_, size)| size);
-                let part = format!(": the model of --model has {size}");
+                let cure =
+                    if from.starts_with("seq") { "; with --seq 1024 it has as many" } else { "" };
+                let part = format!(": the model of --model has {size}{cure}");
                 assert!(error.to_string().ends_with(&part), "{from}: {error}");
             }
         }

@@ -23,7 +23,9 @@ pub(super) fn fastest(
 }
 
 /// One server, two, four and so on up to half of the devices; of the others as many workers as the batch can be
-/// dealt to, each with the largest micro-batches that fit. `with` makes the plan with so many servers, if there is one.
+/// dealt to, each with the largest micro-batches that fit, and with its blocks computed twice only where no others do.
+/// A worker's forward pass is followed by its backward pass, so that smaller micro-batches take less memory. `with`
+/// makes the plan with so many servers, if there is one.
 pub(super) fn fastest_plan(
     task: &Task<'_>,
     with: impl Fn(u32, Uniform) -> Option<Plan>,
@@ -40,11 +42,15 @@ pub(super) fn fastest_plan(
     'counts: for count in counts.take_while(|it| 2 * it <= devices) {
         let batch = request.global_batch as u32;
         let workers = divisors(batch).filter(|&it| it <= devices - count).max().unwrap_or(1);
-        let mut left: VecDeque<u32> = divisors(batch / workers).collect();
-        while let Some(microbatches) = left.pop_front() {
+        let tried = |recompute| divisors(batch / workers).map(move |it| (recompute, it));
+        let mut left: VecDeque<(Recompute, u32)> =
+            [Recompute::None, Recompute::Full].into_iter().flat_map(tried).collect();
+        while let Some((recompute, microbatches)) = left.pop_front() {
             let common = task.uniform(1, Mesh::of(workers, 1, 1), microbatches as usize);
-            let recompute = Recompute::None.under(cluster.stack());
-            let Some(plan) = with(count, Uniform { recompute, ..common }) else { continue };
+            let recompute = recompute.under(cluster.stack());
+            let Some(plan) = with(count, Uniform { recompute, ..common }) else {
+                continue;
+            };
             let plan = task.completed(plan);
             let judgement = match judge(task.graph, cluster, &plan) {
                 Ok(judgement) => judgement,
@@ -55,7 +61,7 @@ pub(super) fn fastest_plan(
                 Err(error) => return Err(error.into()),
             };
             simulated += 1;
-            // What does not fit whatever the micro-batches, comes closest with the smallest.
+            // What does not fit whatever is kept comes closest with the least of it, which is the last.
             let lasting =
                 judgement.memory.iter().map(|it| (it.persistent.total(), it.memory_bytes));
             let mut lasting = lasting.map(|(held, all)| held as f64 / all as f64);

@@ -514,3 +514,25 @@ fn two_devices_are_a_worker_and_a_server() {
         plan.validate(&graph(GPT), 2).expect("a valid plan");
     }
 }
+
+/// Each plan is asked for with less memory than the one before takes.
+#[test]
+fn workers_take_smaller_micro_batches_and_then_compute_twice_where_memory_is_short() {
+    // Activations of a sample outweigh the weights.
+    let model = "gpt:layers=6,hidden=64,heads=4,seq=512,vocab=128";
+    for method in ["parameter-server", "byteps", "herring"] {
+        let (mut memory, mut found) = (PLENTY, vec![]);
+        while let Ok(Choice { plan, judgement, .. }) = ask(method, model, &h100(2, memory), 32) {
+            let peak = judgement.fullest().expect("a device").peak_bytes;
+            assert!(peak < memory, "{method}: {peak} of {memory}");
+            assert_eq!(plan.schedule, ScheduleKind::OneForwardOneBackward, "{method}");
+            found.push((plan.recompute, plan.microbatches));
+            memory = peak;
+        }
+        assert_eq!(found.first(), Some(&(Recompute::None, 1)), "{method}");
+        let most = |recompute| found.iter().filter(|it| it.0 == recompute).map(|it| it.1).max();
+        assert!(most(Recompute::None).is_some_and(|most| most >= 8), "{method}: {found:?}");
+        let (last, _) = found.last().expect("the first");
+        assert!(*last != Recompute::None, "{method}: {found:?}");
+    }
+}

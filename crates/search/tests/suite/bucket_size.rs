@@ -131,7 +131,7 @@ fn a_size_that_somebody_has_chosen_stays() {
 
 /// Somebody who runs every plan, with buckets of so many bytes at least.
 #[derive(Debug)]
-struct Least(usize);
+pub struct Least(pub usize);
 
 impl Runner for Least {
     fn name(&self) -> &str {

@@ -1,12 +1,13 @@
 //! The space against an enumeration of all numbers there are.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
+use crate::bucket_size::Least;
 use crate::scenario::{GPT, h100, model};
 use shardloom_cluster::Cluster;
-use shardloom_plan::{PassTimes, Plan, Recompute, ScheduleKind, Uniform, even_cuts};
-use shardloom_search::{Request, Runner, Space, judge};
+use shardloom_plan::{PassTimes, Recompute, ScheduleKind, even_cuts};
+use shardloom_search::{Request, Space, judge};
 use shardloom_sim::estimate::Candidate;
 
 /// In how many orders `pp` meshes can run `blocks` blocks, by listing them.
@@ -199,42 +200,12 @@ fn no_more_than_a_thousand_stages_are_tried_where_devices_have_several() {
     assert_eq!((stages(true), stages(false)), (Some(1024), Some(2048)));
 }
 
-/// Somebody who runs all plans.
-#[derive(Debug)]
-struct Anybody;
-
-impl Runner for Anybody {
-    fn name(&self) -> &str {
-        "anybody"
-    }
-
-    fn runs_on(&self, _: &Cluster, _: u32) -> bool {
-        true
-    }
-
-    fn runs_numbers(&self, _: &Uniform, _: usize) -> bool {
-        true
-    }
-
-    fn runs(&self, _: &Cluster, _: &Plan) -> bool {
-        true
-    }
-
-    fn takes_bucket_size(&self, _: &Cluster, _: &Plan) -> bool {
-        true
-    }
-
-    fn own_cuts(&self) -> Option<&BTreeMap<usize, Vec<usize>>> {
-        None
-    }
-}
-
 /// All others run whole blocks again.
 #[test]
 fn whoever_runs_plans_computes_blocks_again_where_this_program_computes_all() {
     let (graph, cluster) = (model(GPT), h100(1, 4, 80_000_000_000));
     let own = Request::new(GPT, "c", 8);
-    let others = Request { runner: Some(Arc::new(Anybody)), ..own.clone() };
+    let others = Request { runner: Some(Arc::new(Least(0))), ..own.clone() };
     let of = |request: &Request| -> Vec<Candidate> {
         Space::new(&graph, &cluster, request).expect("a space").candidates().collect()
     };
