@@ -50,7 +50,7 @@ impl OutputFile {
             return Err(Failure::file(path, message));
         }
         let file = OutputFile { path: path.to_path_buf(), force };
-        if path.exists() && !force && !file.is_descriptor() {
+        if path.exists() && !force && file.stream().is_none() {
             let message = format!("{at} exists; name another file, or overwrite it with --force");
             return Err(Failure::file(path, message));
         }
@@ -72,6 +72,7 @@ impl OutputFile {
     /// Sees that it can be written, and that the disk is not full; what there is stays as it is.
     fn probe(&self) -> io::Result<()> {
         match self.is_special() {
+            true if self.stream().is_some() => Ok(()),
             // Whoever reads a pipe would take its end for that of the file.
             true if self.is_pipe() => Ok(()),
             true => OpenOptions::new().write(true).open(&self.path).map(drop),
@@ -85,13 +86,17 @@ impl OutputFile {
 
     /// Whether it is there and no plain file, as a device or a pipe, which takes what is written to it.
     fn is_special(&self) -> bool {
-        self.is_descriptor() || fs::metadata(&self.path).is_ok_and(|it| !it.is_file())
+        self.stream().is_some() || fs::metadata(&self.path).is_ok_and(|it| !it.is_file())
     }
 
-    /// Whether it is what this process writes to already, whatever that is.
-    fn is_descriptor(&self) -> bool {
-        let names = ["/dev/stdout", "/dev/stderr", "/dev/fd", "/proc/self/fd"];
-        names.into_iter().any(|name| self.path.starts_with(name))
+    /// What this process writes to already, if it is that, wherever it leads. Opened by its name a file that it leads to
+    /// would be written from its begin.
+    fn stream(&self) -> Option<Box<dyn Write>> {
+        match self.path.to_str() {
+            Some("/dev/stdout") => Some(Box::new(io::stdout())),
+            Some("/dev/stderr") => Some(Box::new(io::stderr())),
+            _ => None,
+        }
     }
 
     fn is_pipe(&self) -> bool {
@@ -190,6 +195,11 @@ impl OutputFile {
 
     /// What is written, without this one's name yet; nothing where it goes to what is there.
     fn written(&self, bytes: &[u8]) -> io::Result<Option<NamedTempFile>> {
+        if let Some(mut stream) = self.stream() {
+            stream.write_all(bytes)?;
+            stream.flush()?;
+            return Ok(None);
+        }
         if self.is_special() {
             OpenOptions::new().write(true).open(&self.path)?.write_all(bytes)?;
             return Ok(None);

@@ -7,7 +7,7 @@ use shardloom_checkpoint::{Checkpoint, Refused, Store};
 use shardloom_graph::Extents;
 use shardloom_profile::SystemMemory;
 
-use crate::{Model, Result};
+use crate::{Error, Model, Result};
 
 /// The checkpoint in this folder, or the newest sound one of a folder of checkpoints, with newer ones that
 /// were not used.
@@ -17,6 +17,9 @@ use crate::{Model, Result};
 pub(crate) fn open_checkpoint(path: &Path) -> Result<(Checkpoint, Vec<Refused>)> {
     if path.join("manifest.json").exists() {
         return Ok((Checkpoint::open(path)?, vec![]));
+    }
+    if path.is_file() {
+        return Err(Error::NotFolder { path: path.to_path_buf() });
     }
     Ok(Store::open(path)?.load_latest()?)
 }

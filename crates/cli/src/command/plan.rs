@@ -244,8 +244,10 @@ impl Plan {
         let output = OutputFile::optional(self.output.as_ref(), self.force)?;
         let html = OutputFile::optional(self.html.as_ref(), self.force)?;
         OutputFile::require_distinct([&output, &html])?;
-        if let Some(tokens) = self.tokens.filter(|tokens| !(tokens.is_finite() && *tokens > 0.0)) {
-            let message = format!("--tokens {tokens}: a number above 0 is needed, such as 15e12");
+        if let Some(tokens) = self.tokens.filter(|tokens| !(*tokens > 0.0 && *tokens <= 1e18)) {
+            let message = format!(
+                "--tokens {tokens:e}: a number above 0 and at most 1e18 is needed, such as 15e12"
+            );
             return Err(Failure::usage("--tokens", message));
         }
         let model = self.padding.of(load_model(&self.model, self.seq, terminal)?)?;

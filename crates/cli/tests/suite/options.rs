@@ -1,5 +1,8 @@
 //! Options: what they are called elsewhere, what is said where they cannot be, and what they leave out.
 
+use std::fs::{self, File};
+use std::io::Write;
+
 use crate::invocation::{Place, TINY};
 
 /// The message of an error in JSON.
@@ -60,9 +63,37 @@ fn what_cannot_be_is_said_in_the_words_of_options() {
         (format!("{plan} --micro-batch 0"), "at least 1 is needed"),
         (format!("{simulate} --sequence-parallel"), "there is no --tp"),
         (format!("{plan} -o -"), "/dev/stdout"),
+        (format!("{plan} --tokens 1e19"), "--tokens 1e19: a number above 0 and at most 1e18"),
+        (format!("{plan} --tokens 0"), "--tokens 0e0: a number above 0"),
+        (
+            "export text.txt --weights w.safetensors".into(),
+            "text.txt is a file; checkpoints go in a folder",
+        ),
     ] {
         let message = error_of(&place, &command);
         assert!(message.contains(said), "{command}: {message}");
+    }
+}
+
+/// Behind what there is, and before what is printed afterwards.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_may_be_standard_output_wherever_that_goes() {
+    let place = Place::new();
+    let path = place.path("log");
+    for file in [File::create(&path), File::options().append(true).open(&path)] {
+        let mut file = file.expect("a file");
+        file.write_all(b"before\n").expect("written");
+        let small = "gpt:layers=2,hidden=64,heads=4,seq=32,vocab=128";
+        let plan = format!("plan {small} --cluster h100-80g:2 --global-batch 8 -o /dev/stdout");
+        let status = place.command(&plan).stdout(file).status().expect("it runs");
+        assert!(status.success());
+        let text = fs::read_to_string(&path).expect("text");
+        let runs: Vec<&str> = text.split("before\n").skip(1).collect();
+        for run in &runs {
+            assert!(run.contains("[[pipeline") && run.contains("Software: "), "{text}");
+        }
+        assert!(text.starts_with("before\n") && !runs.is_empty(), "{text}");
     }
 }
 
