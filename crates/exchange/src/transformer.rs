@@ -61,8 +61,8 @@ pub enum Kind {
 pub struct Transformer {
     /// Which family it is of.
     pub kind: Kind,
-    /// What else it has that no other model of the family has, in the words of models here. Projects that leave the model
-    /// to a training script need not know.
+    /// What it has that `kind` does not say, in the words of models here. Projects whose training scripts build the model
+    /// take plans of any.
     pub changes: Vec<&'static str>,
     /// Transformer blocks.
     pub layers: usize,

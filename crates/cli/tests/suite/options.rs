@@ -42,6 +42,23 @@ fn names_that_other_programs_have_for_options_lead_to_those_here() {
     }
 }
 
+/// Arguments are bytes, whatever they mean.
+#[cfg(unix)]
+#[test]
+fn arguments_that_are_no_text_are_refused() {
+    use std::os::unix::ffi::OsStrExt;
+
+    let place = Place::new();
+    let bytes = std::ffi::OsStr::from_bytes(b"gpt-\xff");
+    for rest in ["--gpus 8", "--cluster h100-80g:8 --global-batch 8"] {
+        let mut command = place.command("plan");
+        let output = command.arg(bytes).args(rest.split(' ')).output().expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.starts_with("error: ") && !said.contains("panicked"), "{said}");
+    }
+}
+
 #[test]
 fn what_cannot_be_is_said_in_the_words_of_options() {
     let place = Place::new();

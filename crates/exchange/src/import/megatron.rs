@@ -244,8 +244,12 @@ fn require_sizes_of(arguments: &Arguments, model: &Transformer) -> Result<(), Ex
     }
     if let Kind::Llama { qkv_bias, qk_norm, .. } = model.kind {
         for (name, has) in QWEN.into_iter().zip([qkv_bias, qk_norm]) {
-            if arguments.has(name) && !has {
-                return arguments.error(name, "given", "the model of --model has none");
+            match (arguments.has(name), has) {
+                (true, false) => {
+                    return arguments.error(name, "given", "the model of --model has none");
+                }
+                (false, true) => return arguments.missing(name, "the model of --model has it"),
+                _ => {}
             }
         }
     }

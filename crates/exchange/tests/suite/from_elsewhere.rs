@@ -545,10 +545,12 @@ fn what_qwens_have_is_said_and_read_for_megatron() {
         let named = |model| read("train.sh", text, &Given { model: Some(model), ..given });
         assert!(named(&case.spec).is_ok());
         let error = named(&plain).expect_err("another model").to_string();
-        assert!(
-            error.contains(&format!("{option} = given: the model of --model has none")),
-            "{error}"
-        );
+        let said = format!("{option} = given: the model of --model has none");
+        assert!(error.contains(&said), "{error}");
+        let text = text.replace(&format!("  {option}\n"), "");
+        let error = read("train.sh", &text, &Given { model: Some(&case.spec), ..given });
+        let error = error.expect_err("another model").to_string();
+        assert!(error.contains(option) && error.contains("--model has it"), "{error}");
     }
 }
 
