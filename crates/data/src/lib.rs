@@ -34,6 +34,7 @@ mod text;
 mod text_files;
 mod token_files;
 mod tokenizer;
+mod vocabulary;
 mod words;
 
 pub use batches::{Batches, Sample};

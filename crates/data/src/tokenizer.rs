@@ -1,6 +1,5 @@
 //! Text to token ids and back.
 
-use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
@@ -8,7 +7,7 @@ use shardloom_document::{Fault, json_fault, json_line_of, json_value};
 use tokenizers::ModelWrapper;
 
 use crate::growth::{Growth, Lengthening};
-use crate::{DataError, Result, character_map};
+use crate::{DataError, Result, character_map, vocabulary};
 
 /// Longer texts are encoded in parts of at least this many bytes, because the
 /// offsets a tokenizer keeps take many times the memory of its text.
@@ -124,10 +123,10 @@ impl Tokenizer {
     /// # Errors
     ///
     /// [`DataError::Io`] if the file cannot be read; [`DataError::Tokenizer`] if it is
-    /// not a tokenizer, has an empty vocabulary, a map of characters that leads out of itself or a BPE merge whose second token lacks
-    /// the prefix of those that continue a word or whose result the vocabulary lacks, has two tokens of one id, may make a text thousands of times as
-    /// long, or has BPE dropout, with which the same text would have different tokens
-    /// each time.
+    /// not a tokenizer, has an empty vocabulary, a map of characters that leads out of itself, a BPE merge whose second
+    /// token lacks the prefix of those that continue a word or whose result the vocabulary lacks, or two tokens of one
+    /// id, may make a text thousands of times as long, or has BPE dropout, with which the same text would have different
+    /// tokens each time.
     pub fn open(path: &Path) -> Result<Self> {
         let at = |fault: Fault| DataError::Tokenizer {
             path: path.to_path_buf(),
@@ -136,11 +135,11 @@ impl Tokenizer {
         };
         let unusable = |reason: String| at(Fault { line: None, message: reason });
         let json = fs::read(path).map_err(DataError::io("read", path))?;
-        // The library panics at some text that is not JSON.
         let text = std::str::from_utf8(&json).map_err(|_| unusable("it is no UTF-8".into()))?;
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        // The library panics at some text that is not JSON.
         let value = json_value(text).map_err(at)?;
-        if let Some(reason) = wrong_merge(&value).or_else(|| shared_id(&value)) {
+        if let Some(reason) = vocabulary::fault(&value) {
             return Err(unusable(reason));
         }
         if let Some(reason) = character_map::fault(&value) {
@@ -395,48 +394,6 @@ impl Cuts {
 
 fn failed(error: tokenizers::Error) -> DataError {
     DataError::Tokenize { reason: error.to_string() }
-}
-
-/// What is wrong with a vocabulary in which two tokens have one id, which then cannot be told apart.
-fn shared_id(tokenizer: &serde_json::Value) -> Option<String> {
-    let vocabulary = tokenizer.get("model")?.get("vocab")?.as_object()?;
-    let own = vocabulary.iter().filter_map(|(token, id)| Some((id.as_u64()?, token.as_str())));
-    let added = tokenizer.get("added_tokens").and_then(|it| it.as_array());
-    let added = added
-        .into_iter()
-        .flatten()
-        .filter_map(|token| Some((token.get("id")?.as_u64()?, token.get("content")?.as_str()?)));
-    let mut tokens = HashMap::new();
-    own.chain(added).find_map(|(id, token)| {
-        let other = tokens.insert(id, token).filter(|&other| other != token)?;
-        Some(format!("its tokens {other:?} and {token:?} both have the id {id}"))
-    })
-}
-
-/// What is wrong with the merges of a BPE model, at which the library would panic: a second token that lacks the prefix
-/// of those that continue a word, or two whose merge the vocabulary lacks.
-fn wrong_merge(tokenizer: &serde_json::Value) -> Option<String> {
-    let model = tokenizer.get("model")?;
-    let prefix = model.get("continuing_subword_prefix").and_then(|it| it.as_str()).unwrap_or("");
-    let vocabulary = model.get("vocab")?.as_object()?;
-    let wrong = |merge: &serde_json::Value| -> Option<String> {
-        let (first, second) = match merge {
-            // Merges that were lines of a file have its version among them.
-            serde_json::Value::String(both) if both.starts_with("#version") => return None,
-            serde_json::Value::String(both) => both.split_once(' ')?,
-            other => (other.get(0)?.as_str()?, other.get(1)?.as_str()?),
-        };
-        let Some(continued) = second.strip_prefix(prefix) else {
-            return Some(format!(
-                "its merges have {second:?}, which does not begin with {prefix:?} as what continues a word does"
-            ));
-        };
-        let merged = format!("{first}{continued}");
-        (!vocabulary.contains_key(&merged)).then(|| {
-            format!("it merges {first:?} and {second:?}, and its vocabulary has no {merged:?}")
-        })
-    };
-    model.get("merges")?.as_array()?.iter().find_map(wrong)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ mod arguments;
 mod deepspeed;
 mod megatron;
 mod megatron_layout;
+mod megatron_model;
 mod nanotron;
 mod python;
 mod table;

@@ -5,6 +5,7 @@ mod fifty;
 mod from_elsewhere;
 mod golden;
 mod matrix;
+mod models;
 mod plans;
 mod refusals;
 mod there_and_back;
