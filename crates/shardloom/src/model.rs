@@ -80,7 +80,7 @@ impl Model {
             Source::Folder(folder) => {
                 refuse_checkpoints(
                     &folder,
-                    "--huggingface DIR` makes a folder of a GPT or Llama that is a model",
+                    "--huggingface DIR` writes a GPT or a Llama as a folder that can be named here",
                 )?;
                 let model = Model::configured(&folder.join(CONFIG), sequence_length)?;
                 let weights = folder_has_weights(&folder).then_some(folder);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use shardloom_checkpoint::{Checkpoint, Refused, Store};
-use shardloom_graph::Extents;
+use shardloom_graph::{Extents, Value};
 use shardloom_profile::SystemMemory;
 
 use crate::{Error, Model, Result};
@@ -105,8 +105,8 @@ impl Exported {
 }
 
 /// Writes the weights in a checkpoint, or in the newest sound one of a folder of checkpoints, to one
-/// safetensors file: every parameter whole but for rows of padding, whatever the plan it was trained under, as 32-bit floats under
-/// this program's names. [`Session::load_weights`](crate::Session::load_weights) reads it. A file of that
+/// safetensors file: every parameter whole but for rows of padding, whatever the plan it was trained under, as 32-bit
+/// floats under this program's names. [`Session::load_weights`](crate::Session::load_weights) reads it. A file of that
 /// path is replaced.
 ///
 /// # Errors
@@ -118,12 +118,19 @@ pub fn export_weights(checkpoint: &Path, to: &Path) -> Result<Exported> {
         model.graph().parameters().map(|(_, value)| value.name.as_str()).collect();
     // Rows of padding are no weights.
     let plain = model.spec().with_padding(None).and_then(|spec| spec.graph()).ok();
-    let rows = |name: &str| {
-        let plain = plain.as_ref()?;
-        let (_, value) = plain.parameters().find(|(_, value)| value.name == name)?;
-        value.axes.first().map(|&dim| plain.dim(dim).size)
+    let rows: BTreeMap<&str, usize> = match &plain {
+        Some(plain) => {
+            let rows = |value: &Value| value.axes.first().map(|&dim| plain.dim(dim).size);
+            let parameters = plain.parameters();
+            parameters.filter_map(|(_, it)| Some((it.name.as_str(), rows(it)?))).collect()
+        }
+        None => BTreeMap::new(),
     };
-    checkpoint.export_first_rows(to, |name| names.contains(name), rows)?;
+    checkpoint.export_first_rows(
+        to,
+        |name| names.contains(name),
+        |name| rows.get(name).copied(),
+    )?;
     let exported = Exported::of(&checkpoint, &model, names.len(), refused);
     let parameters = plain.map_or(exported.parameters, |plain| plain.parameter_count());
     Ok(Exported { parameters, ..exported })
