@@ -114,7 +114,7 @@ fn parse() -> Result<Arguments, clap::Error> {
     let mut command = Arguments::command().mut_subcommands(|command| command.mut_args(signed));
     let matches = command.try_get_matches_from_mut(env::args_os()).map_err(|error| {
         let given = env::args_os().find_map(|word| command.find_subcommand(word).cloned());
-        with_own_name(with_suggestion(error), &given.unwrap_or_else(|| command.clone()))
+        with_own_name(with_suggestion(error), &mut given.unwrap_or_else(|| command.clone()))
     })?;
     Arguments::from_arg_matches(&matches).map_err(with_suggestion)
 }

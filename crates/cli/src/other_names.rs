@@ -46,9 +46,9 @@ const NAMES: [(&[&str], &[&str]); 13] = [
     (&["--dtype", "--bf16", "--fp16"], &["--precision"]),
 ];
 
-/// An error about an option that `command` does not have with the one that was probably meant, if another program calls
-/// it so.
-pub fn with_own_name(mut error: clap::Error, command: &Command) -> clap::Error {
+/// An error about an option that `command` does not have with the one that was probably meant: what another program
+/// calls so, or one that is spelt much the same. How the command is used is said as for any option.
+pub fn with_own_name(mut error: clap::Error, command: &mut Command) -> clap::Error {
     if error.kind() != ErrorKind::UnknownArgument {
         return error;
     }
@@ -56,15 +56,26 @@ pub fn with_own_name(mut error: clap::Error, command: &Command) -> clap::Error {
         return error;
     };
     let given = given.split('=').next().unwrap_or_default().replace('_', "-");
-    let has = |option: &str| {
-        let mut own = command.get_arguments().filter_map(clap::Arg::get_long);
-        own.any(|long| option.strip_prefix("--") == Some(long))
-    };
+    let options: Vec<String> = command
+        .get_arguments()
+        .filter_map(clap::Arg::get_long)
+        .map(|long| format!("--{long}"))
+        .collect();
     let known = NAMES.iter().find(|(names, _)| names.contains(&given.as_str()));
-    let own = known.and_then(|(_, own)| own.iter().find(|own| has(own)));
-    if let Some(&own) = own {
-        error.remove(ContextKind::Suggested);
-        error.insert(ContextKind::SuggestedArg, ContextValue::String(own.to_owned()));
+    let own = known.and_then(|(_, own)| own.iter().find(|own| options.iter().any(|it| it == *own)));
+    let near = || shardloom::nearest(&given, options.iter().map(String::as_str));
+    // Whatever is wrong with a word that is none of an option's, there is a hint already.
+    let is_option = given.starts_with("--") && given.len() > 2;
+    match own.copied().or_else(near) {
+        Some(own) => {
+            error.remove(ContextKind::Suggested);
+            error.insert(ContextKind::SuggestedArg, ContextValue::String(own.to_owned()));
+        }
+        None if is_option => {
+            error.remove(ContextKind::SuggestedArg);
+        }
+        None => {}
     }
+    error.insert(ContextKind::Usage, ContextValue::StyledStr(command.render_usage()));
     error
 }

@@ -1,5 +1,7 @@
 //! What the library that turns texts into values says, in words that name no types.
 
+use std::cmp::Reverse;
+
 /// A message of Serde's without the types that it names: what is needed, and what there is.
 pub fn in_words(message: &str) -> String {
     let message = message.trim_end();
@@ -68,18 +70,20 @@ fn among(rest: &str) -> Option<String> {
     Some(format!("{asked}{near}; known: {}", names.join(", ")))
 }
 
-/// The name that is most similar to `asked`, if one is similar enough to be meant.
+/// The name that is most similar to `asked`, if one is similar enough to be meant: of several rather the one of which a
+/// letter was left out than one that had fewer.
 pub fn nearest<'a>(asked: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     // The distance takes quadratic time; nobody mistypes a whole paragraph.
     if asked.len() > 64 {
         return None;
     }
-    let most = 1 + asked.chars().count() / 4;
+    // Of a word of four letters no two are wrong.
+    let most = 1 + asked.chars().count() / 5;
     names
         .into_iter()
         .map(|name| (strsim::damerau_levenshtein(asked, name), name))
         .filter(|&(distance, _)| distance <= most)
-        .min_by_key(|&(distance, _)| distance)
+        .min_by_key(|&(distance, name)| (distance, Reverse(name.len()), name))
         .map(|(_, name)| name)
 }
 

@@ -10,6 +10,7 @@ use shardloom_sim::{Fit, MemoryFit, Simulation};
 
 use crate::experiment::{Bench, Traffic, changed};
 use crate::search::Search;
+use crate::silence::{IDLE_SERVERS, Silence, waiting_for};
 use crate::step_part::host_times;
 use crate::{Request, SearchError, algorithms, edits, judge};
 
@@ -57,26 +58,23 @@ pub struct Explanation {
     pub facts: Vec<Fact>,
 }
 
-/// Parts of a step's time.
+/// The index of computing among the parts of a step's time.
 const COMPUTE: usize = 0;
-/// What each part is called, and what makes it smaller.
-const PARTS: [(&str, &str); 6] = [
-    ("computing", "faster devices, or less recomputation"),
-    ("waiting for other stages", "more micro-batches, or fewer stages"),
+/// What communication is called, in the order of [`Traffic::ALL`], and what makes it smaller.
+const TRAFFIC: [(&str, &str); 3] = [
     (
         "tensor-parallel communication",
         "faster links within the node, or narrower tensor parallelism",
     ),
     ("synchronising replicas", "a larger batch, faster links between nodes, or fewer replicas"),
     ("messages between stages", "fewer stages, or faster links between nodes"),
-    ("waiting for the host", "larger micro-batches, or software that launches fewer kernels"),
 ];
 
 /// Explains `plan` for `graph` on `cluster`, beside other plans given by name.
 ///
 /// A step's time divides into computing (an average device's), what is left where all communication is
-/// free and the host launches in no time (waiting for other stages), and what each kind of communication
-/// and the host add that computing does not hide: by how much the step gets shorter without.
+/// free and the host launches in no time (waiting for other stages, and servers that compute nothing), and what each
+/// kind of communication and the host add that computing does not hide: by how much the step gets shorter without.
 ///
 /// # Errors
 /// If a plan does not fit the model or the cluster.
@@ -90,7 +88,7 @@ pub fn explain(
     let bench = Bench::new(&planned, cluster, plan)?;
     let measured = bench.without(&[])?;
     let step_seconds = seconds(&measured);
-    let mut facts = shares(&bench, &measured)?;
+    let mut facts = shares(&bench, plan, &measured)?;
     let fits = measured.memory_fits(&bench.program, bench.cluster)?;
     facts.extend(memory(&bench, &fits));
     facts.extend(machines(&bench, step_seconds)?);
@@ -120,54 +118,69 @@ fn seconds(simulation: &Simulation) -> f64 {
     simulation.step_time().seconds()
 }
 
-/// How the step's time divides, and the two largest parts.
-fn shares(bench: &Bench<'_>, measured: &Simulation) -> Result<Vec<Fact>, SearchError> {
+/// The parts of the step's time as shares of it: what each is called, what makes it smaller, and how much it is.
+fn parts(
+    bench: &Bench<'_>,
+    plan: &Plan,
+    measured: &Simulation,
+) -> Result<Vec<(&'static str, &'static str, f64)>, SearchError> {
     let step_seconds = seconds(measured);
     let share = |seconds: f64| if step_seconds > 0.0 { seconds / step_seconds } else { 0.0 };
+    let saved = |other: Simulation| share((step_seconds - seconds(&other)).max(0.0));
     let hostless = bench.cluster.clone().under(host_times(bench.cluster.stack(), 0.0));
-    let silent = bench.on(&hostless, &Traffic::ALL)?;
-    let computing = 1.0 - measured.summary().bubble_fraction;
-    let mut parts = vec![computing, (share(seconds(&silent)) - computing).max(0.0)];
-    for traffic in Traffic::ALL {
-        let without = seconds(&bench.without(&[traffic])?);
-        parts.push(share((step_seconds - without).max(0.0)));
+    let silence = Silence::of(bench, &hostless, measured)?;
+    let waiting = waiting_for(plan);
+    let mut parts = vec![
+        ("computing", "faster devices, or less recomputation", share(silence.computing)),
+        (waiting.0, waiting.1, share(silence.waiting)),
+        (IDLE_SERVERS, "fewer servers, or more workers", share(silence.idle_servers)),
+    ];
+    for ((name, remedy), traffic) in TRAFFIC.into_iter().zip(Traffic::ALL) {
+        parts.push((name, remedy, saved(bench.without(&[traffic])?)));
     }
-    parts.push(match bench.cluster.stack().host.launches() {
-        true => share((step_seconds - seconds(&bench.on(&hostless, &[])?)).max(0.0)),
-        false => 0.0,
-    });
+    if bench.cluster.stack().host.launches() {
+        let remedy = "larger micro-batches, or software that launches fewer kernels";
+        parts.push(("waiting for the host", remedy, saved(bench.on(&hostless, &[])?)));
+    }
+    Ok(parts)
+}
+
+/// How the step's time divides, and the two largest parts.
+fn shares(bench: &Bench<'_>, plan: &Plan, measured: &Simulation) -> Result<Vec<Fact>, SearchError> {
+    let step_seconds = seconds(measured);
+    let parts = parts(bench, plan, measured)?;
     let mut order: Vec<usize> = (0..parts.len()).collect();
-    order.sort_by(|&a, &b| parts[b].total_cmp(&parts[a]));
+    order.sort_by(|&a, &b| parts[b].2.total_cmp(&parts[a].2));
     let mut facts: Vec<Fact> = order
         .iter()
-        .filter(|&&part| parts[part] >= 0.0005)
-        .map(|&part| {
-            let (name, _) = PARTS[part];
-            let sentence = format!("{} of a step is {name}", percent(parts[part]));
-            Fact { topic: Topic::Share, sentence, number: parts[part] }
+        .map(|&part| parts[part])
+        .filter(|&(_, _, share)| share >= 0.0005)
+        .map(|(name, _, share)| {
+            let sentence = format!("{} of a step is {name}", percent(share));
+            Fact { topic: Topic::Share, sentence, number: share }
         })
         .collect();
     // What is not computing could be saved; computing itself only on other devices.
     let losses: Vec<usize> = order.iter().copied().filter(|&part| part != COMPUTE).collect();
-    let lost: f64 = losses.iter().map(|&part| parts[part]).sum();
+    let lost: f64 = losses.iter().map(|&part| parts[part].2).sum();
     let mut bottleneck = |part: usize, place: &str| {
-        let (name, remedy) = PARTS[part];
+        let (name, remedy, share) = parts[part];
         let remedy = match bench.cluster.node_count() {
             1 => remedy.replace("links between nodes", "links"),
             _ => remedy.to_owned(),
         };
         let sentence = format!(
             "{place} {name}: {} a step; it shrinks with {remedy}",
-            quantity::seconds(parts[part] * step_seconds)
+            quantity::seconds(share * step_seconds)
         );
-        facts.push(Fact { topic: Topic::Bottleneck, sentence, number: parts[part] });
+        facts.push(Fact { topic: Topic::Bottleneck, sentence, number: share });
     };
     match lost < 0.1 {
         true => bottleneck(COMPUTE, "the limit is"),
         false => bottleneck(losses[0], "most is lost to"),
     }
     let next = if lost < 0.1 { losses[0] } else { losses[1] };
-    if parts[next] >= 0.0005 {
+    if parts[next].2 >= 0.0005 {
         bottleneck(next, "the next bottleneck is");
     }
     Ok(facts)
@@ -351,19 +364,20 @@ fn against(
             let planned = rival.graph_of(graph);
             let bench = Bench::new(&planned, cluster, rival)?;
             let measured = bench.without(&[])?;
-            let mut worst = (0.0, "waiting for other stages");
-            for (index, traffic) in Traffic::ALL.into_iter().enumerate() {
+            let mut worst = (0.0, "");
+            for ((name, _), traffic) in TRAFFIC.into_iter().zip(Traffic::ALL) {
                 let saved = 1.0 - seconds(&bench.without(&[traffic])?) / seconds(&measured);
                 if saved > worst.0 {
-                    worst = (saved, PARTS[index + 2].0);
+                    worst = (saved, name);
                 }
             }
-            format!(
-                "{name} {time}: {}, {} of it {}",
-                quantity::seconds(number),
-                percent(worst.0),
-                worst.1
-            )
+            let seconds = quantity::seconds(number);
+            match worst {
+                (share, part) if share >= 0.0005 => {
+                    format!("{name} {time}: {seconds}, {} of it {part}", percent(share))
+                }
+                _ => format!("{name} {time}: {seconds}"),
+            }
         }
     };
     Ok(Fact { topic: Topic::Rival, sentence, number })

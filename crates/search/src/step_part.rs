@@ -8,6 +8,7 @@ use shardloom_sim::Simulation;
 
 use crate::SearchError;
 use crate::experiment::{Bench, Scales, Traffic};
+use crate::silence::{IDLE_SERVERS, Silence, waiting_for};
 
 /// A part of a predicted step.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,7 +28,7 @@ pub enum Needed {
     Times(f64),
     /// However fast or slow it is, the step does not take that time.
     Impossible,
-    /// It follows from the other parts: waiting for other stages.
+    /// It follows from the other parts: waiting for other stages, and servers that compute nothing.
     Follows,
 }
 
@@ -62,13 +63,12 @@ pub fn step_parts(
     let bench = Bench::new(&planned, cluster, plan)?;
     let predicted = bench.without(&[])?;
     let step_seconds = seconds(&predicted);
-    let computing = (1.0 - predicted.summary().bubble_fraction) * step_seconds;
     let hostless = cluster.clone().under(host_times(cluster.stack(), 0.0));
-    // What is left without host and communication: computing, and waiting for other stages.
-    let silent = seconds(&bench.on(&hostless, &Traffic::ALL)?);
+    let silence = Silence::of(&bench, &hostless, &predicted)?;
     let mut parts = vec![
-        (Some(Part::Compute), "computing", computing),
-        (None, "waiting for other stages", (silent - computing).max(0.0)),
+        (Some(Part::Compute), "computing", silence.computing),
+        (None, waiting_for(plan).0, silence.waiting),
+        (None, IDLE_SERVERS, silence.idle_servers),
     ];
     let names =
         ["tensor-parallel communication", "synchronising replicas", "messages between stages"];

@@ -46,6 +46,7 @@
 pub mod estimate;
 
 mod actor;
+mod at_once;
 mod choices;
 mod contention;
 mod cost;
@@ -76,6 +77,7 @@ mod summary;
 mod track_writer;
 mod transfers;
 
+pub use at_once::on_all_cores;
 pub use cost::{CostModel, matmul_precision};
 pub use driver::{Actor, Call, Driver};
 pub use engine::{Options, run};

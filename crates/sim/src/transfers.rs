@@ -1,9 +1,8 @@
 //! Messages on their way between actors.
 
-use std::collections::VecDeque;
-
 use shardloom_program::timeline::Picos;
 use shardloom_program::{Program, RouteId};
+use smallvec::SmallVec;
 
 /// What one receiver waits for on one route for one micro-batch.
 #[derive(Clone, Copy, Debug, Default)]
@@ -36,12 +35,21 @@ struct RouteTransfers {
     receivers: Vec<Vec<usize>>,
     /// How many messages make each receiver's delivery.
     expected: Vec<u32>,
-    /// Per receiver, per micro-batch, those that are under way or waited for, the next one first: several where a step
-    /// begins anew, or nothing keeps the sender from beginning the next step.
-    transfers: Vec<VecDeque<Transfer>>,
-    /// How many each sender has sent, per micro-batch, and each receiver has taken in.
-    posted: Vec<usize>,
-    taken: Vec<usize>,
+    /// Per receiver and micro-batch what it gets. Lists of micro-batches are as long as those that were asked for, as
+    /// many routes have messages of few.
+    deliveries: Vec<Vec<Deliveries>>,
+    /// How often each sender has sent, per micro-batch.
+    posted: Vec<Vec<usize>>,
+}
+
+/// What comes to a receiver of one micro-batch after the other that have the same place.
+#[derive(Clone, Default)]
+struct Deliveries {
+    /// Those that are under way or waited for, the next one first: several where a step begins anew, or nothing keeps
+    /// the sender from beginning the next step.
+    under_way: SmallVec<[Transfer; 1]>,
+    /// How many it has taken in.
+    taken: usize,
 }
 
 impl Transfers {
@@ -65,10 +73,9 @@ impl Transfers {
                     expected[message.to] += 1;
                 }
             }
-            let transfers = vec![VecDeque::new(); expected.len() * microbatches];
-            let posted = vec![0; receivers.len() * microbatches];
-            let taken = vec![0; expected.len() * microbatches];
-            RouteTransfers { receivers, expected, transfers, posted, taken }
+            let deliveries = vec![vec![]; expected.len()];
+            let posted = vec![vec![]; receivers.len()];
+            RouteTransfers { receivers, expected, deliveries, posted }
         });
         Transfers { routes: routes.collect(), microbatches }
     }
@@ -85,12 +92,12 @@ impl Transfers {
         sender: usize,
         sent: Delivery,
     ) -> bool {
-        let [from, to] = [sender, receiver].map(|position| self.place(position, microbatch));
-        let RouteTransfers { expected, transfers, posted, taken, .. } =
+        let place = self.place(microbatch);
+        let RouteTransfers { expected, deliveries, posted, .. } =
             &mut self.routes[route.0 as usize];
         let expected = expected[receiver];
-        let ahead = posted[from] - taken[to];
-        let under_way = &mut transfers[to];
+        let Deliveries { under_way, taken } = at(&mut deliveries[receiver], place);
+        let ahead = *at(&mut posted[sender], place) - *taken;
         if under_way.len() <= ahead {
             under_way.resize(ahead + 1, Transfer::default());
         }
@@ -103,17 +110,18 @@ impl Transfers {
 
     /// All of `sender`'s messages of one send have been posted.
     pub fn end_send(&mut self, route: RouteId, sender: usize, microbatch: u32) {
-        let place = self.place(sender, microbatch);
-        self.routes[route.0 as usize].posted[place] += 1;
+        let place = self.place(microbatch);
+        *at(&mut self.routes[route.0 as usize].posted[sender], place) += 1;
     }
 
     /// The delivery, if it is complete; otherwise the receiver waits from now on.
     pub fn look(&mut self, route: RouteId, receiver: usize, microbatch: u32) -> Option<Delivery> {
-        let place = self.place(receiver, microbatch);
-        let RouteTransfers { expected, transfers, .. } = &mut self.routes[route.0 as usize];
-        let (expected, under_way) = (expected[receiver], &mut transfers[place]);
+        let place = self.place(microbatch);
+        let RouteTransfers { expected, deliveries, .. } = &mut self.routes[route.0 as usize];
+        let expected = expected[receiver];
+        let Deliveries { under_way, .. } = at(&mut deliveries[receiver], place);
         if under_way.is_empty() {
-            under_way.push_back(Transfer::default());
+            under_way.push(Transfer::default());
         }
         let transfer = &mut under_way[0];
         transfer.awaited = transfer.arrived < expected;
@@ -123,14 +131,24 @@ impl Transfers {
 
     /// The delivery has been taken in; the next one of that micro-batch is another.
     pub fn clear(&mut self, route: RouteId, receiver: usize, microbatch: u32) {
-        let place = self.place(receiver, microbatch);
-        let RouteTransfers { transfers, taken, .. } = &mut self.routes[route.0 as usize];
-        transfers[place].pop_front();
-        taken[place] += 1;
+        let place = self.place(microbatch);
+        let delivered = at(&mut self.routes[route.0 as usize].deliveries[receiver], place);
+        if !delivered.under_way.is_empty() {
+            delivered.under_way.remove(0);
+        }
+        delivered.taken += 1;
     }
 
-    /// The place of one micro-batch of one sender or receiver.
-    fn place(&self, position: usize, microbatch: u32) -> usize {
-        position * self.microbatches + microbatch as usize % self.microbatches
+    /// The place of a micro-batch among those that can be under way at a time.
+    fn place(&self, microbatch: u32) -> usize {
+        microbatch as usize % self.microbatches
     }
+}
+
+/// What is at `place` of a list that is as long as it has to be.
+fn at<T: Clone + Default>(list: &mut Vec<T>, place: usize) -> &mut T {
+    if list.len() <= place {
+        list.resize(place + 1, T::default());
+    }
+    &mut list[place]
 }

@@ -107,16 +107,10 @@ fn plain(name: &str) -> String {
 
 /// `; did you mean zb-h1?`, or nothing if no name is near.
 fn nearest(asked: &str) -> String {
-    // The distance takes quadratic time; nobody mistypes a whole paragraph.
-    if asked.len() > 64 {
-        return String::new();
-    }
-    let most = 1 + asked.chars().count() / 4;
-    names()
-        .map(|it| (strsim::damerau_levenshtein(asked, &plain(it.name)), it.name))
-        .filter(|&(distance, _)| distance <= most)
-        .min_by_key(|&(distance, _)| distance)
-        .map_or_else(String::new, |(_, name)| format!("; did you mean {name}?"))
+    let plain_names: Vec<(String, &str)> = names().map(|it| (plain(it.name), it.name)).collect();
+    let near = shardloom::nearest(asked, plain_names.iter().map(|(plain, _)| plain.as_str()));
+    let found = plain_names.iter().find(|(plain, _)| Some(plain.as_str()) == near);
+    found.map_or_else(String::new, |(_, name)| format!("; did you mean {name}?"))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use crate::scenario::{h100, model};
 use shardloom_cluster::{Cluster, NodeGroup, Stack};
 use shardloom_plan::{
     AttentionKind, Communication, Mesh, Negotiation, Plan, Precision, Recompute, ScheduleKind,
-    Uniform,
+    Servers, Staleness, Uniform,
 };
 use shardloom_search::{Explanation, Fact, Judgement, Request, Topic, auto, explain, judge};
 
@@ -62,6 +62,29 @@ fn a_pipeline_with_few_microbatches_waits_for_other_stages() {
     assert!(worst.sentence.contains("waiting for other stages"), "{}", worst.sentence);
     // (p - 1) / (m + p - 1) of equal stages; these are not equal.
     assert!(worst.number > 0.3, "{}", worst.number);
+}
+
+#[test]
+fn devices_of_servers_do_not_wait_for_other_stages_but_have_nothing_to_compute() {
+    // Workers that are alike wait for nobody but their servers, which update in a moment and stand idle besides.
+    for (workers, servers) in [(4, 4), (6, 2), (2, 6)] {
+        let mut uniform = Uniform { mesh: Mesh::of(workers, 1, 1), ..Uniform::default() };
+        (uniform.global_batch, uniform.microbatches) = (48, workers as usize);
+        uniform.sync.servers = Some(Servers::of(servers, Staleness::SYNCHRONOUS));
+        let explanation = explained(&uniform.plan(&model(TEXT), TEXT, "c"), &[]);
+        let shares = about(&explanation, Topic::Share);
+        let share = |name: &str| {
+            shares.iter().find(|it| it.sentence.ends_with(name)).map_or(0.0, |it| it.number)
+        };
+        let (computing, idle) = (share("is computing"), share("is servers that compute nothing"));
+        // A worker computes, and does not wait, for as long as a server has nothing to compute.
+        let ratio = f64::from(servers) / f64::from(workers);
+        assert!((idle / (ratio * computing) - 1.0).abs() < 0.1, "{ratio}: {shares:?}");
+        assert_eq!(share("waiting for other stages"), 0.0, "{shares:?}");
+        assert!(share("waiting for other replicas") < 0.05, "{shares:?}");
+        let sum: f64 = shares.iter().map(|it| it.number).sum();
+        assert!((0.85..1.15).contains(&sum), "{workers} and {servers}: {sum}");
+    }
 }
 
 #[test]

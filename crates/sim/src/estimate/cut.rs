@@ -375,7 +375,11 @@ mod tests {
             chunks in 1usize..4,
         ) {
             let before = sums(&weights);
-            let places = places(ScheduleKind::Interleaved, 4, chunks);
+            let schedule = match chunks {
+                1 => ScheduleKind::OneForwardOneBackward,
+                _ => ScheduleKind::Interleaved,
+            };
+            let places = places(schedule, 4, chunks);
             let stages = 4 * chunks;
             let cut = balanced_stages(&before, &places);
             prop_assert_eq!((cut.len(), cut[0], cut[stages]), (stages + 1, 0, weights.len()));

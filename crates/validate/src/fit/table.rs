@@ -5,10 +5,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use shardloom_cluster::Stack;
+use shardloom_sim::on_all_cores;
 
 use super::search::{Point, Value, factor};
 use crate::prepared::Prepared;
-use crate::run::on_all_cores;
 use crate::{Case, Pair, Refusal};
 
 /// A row whose time is to be predicted.

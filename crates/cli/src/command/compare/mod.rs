@@ -7,10 +7,13 @@ mod row;
 mod trained;
 mod training;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use clap::Args;
 use shardloom::cluster::{Cluster, Stack};
 use shardloom::program::quantity::counted;
 use shardloom::search::{Request, judge, single_device_seconds};
+use shardloom::sim::on_all_cores;
 use shardloom::{Defaults, Model, usual_request};
 
 use super::dimensions::{Dimensions, Place};
@@ -141,11 +144,9 @@ impl Compare {
         let virtual_time = cluster.filter(|_| self.cluster.is_some()).map(|(_, cluster)| cluster);
         let bar = terminal.progress(contenders.len() as u64);
         let reminder = Reminder::new(NOTED_EVERY);
-        let mut entries = vec![];
-        let mut refusals = Refusals::default();
-        for index in 0..contenders.len() {
-            let mut row = Row::of(contenders.name(index));
-            bar.set_message(row.method.clone());
+        let compared = AtomicUsize::new(0);
+        let found = on_all_cores(contenders.len(), |index| {
+            bar.set_message(contenders.name(index));
             let found = contenders.plan(index, &model).and_then(|planned| {
                 // With a trial there are no numbers yet.
                 let numbers = match (&trial, cluster) {
@@ -154,6 +155,17 @@ impl Compare {
                 };
                 Ok((planned, numbers))
             });
+            bar.inc(1);
+            let compared = compared.fetch_add(1, Ordering::Relaxed) + 1;
+            if bar.is_hidden() && !terminal.json() && reminder.is_due() {
+                terminal.note(format_args!("{compared} of {} compared", contenders.len()));
+            }
+            found
+        });
+        let mut entries = vec![];
+        let mut refusals = Refusals::default();
+        for (index, found) in found.into_iter().enumerate() {
+            let mut row = Row::of(contenders.name(index));
             let plan = match found {
                 Ok((Planned { plan, notes, .. }, numbers)) => {
                     row.plan = self.methods.is_some().then(|| plan_line(&plan));
@@ -166,10 +178,6 @@ impl Compare {
                 }
             };
             entries.push(Entry { row, plan });
-            bar.inc(1);
-            if bar.is_hidden() && !terminal.json() && reminder.is_due() {
-                terminal.note(format_args!("{} of {} compared", entries.len(), contenders.len()));
-            }
         }
         bar.finish_and_clear();
         if let Some(trial) = &trial {
