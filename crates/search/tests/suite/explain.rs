@@ -69,7 +69,7 @@ fn devices_of_servers_do_not_wait_for_other_stages_but_have_nothing_to_compute()
     // Workers that are alike wait for nobody but their servers, which update in a moment and stand idle besides.
     for (workers, servers) in [(4, 4), (6, 2), (2, 6)] {
         let mut uniform = Uniform { mesh: Mesh::of(workers, 1, 1), ..Uniform::default() };
-        (uniform.global_batch, uniform.microbatches) = (48, workers as usize);
+        (uniform.global_batch, uniform.microbatches) = (48, 4);
         uniform.sync.servers = Some(Servers::of(servers, Staleness::SYNCHRONOUS));
         let explanation = explained(&uniform.plan(&model(TEXT), TEXT, "c"), &[]);
         let shares = about(&explanation, Topic::Share);
