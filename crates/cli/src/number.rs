@@ -90,6 +90,25 @@ pub fn decimal(text: &str) -> Result<f64, String> {
     text.parse().map_err(|_| "a number is needed, such as 0.1 or 1e-3".into())
 }
 
+/// Parses a number of tokens, which may be in millions, billions or trillions: `300B`, `15T`, `15e12`.
+///
+/// # Errors
+/// What would be right.
+pub fn tokens(text: &str) -> Result<f64, String> {
+    let unit = match text.chars().last() {
+        Some('K' | 'k') => 1e3,
+        Some('M') => 1e6,
+        Some('B' | 'G') => 1e9,
+        Some('T') => 1e12,
+        _ => 1.0,
+    };
+    let number = if unit > 1.0 { &text[..text.len() - 1] } else { text };
+    match number.parse::<f64>().map(|number| number * unit) {
+        Ok(tokens) if tokens > 0.0 && tokens <= 1e18 => Ok(tokens),
+        _ => Err("a number above 0 and at most 1e18 is needed, such as 15T or 15e12".into()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::num::NonZeroU8;
@@ -111,6 +130,18 @@ mod tests {
     fn decimals_are_parsed_or_told_what_is_right() {
         assert_eq!(decimal("-1e-3"), Ok(-0.001));
         assert!(decimal("fast").is_err_and(|error| error.contains("0.1")));
+    }
+
+    #[test]
+    fn tokens_are_counted_in_any_unit() {
+        for (text, count) in
+            [("15T", 15e12), ("300B", 3e11), ("0.5M", 5e5), ("2k", 2e3), ("1e18", 1e18)]
+        {
+            assert_eq!(tokens(text), Ok(count), "{text}");
+        }
+        for text in ["0", "-1", "0T", "", "T", "15X", "1e7T", "nan", "inf", "15 T", "15Ä"] {
+            assert!(tokens(text).is_err_and(|error| error.contains("such as 15T")), "{text}");
+        }
     }
 
     #[test]

@@ -83,7 +83,7 @@ pub fn nearest<'a>(asked: &str, names: impl IntoIterator<Item = &'a str>) -> Opt
         .into_iter()
         .map(|name| (strsim::damerau_levenshtein(asked, name), name))
         .filter(|&(distance, _)| distance <= most)
-        .min_by_key(|&(distance, name)| (distance, Reverse(name.len()), name))
+        .min_by_key(|&(distance, name)| (distance, Reverse(name.len())))
         .map(|(_, name)| name)
 }
 

@@ -8,18 +8,20 @@ mod keys;
 mod phi;
 mod rotary;
 mod windows;
+mod words;
 mod write;
 
 use serde_json::{Map, Value};
 use shardloom_document::{at_line, json_line_of, json_value};
 use shardloom_graph::families::{GptConfig, LlamaConfig, RopeScaling};
-use shardloom_graph::{GraphError, ModelSpec, Network};
+use shardloom_graph::{ModelSpec, Network};
 
 use crate::InteropError;
 use gemma::{gemma, gemma2, gemma3};
 use keys::Config;
 use phi::phi;
 use windows::{in_layers, unless_all_hide_nothing};
+use words::in_its_words;
 
 pub use write::write_config;
 
@@ -69,43 +71,9 @@ pub fn read_config(text: &str, place: &str, seq: Option<usize>) -> Result<ModelS
             let place = at_key(text, "model_type", place);
             InteropError::OtherModel { place, found, what, supported }
         }
-        InteropError::Model { place, source } => {
-            let place = at_key(text, key_of(text, &source), place);
-            InteropError::Model { place, source }
-        }
+        InteropError::Model { place, source } => in_its_words(text, *source, &place),
         other => other,
     })
-}
-
-/// The key of a configuration that says what cannot be of a model; that of its kind, where it is not known.
-fn key_of(text: &str, error: &GraphError) -> &'static str {
-    let GraphError::Parameter { key, .. } = error else { return "model_type" };
-    let keys: &[&'static str] = match key.as_str() {
-        "layers" => &["num_hidden_layers", "n_layer"],
-        "hidden" => &["hidden_size", "n_embd"],
-        "heads" => &["num_attention_heads", "n_head"],
-        "kv_heads" => &["num_key_value_heads"],
-        "head_dim" => &["head_dim"],
-        "ffn" => &["intermediate_size", "n_inner"],
-        "seq" => &["max_position_embeddings", "n_positions"],
-        "vocab" => &["vocab_size"],
-        "dropout" => &["resid_pdrop"],
-        "attention_dropout" => &["attn_pdrop"],
-        "embedding_dropout" => &["embd_pdrop"],
-        "init_std" => &["initializer_range"],
-        "norm_epsilon" => &["rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"],
-        "rope_theta" => &["rope_parameters.rope_theta", "rope_theta"],
-        "rope_scaling" => &["rope_parameters.factor", "rope_scaling"],
-        "rotary" => &["rope_parameters.partial_rotary_factor", "partial_rotary_factor"],
-        "windows" => &["sliding_window", "layer_types"],
-        "window_rope_theta" => &["rope_local_base_freq"],
-        "attention_scalar" => &["query_pre_attn_scalar"],
-        "attention_cap" => &["attn_logit_softcapping"],
-        "logit_cap" => &["final_logit_softcapping"],
-        _ => &[],
-    };
-    let there = keys.iter().find(|key| json_line_of(text, key).is_some());
-    there.copied().unwrap_or("model_type")
 }
 
 /// The line of a key in the text of a file, or that of the kind of model, which asks for the key, where it is missing.
@@ -122,6 +90,7 @@ fn model_of(
     let config = Config { place, prefix: "", map };
     config.absent("quantization_config", "quantised weights are not supported")?;
     config.flag_is("is_causal", true, "attention here sees earlier positions only")?;
+    refuse_other_heads(&config)?;
     let model_type = config.text("model_type", "")?;
     if model_type.is_empty() {
         let own =
@@ -157,6 +126,29 @@ fn model_of(
     ModelSpec::new(origin, network.clone())
         .or_else(|_| ModelSpec::new(model_type, network))
         .map_err(|error| InteropError::Model { place: place.into(), source: error.into() })
+}
+
+/// Heads of models that tell something else than the next token.
+const OTHER_HEADS: [&str; 4] = [
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+];
+
+/// Refuses a model whose class has another head than a language model's.
+fn refuse_other_heads(config: &Config) -> Result<(), InteropError> {
+    let Some(classes) = config.get("architectures").and_then(Value::as_array) else {
+        return Ok(());
+    };
+    let classes = || classes.iter().filter_map(Value::as_str);
+    match classes().find(|class| OTHER_HEADS.iter().any(|head| class.ends_with(head))) {
+        Some(class) => {
+            let rule = "a language model is needed, whose head tells the next token";
+            Err(config.error("architectures", class, rule))
+        }
+        None => Ok(()),
+    }
 }
 
 fn gpt2(config: &Config, seq: Option<usize>) -> Result<Network, InteropError> {

@@ -265,6 +265,11 @@ impl Arrangement {
                 return refuse("this schedule has one stage on each device");
             }
             Arrangement::Chain | Arrangement::TakingTurns => vec![down.collect()],
+            Arrangement::Looped if chunks < 2 => {
+                return refuse(
+                    "interleaved wants at least two stages on each device; with one it is 1f1b",
+                );
+            }
             Arrangement::Looped => vec![(0..chunks).flat_map(|_| down.clone()).collect()],
             Arrangement::Wave => {
                 let way = |chunk: usize| -> Vec<usize> {

@@ -185,7 +185,7 @@ impl Uniform {
 
 /// Megatron's split for transformers: heads, feed-forward width and vocabulary over tp, the batch over
 /// dp (and before over replica, where the mesh has that), the sequence over cp. Plain stacks of layers split every second width,
-/// and tables of categories their rows, where tp divides them.
+/// and, where tp divides them, their classes, and tables of categories their rows.
 fn default_rules(graph: &Graph, mesh: &Mesh, sequence_parallel: bool) -> LayoutRules {
     let mut rules = vec![];
     let mut rule = |dim: &str, axis: Axis| {
@@ -198,8 +198,14 @@ fn default_rules(graph: &Graph, mesh: &Mesh, sequence_parallel: bool) -> LayoutR
     }
     rule("batch", Axis::DP);
     rule("seq", Axis::CP);
-    for dim in ["heads", "ffn", "vocab"] {
+    for dim in ["heads", "ffn"] {
         rule(dim, Axis::TP);
+    }
+    // A vocabulary that is not divided is to be padded, which classes cannot be: they stay whole.
+    let classes =
+        graph.dims().iter().find(|it| it.name == "vocab" && graph.dim_named("seq").is_none());
+    if classes.is_none_or(|it| it.size.is_multiple_of(mesh.width(Axis::TP))) {
+        rule("vocab", Axis::TP);
     }
     for dim in graph.dims() {
         let width = dim.name.strip_prefix("width.").and_then(|index| index.parse::<usize>().ok());

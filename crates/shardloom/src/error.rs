@@ -157,6 +157,16 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
+    /// A file that is named as a model and whose name says no kind of model.
+    #[error(
+        "{} is neither a plan nor a model: plans and models of this program end in .toml, those of Hugging Face's \
+         library are folders or files that end in .json",
+        path.display()
+    )]
+    NoModelFile {
+        /// The file.
+        path: PathBuf,
+    },
     /// A plan with numbers that no machine could hold.
     #[error("{key} = {value}: {rule}")]
     PlanSize {

@@ -74,15 +74,14 @@ impl Written {
 
     /// What is wrong with the model that the plan names, unless that is in a file of its own.
     fn of_model(&self, error: Error) -> Error {
-        let Error::Graph(
-            GraphError::Parameter { .. }
-            | GraphError::Name { .. }
-            | GraphError::Axes { .. }
-            | GraphError::Element { .. },
-        ) = error
-        else {
-            return error;
+        let is_here = match &error {
+            Error::Graph(GraphError::Text { .. }) => Model::is_line(&self.plan.model),
+            Error::Graph(_) => true,
+            _ => false,
         };
+        if !is_here {
+            return error;
+        }
         let place = at_line(&self.place, toml_line_of(&self.text, "model"));
         GraphError::Text { place, message: error.to_string() }.into()
     }

@@ -93,7 +93,11 @@ impl Model {
             Source::Onnx(path) => Err(Error::Onnx { path }),
             Source::Line => {
                 let text = completed(text, sequence_length, vocabulary);
-                Model::of(with_sequence(ModelSpec::parse(&text)?, sequence_length)?)
+                let spec = ModelSpec::parse(&text).map_err(|error| match Path::new(&text) {
+                    path if path.is_file() => Error::NoModelFile { path: path.into() },
+                    _ => error.into(),
+                })?;
+                Model::of(with_sequence(spec, sequence_length)?)
             }
         }
     }
@@ -102,6 +106,11 @@ impl Model {
     /// take.
     pub fn is_configuration(text: &str) -> bool {
         matches!(Source::of(text), Source::HuggingFace(_) | Source::Folder(_))
+    }
+
+    /// Whether a text describes a model by itself, and names no file or folder that does.
+    pub(crate) fn is_line(text: &str) -> bool {
+        matches!(Source::of(text), Source::Line)
     }
 
     fn configured(path: &Path, sequence_length: Option<usize>) -> Result<Model> {

@@ -58,7 +58,8 @@ pub use train::Train;
 pub use validate::Validate;
 pub use vocabulary::Vocabulary;
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -345,15 +346,31 @@ fn disturbed(percent: u32) -> Option<String> {
     })
 }
 
-/// Whether a path leads to a plan; a TOML file with a table `model` describes a model instead.
+/// Whether a path leads to a plan: a TOML file with a table `model` describes a model instead. A file whose name does not
+/// say that it is TOML says so by its first lines; what is no file, such as a pipe, can only be read once, as a plan.
 fn is_plan(path: &Path) -> Result<bool, Failure> {
-    if path.extension().is_none_or(|extension| extension != "toml") || !path.is_file() {
+    let kind = path.extension().and_then(|extension| extension.to_str());
+    if matches!(kind, Some("json" | "onnx")) || path.is_dir() || !path.exists() {
         return Ok(false);
     }
-    let text = fs::read_to_string(path)
-        .map_err(|error| Failure::file(path, format!("cannot read {}: {error}", path.display())))?;
+    if !path.is_file() {
+        return Ok(true);
+    }
+    let cannot_read =
+        |error| Failure::file(path, format!("cannot read {}: {error}", path.display()));
+    if kind != Some("toml") {
+        let mut beginning = vec![];
+        let file = File::open(path).map_err(cannot_read)?;
+        file.take(LONGEST_BEGINNING).read_to_end(&mut beginning).map_err(cannot_read)?;
+        let text = String::from_utf8_lossy(&beginning);
+        return Ok(text.lines().any(|line| line.trim_start().starts_with("format = ")));
+    }
+    let text = fs::read_to_string(path).map_err(cannot_read)?;
     Ok(!text.lines().any(|line| line.trim().starts_with("[model]")))
 }
+
+/// The bytes within which a plan says that it is one.
+const LONGEST_BEGINNING: u64 = 1 << 16;
 
 /// How data is read.
 struct DataOptions<'a> {

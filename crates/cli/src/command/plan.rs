@@ -34,7 +34,7 @@ use super::{
     number, project, written,
 };
 use crate::failure::Failure;
-use crate::number::{decimal, size, whole};
+use crate::number::{size, tokens, whole};
 use crate::output_file::OutputFile;
 use crate::table::table;
 use crate::terminal::Terminal;
@@ -129,8 +129,8 @@ pub struct Plan {
     #[arg(long)]
     fp8: bool,
 
-    /// Tokens to train on in all, to say how long that takes and what it costs
-    #[arg(long, value_name = "TOKENS", value_parser = decimal)]
+    /// Tokens to train on in all, such as 15T, to say how long that takes and what it costs
+    #[arg(long, value_name = "TOKENS", value_parser = tokens)]
     tokens: Option<f64>,
 
     /// Write the plan to this file
@@ -244,12 +244,6 @@ impl Plan {
         let output = OutputFile::optional(self.output.as_ref(), self.force)?;
         let html = OutputFile::optional(self.html.as_ref(), self.force)?;
         OutputFile::require_distinct([&output, &html])?;
-        if let Some(tokens) = self.tokens.filter(|tokens| !(*tokens > 0.0 && *tokens <= 1e18)) {
-            let message = format!(
-                "--tokens {tokens:e}: a number above 0 and at most 1e18 is needed, such as 15e12"
-            );
-            return Err(Failure::usage("--tokens", message));
-        }
         let model = self.padding.of(load_model(&self.model, self.seq, terminal)?)?;
         let text = match &self.cluster[..] {
             [text] => text,

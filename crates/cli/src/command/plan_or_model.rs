@@ -102,7 +102,8 @@ impl PlanOrModel {
                 Ok(Planned { model, plan, cluster: Some(cluster), file: None })
             }
             cluster => {
-                if !is_plan(path)? && Model::load(&self.what).is_ok() {
+                if !is_plan(path)? {
+                    Model::load(&self.what)?;
                     let message = format!("--cluster is needed to make a plan of {}", self.what);
                     return Err(Failure::usage("--cluster", message));
                 }

@@ -1,5 +1,6 @@
 //! Tests of the whole crate, as one program.
 
+mod bad_files;
 mod bad_input;
 mod clusters;
 mod compare;

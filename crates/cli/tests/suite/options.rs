@@ -80,8 +80,11 @@ fn what_cannot_be_is_said_in_the_words_of_options() {
         (format!("{plan} --micro-batch 0"), "at least 1 is needed"),
         (format!("{simulate} --sequence-parallel"), "there is no --tp"),
         (format!("{plan} -o -"), "/dev/stdout"),
-        (format!("{plan} --tokens 1e19"), "--tokens 1e19: a number above 0 and at most 1e18"),
-        (format!("{plan} --tokens 0"), "--tokens 0e0: a number above 0"),
+        (
+            format!("{plan} --tokens 1e19"),
+            "'1e19' for '--tokens <TOKENS>': a number above 0 and at most 1e18",
+        ),
+        (format!("{plan} --tokens 0"), "'0' for '--tokens <TOKENS>': a number above 0"),
         (
             "export text.txt --weights w.safetensors".into(),
             "text.txt is a file; checkpoints go in a folder",

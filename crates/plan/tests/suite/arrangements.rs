@@ -47,6 +47,9 @@ fn pipelines_in_both_directions_come_in_pairs_that_divide_half_of_the_devices() 
     assert_eq!(refused, Err(format!("pp = 3: {rule}")));
     let refused = places(Arrangement::Chain, 4, 2);
     assert_eq!(refused, Err("chunks = 2: this schedule has one stage on each device".to_owned()));
+    let refused = places(Arrangement::Looped, 4, 1);
+    let rule = "interleaved wants at least two stages on each device; with one it is 1f1b";
+    assert_eq!(refused, Err(format!("chunks = 1: {rule}")));
     for (devices, chunks) in [(0, 1), (1, 0)] {
         let refused = places(Arrangement::Wave, devices, chunks);
         let rule = "a pipeline needs a device, and each device a stage";

@@ -1,6 +1,7 @@
 //! The axes that meshes have, and what layouts split over them.
 
-use shardloom_plan::{Axis, DeviceList, Mesh, Plan};
+use shardloom_graph::ModelSpec;
+use shardloom_plan::{Axis, DeviceList, Mesh, Plan, Uniform};
 
 use crate::scenario::{DEVICES, complaint, graph, plan, rules};
 
@@ -110,4 +111,19 @@ fn stages_split_what_their_own_layouts_say() {
     plan.pipeline[0].stage[1].layout = Some(rules("batch:dp, heads:tp"));
     assert_eq!(plan.validate(&graph(), DEVICES), Ok(()));
     assert_eq!(Plan::from_toml(&plan.to_toml(), "plan.toml"), Ok(plan));
+}
+
+#[test]
+fn classes_are_split_where_they_divide_and_a_vocabulary_always() {
+    let split = |text: &str, tp: u32| {
+        let graph = ModelSpec::parse(text).and_then(|it| it.graph()).expect("a model");
+        let uniform = Uniform { mesh: Mesh::of(1, 1, tp), ..Uniform::default() };
+        let plan = uniform.plan(&graph, text, "local");
+        plan.layout.0.iter().any(|it| it.dim == "vocab" && it.axis == Axis::TP)
+    };
+    let classifier = "mlp:inputs=4,hidden=64,layers=3,classes=6";
+    assert_eq!([2, 3, 4].map(|tp| split(classifier, tp)), [true, true, false]);
+    // A vocabulary can be padded, which is then asked for.
+    let gpt = "gpt:layers=2,hidden=64,heads=4,seq=32,vocab=97";
+    assert!(split(gpt, 2));
 }

@@ -107,6 +107,6 @@ fn fewer_microbatches_than_devices_and_single_chunks_are_refused() {
     );
     assert_eq!(
         refusal(KIND, 4, 1, 8),
-        "schedule: interleaved wants at least two stages on each device; with one it is 1f1b"
+        "chunks = 1: interleaved wants at least two stages on each device; with one it is 1f1b"
     );
 }

@@ -17,6 +17,7 @@ impl Error {
             | Error::Interop(_)
             | Error::Weights { .. }
             | Error::Onnx { .. }
+            | Error::NoModelFile { .. }
             | Error::NoSampling { .. }
             | Error::NoClasses { .. } => "model",
             Error::Exchange(_) | Error::Unexportable { .. } => "exchange",

@@ -74,6 +74,7 @@ impl Error {
             | Error::Exists { path: at }
             | Error::Weights { path: at, .. }
             | Error::Onnx { path: at }
+            | Error::NoModelFile { path: at }
             | Error::OtherMachine { path: at, .. }
             | Error::Features { path: at, .. }
             | Error::OtherRun { path: at, .. }
