@@ -1,5 +1,6 @@
 //! Real numbers from one format to another: widened exactly, rounded to nearest with ties to even.
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::optimizer::{Piece, Segment};
@@ -103,16 +104,14 @@ pub(super) fn round_stochastically(key: Key, piece: &Piece, from: &[f32], to: &m
 /// Random numbers that are drawn at a time.
 const RANDOM: usize = 1024;
 
-/// Widens 16-bit floating point.
+/// Widens 16-bit floating point; there are as many elements.
 pub(crate) fn widen_f16(from: &[f16], to: &mut [f32]) {
-    assert_eq!(from.len(), to.len(), "as many elements");
-    to.iter_mut().zip(from).for_each(|(to, &from)| *to = from.to_f32());
+    from.convert_to_f32_slice(to);
 }
 
-/// Rounds to 16-bit floating point.
+/// Rounds to 16-bit floating point; there are as many elements.
 pub(crate) fn round_to_f16(from: &[f32], to: &mut [f16]) {
-    assert_eq!(from.len(), to.len(), "as many elements");
-    to.iter_mut().zip(from).for_each(|(to, &from)| *to = f16::from_f32(from));
+    to.convert_from_f32_slice(from);
 }
 
 #[cfg(test)]
@@ -143,6 +142,39 @@ mod tests {
                     true => assert!(rounded.is_nan()),
                     false => assert_eq!(rounded, bf16::from_f32(value), "{value:e}"),
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn every_half_survives_and_every_number_between_goes_to_the_nearest() {
+        let all: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
+        let mut wide = vec![0.0; all.len()];
+        widen_f16(&all, &mut wide);
+        let mut back = vec![f16::ZERO; all.len()];
+        round_to_f16(&wide, &mut back);
+        for (&before, &after) in all.iter().zip(&back) {
+            match before.is_nan() {
+                true => assert!(after.is_nan()),
+                false => assert_eq!(before.to_bits(), after.to_bits()),
+            }
+        }
+        // Half way to the next, which is exact in fp32, and the numbers beside that; in lists of any length.
+        let finite = all.iter().filter(|it| it.is_finite() && it.to_f32().abs() < 65504.0);
+        let between = finite.flat_map(|&low| {
+            let next = f16::from_bits(low.to_bits() + 1);
+            let half = (low.to_f32() + next.to_f32()) / 2.0;
+            let even = if low.to_bits() % 2 == 0 { low } else { next };
+            let beside = |step: i32| f32::from_bits(half.to_bits().wrapping_add_signed(step));
+            [(half, even), (beside(-1), low), (beside(1), next)]
+        });
+        let between: Vec<(f32, f16)> = between.collect();
+        for length in [1, 3, 8, 13, between.len()] {
+            let values: Vec<f32> = between[..length].iter().map(|it| it.0).collect();
+            let mut rounded = vec![f16::ZERO; length];
+            round_to_f16(&values, &mut rounded);
+            for ((value, nearest), rounded) in between.iter().zip(rounded) {
+                assert_eq!(rounded.to_bits(), nearest.to_bits(), "{value:e}");
             }
         }
     }
