@@ -1,11 +1,10 @@
 //! Everything in a checkpoint that is not a tensor.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use shardloom_document::json_fault;
+use shardloom_document::{json_fault, read_document};
 
 use crate::durable::write_new;
 use crate::names::{MANIFEST, MANIFEST_DIGEST};
@@ -63,9 +62,10 @@ impl Manifest {
     /// Reads the manifest of a checkpoint's folder if it is as it was written.
     pub(crate) fn read(folder: &Path) -> Result<Self> {
         let path = folder.join(MANIFEST);
-        let json = fs::read(&path).map_err(CheckpointError::io("read", &path))?;
+        let json = read_document(&path).map_err(CheckpointError::io("read", &path))?;
         let digest_path = folder.join(MANIFEST_DIGEST);
-        let digest = fs::read(&digest_path).map_err(CheckpointError::io("read", &digest_path))?;
+        let digest =
+            read_document(&digest_path).map_err(CheckpointError::io("read", &digest_path))?;
         if digest != digest_line(&json).as_bytes() {
             return Err(damaged(
                 &path,

@@ -8,7 +8,7 @@ use std::path::Path;
 use half::{bf16, f16};
 use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensors};
-use shardloom_document::json_fault_in;
+use shardloom_document::{json_fault_in, read_file};
 
 use crate::durable::{rename, sync_folder, write_new_for};
 use crate::piece::volume;
@@ -66,7 +66,7 @@ pub struct Tensor {
 /// truncated or otherwise not in the format, [`CheckpointError::UnsupportedDtype`] for a
 /// tensor of any other type.
 pub fn read_safetensors(path: &Path) -> Result<BTreeMap<String, Tensor>> {
-    let bytes = fs::read(path).map_err(CheckpointError::io("read", path))?;
+    let bytes = read_file(path).map_err(CheckpointError::io("read", path))?;
     let file = SafeTensors::deserialize(&bytes).map_err(|error| {
         // It says nothing of where in the header something is wrong.
         let header = header_of(path, &bytes, bytes.len() as u64);

@@ -1,5 +1,5 @@
 use serde::{Deserialize, Serialize};
-use shardloom_document::{line_at, toml_fault, toml_line_of};
+use shardloom_document::{line_at, read_text, toml_fault, toml_line_of};
 use toml::Spanned;
 
 use crate::{
@@ -159,7 +159,7 @@ impl Cluster {
     pub fn parse_with(spec: &str, local: Option<&Profile>) -> Result<Self, ClusterError> {
         match spec::parse(spec)? {
             Spec::File(path) => {
-                let text = std::fs::read_to_string(&path)
+                let text = read_text(&path)
                     .map_err(|source| ClusterError::Read { path: path.clone(), source })?;
                 Self::read(&text, local, &path.display().to_string())
             }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use shardloom_collectives::{Algorithm, Kind};
-use shardloom_document::toml_fault;
+use shardloom_document::{read_text, toml_fault};
 
 use crate::profile::nearest;
 use crate::{
@@ -326,7 +326,7 @@ impl Stack {
     pub fn parse(text: &str) -> Result<Stack, ClusterError> {
         if text.ends_with(".toml") {
             let path = std::path::PathBuf::from(text);
-            let content = std::fs::read_to_string(&path)
+            let content = read_text(&path)
                 .map_err(|source| ClusterError::Read { path: path.clone(), source })?;
             return Self::read(&content, text);
         }

@@ -11,7 +11,8 @@ use crate::DataError;
 use crate::table::is_header;
 
 /// Hands `take` the rows of a file of comma-separated values, but not a header: a first row without a number. All
-/// have as many fields. What is wrong is reported with the line where the row begins.
+/// have as many fields. What is wrong is reported with the line where the row begins. What is no file, such as a pipe,
+/// cannot be read as often as a table is, and may have no end.
 pub(crate) fn each_row(
     path: &Path,
     mut take: impl FnMut(&StringRecord) -> Result<(), String>,
@@ -19,6 +20,9 @@ pub(crate) fn each_row(
     let wrong = |position: Option<&Position>, reason: String| {
         table_error(path, position.map(|position| line_of(path, position)), reason)
     };
+    if path.exists() && !path.is_file() {
+        return Err(DataError::NotAFile { path: path.into() });
+    }
     let mut reader = csv::ReaderBuilder::new()
         .has_headers(false)
         .flexible(true)

@@ -14,6 +14,7 @@ use crate::text_files::{Expected, examine, files_below, is_folder};
 use crate::token_files::{Kind, datatrove, megatron, megatron_data};
 use crate::tokenizer::{PART_BYTES, Tokenizer};
 use crate::{DataError, Result};
+use shardloom_document::read_file;
 
 /// Bytes of text that are held in memory, and so may change while they are trained on.
 const MOST_HELD: u64 = 1 << 24;
@@ -166,7 +167,7 @@ impl Texts<'_> {
             self.examine(path, Expected::Text)?.map_err(|offset| not_text(path, offset))?;
         }
         if self.held {
-            let bytes = fs::read(path).map_err(DataError::io("read", path))?;
+            let bytes = read_file(path).map_err(DataError::io("read", path))?;
             let is_text = !named.is_folder || !bytes.contains(&0) && str::from_utf8(&bytes).is_ok();
             return Ok(is_text.then(|| Stretch::held_bytes(bytes)));
         }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::documents::Form;
 use crate::stretch::{Stretch, Width};
 use crate::{DataError, Result};
+use shardloom_document::read_text;
 
 /// What Megatron-LM's index begins with (`megatron/core/datasets/indexed_dataset.py`).
 const MEGATRON: &[u8; 9] = b"MMIDIDX\0\0";
@@ -179,7 +180,7 @@ fn last_end(index: &Path) -> Result<Option<u64>> {
 
 /// The number of tokens, which the second line says; none if there is no such file.
 fn stated_tokens(metadata: &Path) -> Result<Option<u64>> {
-    let text = match fs::read_to_string(metadata) {
+    let text = match read_text(metadata) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         text => text.map_err(DataError::io("read", metadata))?,
     };

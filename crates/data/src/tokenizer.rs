@@ -1,9 +1,8 @@
 //! Text to token ids and back.
 
-use std::fs;
 use std::path::Path;
 
-use shardloom_document::{Fault, json_fault, json_line_of, json_value};
+use shardloom_document::{Fault, json_fault, json_line_of, json_value, read_document};
 use tokenizers::ModelWrapper;
 
 use crate::growth::{Growth, Lengthening};
@@ -134,7 +133,7 @@ impl Tokenizer {
             reason: fault.message,
         };
         let unusable = |reason: String| at(Fault { line: None, message: reason });
-        let json = fs::read(path).map_err(DataError::io("read", path))?;
+        let json = read_document(path).map_err(DataError::io("read", path))?;
         let text = std::str::from_utf8(&json).map_err(|_| unusable("it is no UTF-8".into()))?;
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         // The library panics at some text that is not JSON.

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use shardloom_checkpoint::{Stored, read_safetensors, write_safetensors};
-use shardloom_document::at_line;
+use shardloom_document::{at_line, read_text};
 use shardloom_interop::ModelType;
 use shardloom_interop::huggingface::write_config;
 use shardloom_interop::weights::{HuggingFaceTensors, Tensor, files_of_index, line_in_index};
@@ -82,7 +82,7 @@ pub(crate) fn read_weights(path: &Path) -> Result<BTreeMap<String, Tensor>> {
 pub(crate) fn index_with(path: &Path) -> Option<PathBuf> {
     let index = path.with_file_name(INDEX);
     let name = path.file_name()?.to_str()?;
-    let files = files_of_index(&fs::read_to_string(&index).ok()?).ok()?;
+    let files = files_of_index(&read_text(&index).ok()?).ok()?;
     files.contains_key(name).then_some(index)
 }
 

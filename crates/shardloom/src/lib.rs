@@ -79,7 +79,7 @@ pub use session::{Resumed, Session, guarded};
 pub use training_data::{Data, Sampling, TextTokenizer};
 pub use unpredicted::Unpredicted;
 
-pub use shardloom_document::nearest;
+pub use shardloom_document::{nearest, read_text};
 pub use shardloom_interop::ModelType;
 pub use shardloom_plan::Plan;
 

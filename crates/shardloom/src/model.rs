@@ -1,8 +1,8 @@
 //! Models by the text that names them.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
+use shardloom_document::read_text;
 use shardloom_graph::{Graph, ModelSpec, OpKind};
 use shardloom_interop::huggingface;
 
@@ -249,11 +249,13 @@ fn with_sequence(spec: ModelSpec, sequence_length: Option<usize>) -> Result<Mode
 }
 
 pub(crate) fn read(path: &Path) -> Result<String> {
-    fs::read_to_string(path).map_err(Error::io("read", path))
+    read_text(path).map_err(Error::io("read", path))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

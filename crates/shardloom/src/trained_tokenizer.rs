@@ -1,9 +1,10 @@
 //! The tokenizer that the model of a checkpoint was trained with.
 
-use std::fs;
+use std::path::Path;
 use std::path::PathBuf;
 
 use shardloom_checkpoint::{Checkpoint, Meta};
+use shardloom_document::read_text;
 
 use crate::training_data::TokenizerMark;
 use crate::{Error, Result, TextTokenizer};
@@ -41,7 +42,7 @@ pub(crate) fn text_of_tokenizer(checkpoint: &Checkpoint) -> Result<String, Strin
         None | Some("bytes") => return Err(bytes.into()),
         Some(path) => path,
     };
-    let text = fs::read_to_string(path)
+    let text = read_text(Path::new(path))
         .map_err(|error| format!("the tokenizer {path} cannot be read: {error}"))?;
     let digest = blake3::hash(text.as_bytes()).to_hex();
     match extra.get(DIGEST).is_none_or(|recorded| *recorded == *digest) {

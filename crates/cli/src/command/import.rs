@@ -1,12 +1,11 @@
 //! `shardloom import`: another project's configuration as a plan.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
 use shardloom::exchange::{Given, Project, project_of};
-use shardloom::{Defaults, Model, import_plan, stack_of};
+use shardloom::{Defaults, Model, import_plan, read_text, stack_of};
 
 use super::{ProfileFile, load_cluster, project};
 use crate::failure::Failure;
@@ -155,7 +154,7 @@ impl Import {
 }
 
 fn read(file: &Path) -> Result<String, Failure> {
-    fs::read_to_string(file)
+    read_text(file)
         .map_err(|error| Failure::file(file, format!("cannot read {}: {error}", file.display())))
 }
 

@@ -58,7 +58,7 @@ pub use train::Train;
 pub use validate::Validate;
 pub use vocabulary::Vocabulary;
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -76,7 +76,7 @@ use shardloom::profile::{Scope, is_busy};
 use shardloom::program::quantity::{digits, percent};
 use shardloom::{
     CheckpointFolder, Data, Defaults, Error, Launched, LocalProfile, Model, ModelType, Sampling,
-    TextTokenizer, disturbed_percent,
+    TextTokenizer, disturbed_percent, read_text,
 };
 
 use crate::failure::Failure;
@@ -365,7 +365,7 @@ fn is_plan(path: &Path) -> Result<bool, Failure> {
         let text = String::from_utf8_lossy(&beginning);
         return Ok(text.lines().any(|line| line.trim_start().starts_with("format = ")));
     }
-    let text = fs::read_to_string(path).map_err(cannot_read)?;
+    let text = read_text(path).map_err(cannot_read)?;
     Ok(!text.lines().any(|line| line.trim().starts_with("[model]")))
 }
 

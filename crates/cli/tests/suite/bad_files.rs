@@ -218,3 +218,34 @@ fn files_are_refused_in_one_style() {
         outcome.check(!stderr.contains("usize") && !stderr.contains("struct"), "a type is named");
     }
 }
+
+/// Nothing is read until memory ends.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_device_without_an_end_is_no_file() {
+    let place = Place::new();
+    place.write("plan.toml", PLAN);
+    for (command, said) in [
+        (
+            format!("train {GPT} --steps 1 --data text.txt --tokenizer /dev/zero"),
+            "longer than 256 MiB",
+        ),
+        (
+            format!("train {GPT} --steps 1 --data text.txt --weights /dev/zero"),
+            "longer than 256 MiB",
+        ),
+        (format!("train {GPT} --steps 1 --data /dev/zero"), "neither a file nor a folder"),
+        (
+            "train mlp:inputs=4,hidden=8,layers=2,classes=3 --steps 1 --data /dev/zero".into(),
+            "neither a file nor a folder",
+        ),
+        ("explain plan.toml --against /dev/zero".into(), "longer than 256 MiB"),
+        ("simulate /dev/zero".into(), "longer than 256 MiB"),
+        ("validate --log /dev/zero --plan plan.toml".into(), "longer than 256 MiB"),
+        (format!("import /dev/zero --model {GPT} --cluster h100-80g:1"), "longer than 256 MiB"),
+    ] {
+        let outcome = place.run(&command);
+        let is_said = outcome.status == Some(2) && outcome.stderr.contains(said);
+        outcome.check(is_said, said);
+    }
+}

@@ -11,12 +11,12 @@ mod table;
 mod torchtitan;
 
 use std::fmt;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 pub use argument::{Argument, LoggedArgument};
 pub use error::LogError;
 pub use pace::Pace;
+use shardloom_document::read_file;
 
 /// What a log says of a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -214,7 +214,7 @@ impl Lines {
 /// # Errors
 /// If it cannot be read, has no step, or is a table without a time.
 pub fn read_log(path: &Path) -> Result<TrainingLog, LogError> {
-    let bytes = fs::read(path).map_err(|source| LogError::Read { path: path.into(), source })?;
+    let bytes = read_file(path).map_err(|source| LogError::Read { path: path.into(), source })?;
     let text = number::plain(&String::from_utf8_lossy(&bytes));
     let logs = [
         (LogFormat::Megatron, megatron::lines(&text)),

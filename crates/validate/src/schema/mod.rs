@@ -7,11 +7,11 @@ mod published;
 mod vtrain;
 mod weak_scaling;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use csv::{DeserializeErrorKind, ErrorKind, ReaderBuilder, StringRecord};
 use serde::de::DeserializeOwned;
+use shardloom_document::read_document;
 
 use crate::line::{COMMENT, line_of};
 use crate::{OperatorRow, Row, ValidateError};
@@ -140,7 +140,7 @@ struct Table {
 
 impl Table {
     fn read(path: &Path) -> Result<Table, ValidateError> {
-        let text = fs::read(path)
+        let text = read_document(path)
             .map_err(|error| ValidateError::Read { path: path.into(), source: error.into() })?;
         let failed = |error: csv::Error| {
             let line = line_of(&text, error.position()) as u64;

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use shardloom_document::{Fault, json_fault};
+use shardloom_document::{Fault, json_fault, read_text};
 
 use super::problem::Problem;
 use super::strategy::{Strategy, Synchroniser};
@@ -43,7 +43,7 @@ const FORMAT: u32 = 1;
 /// # Errors
 /// If it cannot be read, or is no such file.
 pub(super) fn read(path: &Path) -> Result<Vec<Trials>, MethodError> {
-    let text = match std::fs::read_to_string(path) {
+    let text = match read_text(path) {
         Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(vec![]),
         Err(error) => return Err(wrong(path, error)),
