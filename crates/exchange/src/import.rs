@@ -64,17 +64,38 @@ pub fn import(
     }
     match project {
         Project::Megatron => megatron::import(text, place, given),
-        Project::DeepSpeed => deepspeed::import(&Words::of_json(text, place)?, given),
-        Project::Torchtitan if looks_like_json(text) => {
-            torchtitan::import(&Words::of_json(text, place)?, given)
+        Project::DeepSpeed => {
+            of_words(project, Words::of_json(text, place)?, given, deepspeed::import)
         }
-        Project::Torchtitan if looks_like_python(text) => {
-            torchtitan::import(&Words::of_python(text, place, "Trainer.Config")?, given)
+        Project::Torchtitan => {
+            let words = match text {
+                json if looks_like_json(json) => Words::of_json(text, place),
+                python if looks_like_python(python) => {
+                    Words::of_python(text, place, "Trainer.Config")
+                }
+                _ => Words::of_toml(text, place),
+            };
+            of_words(project, words?, given, torchtitan::import)
         }
-        Project::Torchtitan => torchtitan::import(&Words::of_toml(text, place)?, given),
-        Project::Nanotron => nanotron::import(&Words::of_yaml(text, place)?, given),
-        Project::Accelerate => accelerate::import(&Words::of_yaml(text, place)?, given),
+        Project::Nanotron => {
+            of_words(project, Words::of_yaml(text, place)?, given, nanotron::import)
+        }
+        Project::Accelerate => {
+            of_words(project, Words::of_yaml(text, place)?, given, accelerate::import)
+        }
     }
+}
+
+/// What `import` makes of a document, if that says anything that it looked for.
+fn of_words(
+    project: Project,
+    words: Words,
+    given: &Given<'_>,
+    import: fn(&Words, &Given<'_>) -> Result<Imported, ExchangeError>,
+) -> Result<Imported, ExchangeError> {
+    let imported = import(&words, given)?;
+    words.require_known(project)?;
+    Ok(imported)
 }
 
 /// Whose configuration a file is, by the end of its name and the words in it.

@@ -14,7 +14,7 @@ use shardloom_sim::matmul_precision;
 use crate::baseline::Baseline;
 use crate::judge::unless_too_large;
 use crate::search::{MOST_BLOCKS, Search, is_deep};
-use crate::space::{MOST_STAGES, Space};
+use crate::space::{LEAST_POSITIONS, MOST_STAGES, Space};
 use crate::subset::Subset;
 use crate::{
     Judgement, Only, Request, SearchError, closest, judge, nearby, with_fastest_reductions,
@@ -189,7 +189,7 @@ pub fn auto(
         search,
         finalists,
         devices_left_out,
-        not_searched: not_searched(request, &whole, cluster.node_count() > 1),
+        not_searched: not_searched(graph, cluster, request, &whole, devices_left_out > 0),
     })
 }
 
@@ -295,8 +295,14 @@ pub fn single_device_seconds(
     Ok(least)
 }
 
-/// What `search` did not look at on one node or several.
-fn not_searched(request: &Request, search: &Search<'_>, several_nodes: bool) -> Vec<String> {
+/// What `search` did not look at, where its plan leaves devices out or not.
+fn not_searched(
+    graph: &Graph,
+    cluster: &Cluster,
+    request: &Request,
+    search: &Search<'_>,
+    leaves_out: bool,
+) -> Vec<String> {
     let mut found = vec![];
     if !request.only.is_free() {
         found.push("other widths and policies than those asked for".into());
@@ -320,7 +326,16 @@ fn not_searched(request: &Request, search: &Search<'_>, several_nodes: bool) -> 
     if search.spaces.iter().any(Space::leaves_out_stages) {
         found.push(format!("more than {MOST_STAGES} stages with several on a device"));
     }
-    if several_nodes && search.spaces.len() == 1 {
+    let devices = || cluster.groups().iter().map(|group| &group.profile.device);
+    if devices().any(|device| Some(device) != devices().next()) {
+        found.push("pipelines with unequal shares of a step".into());
+    }
+    if leaves_out && request.only.cp.is_none() && graph.dim_named("seq").is_some() {
+        found.push(format!(
+            "context parallelism with fewer than {LEAST_POSITIONS} positions on a device (--cp)"
+        ));
+    }
+    if cluster.node_count() > 1 && search.spaces.len() == 1 {
         found.push("tensor parallelism across nodes".into());
     }
     let left_out = search.left_out();

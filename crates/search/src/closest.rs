@@ -69,10 +69,15 @@ pub(crate) fn error(
             "devices of {device:.0} GiB would do, and so would {times} times as many nodes \
              ({devices} devices)"
         ),
-        None => format!(
+        None if request.only.is_free() => format!(
             "devices of {device:.0} GiB would do; more nodes alone would not, as a global batch \
              of {} does not spread the model further",
             request.global_batch
+        ),
+        None => format!(
+            "devices of {device:.0} GiB would do; more nodes alone would not, as {} and a global batch of {} do not \
+             spread the model further",
+            request.only, request.global_batch
         ),
     };
     Ok(SearchError::NothingFits {

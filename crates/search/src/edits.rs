@@ -24,7 +24,10 @@ pub(crate) fn facts(
     step_seconds: f64,
 ) -> Result<Vec<Fact>, SearchError> {
     let mut facts = vec![];
-    for (what, other) in changed(plan, cluster.stack()) {
+    for (mut what, other) in changed(plan, cluster.stack()) {
+        if other.attention != plan.attention && !cluster.fuses_attention() {
+            what += &format!(" ({} has no kernel for it here)", cluster.stack().name);
+        }
         let judgement = match judge(graph, cluster, &other) {
             // The model, the batch or another key of the plan does not go with it.
             Err(SearchError::Program(_)) => continue,

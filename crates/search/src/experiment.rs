@@ -3,7 +3,7 @@
 
 use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_graph::Graph;
-use shardloom_plan::Plan;
+use shardloom_plan::{Axis, Plan};
 use shardloom_program::timeline::{Clock, Picos};
 use shardloom_program::{Action, Class, ClassId, Guard, Instruction, Program, Rank};
 use shardloom_sim::{
@@ -15,7 +15,7 @@ use crate::SearchError;
 /// What a plan communicates for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Traffic {
-    /// Activations within tensor-parallel groups.
+    /// Activations within groups of tensor, context and expert parallelism.
     Tensor,
     /// Gradients and weights between replicas, and the agreement on a norm.
     Replicas,
@@ -37,6 +37,34 @@ impl Traffic {
             _ => None,
         }
     }
+}
+
+/// What a plan's communication is called, in the order of [`Traffic::ALL`], and what makes it smaller.
+pub(crate) fn traffic_of(plan: &Plan) -> [(&'static str, &'static str); 3] {
+    let splits = |axis| plan.stages().any(|(_, stage)| stage.mesh.width(axis) > 1);
+    let within = match [Axis::TP, Axis::CP, Axis::EP].map(splits) {
+        [_, false, false] => (
+            "tensor-parallel communication",
+            "faster links between its devices, or narrower tensor parallelism",
+        ),
+        [false, true, false] => (
+            "context-parallel communication",
+            "faster links between its devices, or narrower context parallelism",
+        ),
+        [false, false, true] => (
+            "expert-parallel communication",
+            "faster links between its devices, or narrower expert parallelism",
+        ),
+        _ => (
+            "communication of tensor, context and expert parallelism",
+            "faster links between its devices, or less of these",
+        ),
+    };
+    [
+        within,
+        ("synchronising replicas", "a larger batch, faster links between nodes, or fewer replicas"),
+        ("messages between stages", "fewer stages, or faster links between nodes"),
+    ]
 }
 
 /// How many times as long as the cost model says parts of a step take.

@@ -8,7 +8,7 @@ use shardloom_program::ProgramError;
 use shardloom_program::quantity::{self, bytes, counted, percent};
 use shardloom_sim::{Fit, MemoryFit, Simulation};
 
-use crate::experiment::{Bench, Traffic, changed};
+use crate::experiment::{Bench, Traffic, changed, traffic_of};
 use crate::search::Search;
 use crate::silence::{IDLE_SERVERS, Silence, waiting_for};
 use crate::step_part::host_times;
@@ -47,6 +47,19 @@ pub struct Fact {
     pub number: f64,
 }
 
+/// Another plan beside the one that is explained.
+#[derive(Clone, Copy, Debug)]
+pub struct Rival<'a> {
+    /// What it is called.
+    pub name: &'a str,
+    /// The plan.
+    pub plan: &'a Plan,
+    /// Its model.
+    pub graph: &'a Graph,
+    /// Its machines.
+    pub cluster: &'a Cluster,
+}
+
 /// All facts about a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
@@ -60,16 +73,6 @@ pub struct Explanation {
 
 /// The index of computing among the parts of a step's time.
 const COMPUTE: usize = 0;
-/// What communication is called, in the order of [`Traffic::ALL`], and what makes it smaller.
-const TRAFFIC: [(&str, &str); 3] = [
-    (
-        "tensor-parallel communication",
-        "faster links within the node, or narrower tensor parallelism",
-    ),
-    ("synchronising replicas", "a larger batch, faster links between nodes, or fewer replicas"),
-    ("messages between stages", "fewer stages, or faster links between nodes"),
-];
-
 /// Explains `plan` for `graph` on `cluster`, beside other plans given by name.
 ///
 /// A step's time divides into computing (an average device's), what is left where all communication is
@@ -82,7 +85,7 @@ pub fn explain(
     graph: &Graph,
     cluster: &Cluster,
     plan: &Plan,
-    rivals: &[(&str, &Plan)],
+    rivals: &[Rival<'_>],
 ) -> Result<Explanation, SearchError> {
     let planned = plan.graph_of(graph);
     let bench = Bench::new(&planned, cluster, plan)?;
@@ -101,14 +104,14 @@ pub fn explain(
         sentence,
         number,
     }));
-    for (name, rival) in rivals {
-        facts.push(match **rival == *plan {
+    for rival in rivals {
+        facts.push(match *rival.plan == *plan {
             true => Fact {
                 topic: Topic::Rival,
-                sentence: format!("{name} is this plan"),
+                sentence: format!("{} is this plan", rival.name),
                 number: step_seconds,
             },
-            false => against(graph, cluster, name, rival, step_seconds)?,
+            false => against(*rival, step_seconds)?,
         });
     }
     Ok(Explanation { step_seconds, memory: fits, facts })
@@ -135,7 +138,7 @@ fn parts(
         (waiting.0, waiting.1, share(silence.waiting)),
         (IDLE_SERVERS, "fewer servers, or more workers", share(silence.idle_servers)),
     ];
-    for ((name, remedy), traffic) in TRAFFIC.into_iter().zip(Traffic::ALL) {
+    for ((name, remedy), traffic) in traffic_of(plan).into_iter().zip(Traffic::ALL) {
         parts.push((name, remedy, saved(bench.without(&[traffic])?)));
     }
     if bench.cluster.stack().host.launches() {
@@ -149,6 +152,7 @@ fn parts(
 fn shares(bench: &Bench<'_>, plan: &Plan, measured: &Simulation) -> Result<Vec<Fact>, SearchError> {
     let step_seconds = seconds(measured);
     let parts = parts(bench, plan, measured)?;
+    let silent = ["computing", waiting_for(plan).0, IDLE_SERVERS];
     let mut order: Vec<usize> = (0..parts.len()).collect();
     order.sort_by(|&a, &b| parts[b].2.total_cmp(&parts[a].2));
     let mut facts: Vec<Fact> = order
@@ -156,7 +160,12 @@ fn shares(bench: &Bench<'_>, plan: &Plan, measured: &Simulation) -> Result<Vec<F
         .map(|&part| parts[part])
         .filter(|&(_, _, share)| share >= 0.0005)
         .map(|(name, _, share)| {
-            let sentence = format!("{} of a step is {name}", percent(share));
+            let is_part = silent.contains(&name);
+            let sentence = match is_part {
+                true => format!("{} of a step is {name}", percent(share)),
+                // It runs beside computing, too, which it may slow down.
+                false => format!("without {name} a step would take {} less", percent(share)),
+            };
             Fact { topic: Topic::Share, sentence, number: share }
         })
         .collect();
@@ -196,7 +205,8 @@ fn memory(bench: &Bench<'_>, fits: &[MemoryFit]) -> Option<Fact> {
         Fit::Exceeds => "does not fit",
         Fit::Close => "is close to the limit",
         Fit::Fits if share > 0.8 => "uses memory well",
-        Fit::Fits => "leaves room for larger micro-batches or less recomputation",
+        // What goes into it is said where it is tried.
+        Fit::Fits => "leaves room",
     };
     let sentence = format!(
         "fullest: {}, with {} of {} ({}), which {verdict}: weights {}, gradients {}, optimizer \
@@ -338,14 +348,9 @@ fn roomier(
 }
 
 /// Why not another plan.
-fn against(
-    graph: &Graph,
-    cluster: &Cluster,
-    name: &str,
-    rival: &Plan,
-    step_seconds: f64,
-) -> Result<Fact, SearchError> {
-    let judgement = judge(graph, cluster, rival)?;
+fn against(rival: Rival<'_>, step_seconds: f64) -> Result<Fact, SearchError> {
+    let Rival { name, plan, graph, cluster } = rival;
+    let judgement = judge(graph, cluster, plan)?;
     let number = judgement.step_seconds;
     let time = match number / step_seconds - 1.0 {
         slower if slower >= 0.0005 => format!("takes {} longer", percent(slower)),
@@ -361,14 +366,14 @@ fn against(
             quantity::seconds(number),
         ),
         None => {
-            let planned = rival.graph_of(graph);
-            let bench = Bench::new(&planned, cluster, rival)?;
+            let planned = plan.graph_of(graph);
+            let bench = Bench::new(&planned, cluster, plan)?;
             let measured = bench.without(&[])?;
             let mut worst = (0.0, "");
-            for ((name, _), traffic) in TRAFFIC.into_iter().zip(Traffic::ALL) {
+            for ((part, _), traffic) in traffic_of(plan).into_iter().zip(Traffic::ALL) {
                 let saved = 1.0 - seconds(&bench.without(&[traffic])?) / seconds(&measured);
                 if saved > worst.0 {
-                    worst = (saved, name);
+                    worst = (saved, part);
                 }
             }
             let seconds = quantity::seconds(number);

@@ -53,7 +53,7 @@ pub use auto::{Finalist, Outcome, SearchCounts, auto, single_device_seconds};
 pub use baseline::Baseline;
 pub use circumstance::{Circumstance, circumstances};
 pub use error::SearchError;
-pub use explain::{Explanation, Fact, Topic, explain};
+pub use explain::{Explanation, Fact, Rival, Topic, explain};
 pub use judge::{Judgement, judge};
 pub use only::Only;
 pub use reductions::{Faster, with_fastest_reductions};

@@ -52,7 +52,7 @@ const LONG_SEQUENCE: u32 = 16_384;
 
 /// The fewest positions that a context-parallel rank has: with fewer, bringing the keys and values of all
 /// others takes longer than their products.
-const LEAST_POSITIONS: u32 = 4_096;
+pub(crate) const LEAST_POSITIONS: u32 = 4_096;
 
 impl Space {
     /// The plans for `graph` on `cluster` with tensor-parallel groups that stay within a node.
@@ -94,7 +94,8 @@ impl Space {
                 let room = devices / tp / pp;
                 let contexts = match only.cp {
                     Some(cp) => divisors(room).filter(|&it| it == cp).collect(),
-                    None => contexts(seq, room, global_batch),
+                    // So many replicas there are, and no more.
+                    None => contexts(seq, room, only.dp.unwrap_or(global_batch)),
                 };
                 for cp in contexts.into_iter().filter(|&cp| divides(graph, cp, tp)) {
                     let runs = |dp: u32| {
@@ -302,10 +303,10 @@ const MOST_CHUNKS: u32 = 16;
 pub(crate) const MOST_STAGES: u32 = 1024;
 
 /// The widths of context parallelism that are tried where there is `room` for so many ranks with the same
-/// parameters.
-fn contexts(seq: Option<u32>, room: u32, global_batch: u32) -> Vec<u32> {
+/// parameters, and there are `most_replicas` at most.
+fn contexts(seq: Option<u32>, room: u32, most_replicas: u32) -> Vec<u32> {
     let seq = seq.unwrap_or(1);
-    let matters = seq >= LONG_SEQUENCE || global_batch < room;
+    let matters = seq >= LONG_SEQUENCE || most_replicas < room;
     let wide = |cp: &u32| matters && seq.is_multiple_of(*cp) && seq / cp >= LEAST_POSITIONS;
     divisors(room).filter(|cp| *cp == 1 || wide(cp)).collect()
 }

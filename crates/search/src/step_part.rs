@@ -7,7 +7,7 @@ use shardloom_plan::Plan;
 use shardloom_sim::Simulation;
 
 use crate::SearchError;
-use crate::experiment::{Bench, Scales, Traffic};
+use crate::experiment::{Bench, Scales, Traffic, traffic_of};
 use crate::silence::{IDLE_SERVERS, Silence, waiting_for};
 
 /// A part of a predicted step.
@@ -70,9 +70,7 @@ pub fn step_parts(
         (None, waiting_for(plan).0, silence.waiting),
         (None, IDLE_SERVERS, silence.idle_servers),
     ];
-    let names =
-        ["tensor-parallel communication", "synchronising replicas", "messages between stages"];
-    for (traffic, name) in Traffic::ALL.into_iter().zip(names) {
+    for (traffic, (name, _)) in Traffic::ALL.into_iter().zip(traffic_of(plan)) {
         let without = seconds(&bench.without(&[traffic])?);
         parts.push((Some(Part::Traffic(traffic)), name, (step_seconds - without).max(0.0)));
     }

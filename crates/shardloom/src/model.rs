@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use shardloom_document::read_text;
-use shardloom_graph::{Graph, ModelSpec, OpKind};
+use shardloom_graph::{Graph, ModelSpec, Network, OpKind};
 use shardloom_interop::huggingface;
 
 use crate::checkpoint_folder::refuse_checkpoints;
@@ -106,6 +106,19 @@ impl Model {
     /// take.
     pub fn is_configuration(text: &str) -> bool {
         matches!(Source::of(text), Source::HuggingFace(_) | Source::Folder(_))
+    }
+
+    /// How many positions were learned for the published model, or the one in a file of another project, that a text
+    /// names; none if its positions are not learned. Longer samples are those of another model, for which there are no
+    /// weights.
+    pub fn learned_positions(text: &str) -> Option<usize> {
+        if text.contains(':') && Model::is_line(text) {
+            return None;
+        }
+        match Model::load(text).ok()?.spec.network() {
+            Network::Gpt(gpt) if gpt.rotary.is_none() => Some(gpt.seq),
+            _ => None,
+        }
     }
 
     /// Whether a text describes a model by itself, and names no file or folder that does.

@@ -10,7 +10,8 @@ use shardloom_methods::{Choice, Method};
 use shardloom_plan::{Axis, LayoutRule, Plan};
 use shardloom_program::quantity::{bytes, percent};
 use shardloom_search::{
-    Circumstance, Explanation, Judgement, Outcome, Request, SearchCounts, StepPart, usual_precision,
+    Circumstance, Explanation, Judgement, Outcome, Request, Rival, SearchCounts, StepPart,
+    usual_precision,
 };
 use shardloom_train::Settings;
 
@@ -306,7 +307,8 @@ fn padding_of_categories(
     }))
 }
 
-/// Says what limits `plan` on `cluster` and what would change that, beside other plans by name.
+/// Says what limits `plan` on `cluster` and what would change that, beside other plans, each for its own model and
+/// machines.
 ///
 /// # Errors
 /// If a plan does not fit the model or the cluster.
@@ -314,7 +316,7 @@ pub fn explain(
     model: &Model,
     cluster: &Cluster,
     plan: &Plan,
-    rivals: &[(&str, &Plan)],
+    rivals: &[Rival<'_>],
 ) -> Result<Explanation> {
     Ok(shardloom_search::explain(model.graph(), cluster, plan, rivals)?)
 }

@@ -4,11 +4,12 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
+use shardloom::cluster::Cluster;
 use shardloom::plan::{Plan, diff};
 use shardloom::program::quantity::seconds;
-use shardloom::search::Topic;
+use shardloom::search::{Rival, Topic};
 use shardloom::sim::{Fit, MemoryFit};
-use shardloom::{explain, read_plan_and_model, read_plan_of};
+use shardloom::{Model, explain, read_plan_and_model};
 
 use super::interval::Interval;
 use super::uplink::Network;
@@ -82,21 +83,31 @@ impl Explain {
             .stack
             .load_cluster(&plan.cluster, &self.profile.local(), terminal)
             .map_err(|error| error.in_plan(of, Some("cluster")))?;
-        let mut rivals = vec![];
+        let mut others = vec![];
         for path in &self.against {
-            let mut rival = read_plan_of(path, &model)?;
+            let (mut other, model) = read_plan_and_model(path)?;
             // Cards or uplinks that are given are those of both.
-            if rival.cluster == written {
-                rival.cluster.clone_from(&plan.cluster);
-            }
-            rivals.push((path.display().to_string(), rival));
+            let on = match other.cluster == written {
+                true => {
+                    other.cluster.clone_from(&plan.cluster);
+                    cluster.clone()
+                }
+                false => self
+                    .stack
+                    .load_cluster(&other.cluster, &self.profile.local(), terminal)
+                    .map_err(|error| error.in_plan(Some(path), Some("cluster")))?,
+            };
+            others.push((path.display().to_string(), other, model, on));
         }
-        let differences = |(name, rival): &(String, Plan)| Against {
+        let differences = |(name, other, ..): &(String, Plan, Model, Cluster)| Against {
             plan: name.clone(),
-            differences: diff(&plan, rival).iter().map(ToString::to_string).collect(),
+            differences: diff(&plan, other).iter().map(ToString::to_string).collect(),
         };
-        let against: Vec<Against> = rivals.iter().map(differences).collect();
-        let rivals: Vec<_> = rivals.iter().map(|(name, plan)| (name.as_str(), plan)).collect();
+        let against: Vec<Against> = others.iter().map(differences).collect();
+        let rivals: Vec<Rival<'_>> = others
+            .iter()
+            .map(|(name, plan, model, cluster)| Rival { name, plan, graph: model.graph(), cluster })
+            .collect();
         let spinner = terminal.spinner("simulating");
         let explanation = explain(&model, &cluster, &plan, &rivals);
         spinner.finish_and_clear();

@@ -223,7 +223,7 @@ fn devices_described_of(cluster: &Cluster, used: usize) -> String {
 }
 
 /// The model that an argument names, with samples of `seq` positions. Says how many these are where only another
-/// project's file does.
+/// project's file does, and that there are more than were learned.
 fn load_model(text: &str, seq: Option<usize>, terminal: Terminal) -> Result<Model, Failure> {
     let model = Model::load_with(text, Defaults { sequence_length: seq, vocabulary: None })?;
     let graph = model.graph();
@@ -231,6 +231,14 @@ fn load_model(text: &str, seq: Option<usize>, terminal: Terminal) -> Result<Mode
         let positions = digits(graph.dim(dim).size as f64);
         terminal.note(format_args!(
             "samples have {positions} tokens, as many as there are positions in {text}; --seq gives them another length"
+        ));
+    }
+    if let (Some(seq), Some(learned)) = (seq, Model::learned_positions(text))
+        && seq > learned
+    {
+        terminal.note(format_args!(
+            "positions of {text} are learned, and there are {learned}: with {seq} it is another model, which its \
+             weights do not fit"
         ));
     }
     Ok(model)

@@ -204,3 +204,18 @@ fn a_schedule_that_is_asked_for_makes_no_other_plan_impossible() {
     found.check(found.stdout.contains("data parallel"), "no other plan");
     found.check(!found.stdout.contains("not possible"), "another plan is not possible");
 }
+
+/// A table of learned positions grows silently nowhere: weights do not fit what is longer.
+#[test]
+fn more_positions_than_were_learned_are_said_to_be_another_models() {
+    let place = Place::new();
+    let said = |model: &str, seq: usize| {
+        let command = format!("simulate {model} --seq {seq} --cluster h100-80g:1");
+        let outcome = place.run(&command).succeeds();
+        outcome.stderr.contains("positions of gpt-2 are learned, and there are 1024")
+    };
+    assert!(said("gpt-2", 2048) && !said("gpt-2", 1024) && !said("gpt-2", 512));
+    // Positions of a Llama are not learned, and those of a model in a line are as many as it says.
+    assert!(!said("llama-3-8b", 16384));
+    assert!(!said("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=257", 16));
+}

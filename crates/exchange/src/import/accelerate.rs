@@ -103,6 +103,12 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         }
         Some(_) => "the optimizer is the training script's: AdamW is assumed".to_owned(),
     }];
+    if given.microbatches.or(microbatches).is_none() {
+        notes.push(
+            "how many micro-batches a step has is the training script's: one is assumed (--microbatches)"
+                .into(),
+        );
+    }
     notes.push(ATTENTION_NOTE.into());
     if by_deepspeed {
         notes.push(

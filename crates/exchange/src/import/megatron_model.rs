@@ -123,8 +123,7 @@ fn vocabulary(arguments: &Arguments, tp: usize) -> Result<usize, ExchangeError> 
     match arguments.size("vocab-size")? {
         Some(size) => Ok(size.div_ceil(step).saturating_mul(step)),
         None => {
-            let rule =
-                "the tokenizer knows it, and not this file: add --vocab-size, or name a --model";
+            let rule = "the tokenizer knows it, and not this file: add --vocab-size there, or name a --model";
             arguments.error("vocab-size", "nothing", rule)
         }
     }

@@ -14,6 +14,7 @@ use crate::transformer::{Kind, RotaryScaling, Transformer};
 use crate::{ExchangeError, RankOrder, Recipe};
 
 pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, ExchangeError> {
+    refuse_former_words(words)?;
     words.only("parallelism.expert_parallel_degree", &["1"], "the model has no experts")?;
     let on_devices = "plans keep weights and optimizer states on devices";
     words.only("training.enable_cpu_offload", &["false"], on_devices)?;
@@ -280,6 +281,35 @@ fn named(words: &Words) -> Result<ModelSpec, ExchangeError> {
         |source| ExchangeError::Model { place: words.place.clone(), source: Box::new(source) };
     let seq = words.size("training.seq_len")?.unwrap_or(2048);
     ModelSpec::preset(preset).and_then(|spec| spec.with_seq(seq)).map_err(in_model)
+}
+
+/// What early versions called words that are elsewhere now: they had no table `parallelism`.
+const FORMER_WORDS: [(&str, &str); 11] = [
+    ("training.batch_size", "training.local_batch_size"),
+    ("training.data_parallel_degree", "parallelism.data_parallel_shard_degree"),
+    ("training.data_parallel_shard_degree", "parallelism.data_parallel_shard_degree"),
+    ("training.data_parallel_replicate_degree", "parallelism.data_parallel_replicate_degree"),
+    ("training.tensor_parallel_degree", "parallelism.tensor_parallel_degree"),
+    ("training.pipeline_parallel_degree", "parallelism.pipeline_parallel_degree"),
+    ("experimental.pipeline_parallel_degree", "parallelism.pipeline_parallel_degree"),
+    ("experimental.pipeline_parallel_schedule", "parallelism.pipeline_parallel_schedule"),
+    ("experimental.pipeline_parallel_split_points", "parallelism.module_fqns_per_model_part"),
+    (
+        "experimental.pipeline_parallel_microbatches",
+        "parallelism.pipeline_parallel_microbatch_size",
+    ),
+    ("experimental.context_parallel_degree", "parallelism.context_parallel_degree"),
+];
+
+/// Refuses a file of a version before those that are read.
+fn refuse_former_words(words: &Words) -> Result<(), ExchangeError> {
+    for (former, now) in FORMER_WORDS {
+        if let Some(value) = words.get(former) {
+            let rule = format!("an early version called it so, which is not read; now it is {now}");
+            return words.error(former, value.to_string(), rule);
+        }
+    }
+    Ok(())
 }
 
 fn batch(words: &Words, dp: usize, pp: usize) -> Result<(usize, usize), ExchangeError> {

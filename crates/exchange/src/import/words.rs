@@ -10,7 +10,7 @@ use shardloom_document::{
 };
 
 use super::{ON_DEVICES, asks_for_offload, is_misspelt, is_off, python, yaml};
-use crate::ExchangeError;
+use crate::{ExchangeError, Project};
 
 /// Words of a configuration by their paths, `training.seq_len`; those that were read are remembered.
 pub(super) struct Words {
@@ -193,6 +193,20 @@ impl Words {
             Some(other) if values.contains(&other.to_string().as_str()) => Ok(()),
             Some(other) => self.error(path, shown(other), rule),
         }
+    }
+
+    /// Refuses a document that has nothing of what was looked for.
+    pub fn require_known(&self, project: Project) -> Result<(), ExchangeError> {
+        let read = self.read.borrow();
+        if read.iter().any(|path| self.raw(path).is_some_and(|value| !value.is_null())) {
+            return Ok(());
+        }
+        let other = match self.has("model_type") {
+            true => "; it is the configuration of a model, which --model takes",
+            false => "",
+        };
+        let message = format!("nothing in it says how {project} trains{other}");
+        Err(ExchangeError::Text { place: format!("{}:1", self.place), message })
     }
 
     /// The paths that hold a value and were not read, `_comment` aside.

@@ -6,7 +6,7 @@ use shardloom_plan::{
     AttentionKind, Communication, Mesh, Negotiation, Plan, Precision, Recompute, ScheduleKind,
     Servers, Staleness, Uniform,
 };
-use shardloom_search::{Explanation, Fact, Judgement, Request, Topic, auto, explain, judge};
+use shardloom_search::{Explanation, Fact, Judgement, Request, Rival, Topic, auto, explain, judge};
 
 const TEXT: &str = "gpt:layers=6,hidden=512,heads=8,seq=256,vocab=4096";
 
@@ -25,7 +25,12 @@ fn plan(pp: usize, dp: u32, tp: u32, microbatches: usize) -> Plan {
 }
 
 fn explained(plan: &Plan, rivals: &[(&str, &Plan)]) -> Explanation {
-    explain(&model(TEXT), &h100(2, 4, 80_000_000_000), plan, rivals).expect("it can be simulated")
+    let (graph, cluster) = (model(TEXT), h100(2, 4, 80_000_000_000));
+    let rivals: Vec<Rival<'_>> = rivals
+        .iter()
+        .map(|&(name, plan)| Rival { name, plan, graph: &graph, cluster: &cluster })
+        .collect();
+    explain(&graph, &cluster, plan, &rivals).expect("it can be simulated")
 }
 
 fn about(explanation: &Explanation, topic: Topic) -> Vec<&Fact> {
@@ -108,6 +113,48 @@ fn every_sentence_of_a_rival_has_the_simulators_number() {
     assert!(rivals[0].sentence.starts_with("a pipeline takes "), "{}", rivals[0].sentence);
     assert_eq!(rivals[1].sentence, "itself is this plan");
     assert_eq!(rivals[1].number, explanation.step_seconds);
+}
+
+/// Whatever the plan that is explained is for.
+#[test]
+fn a_rival_is_judged_for_its_own_model_and_on_its_own_machines() {
+    let (ours, cluster) = (plan(1, 8, 1, 1), h100(2, 4, 80_000_000_000));
+    let other_text = "gpt:layers=3,hidden=256,heads=4,seq=128,vocab=1024";
+    let other_graph = model(other_text);
+    let slow = {
+        let mut groups = cluster.groups().to_vec();
+        groups[0].profile.node.inter.bytes_per_second /= 50.0;
+        groups[0].profile.node.uplink_bytes_per_second /= 50.0;
+        cluster.with_groups(groups).expect("a cluster")
+    };
+    let uniform = Uniform { mesh: Mesh::of(8, 1, 1), global_batch: 32, ..Uniform::default() };
+    let other = uniform.plan(&other_graph, other_text, "slow");
+    let graph = model(TEXT);
+    let rival = Rival { name: "it", plan: &other, graph: &other_graph, cluster: &slow };
+    let found = explain(&graph, &cluster, &ours, &[rival]).expect("it can be simulated");
+    let judged = judge(&other_graph, &slow, &other).expect("it can be simulated");
+    assert_eq!(about(&found, Topic::Rival)[0].number, judged.step_seconds);
+    let here = judge(&other_graph, &cluster, &other).expect("it can be simulated");
+    assert!(judged.step_seconds > 1.1 * here.step_seconds);
+}
+
+#[test]
+fn communication_is_called_after_what_splits_the_model() {
+    let of = |mesh: Mesh| {
+        let mut uniform = Uniform { mesh, global_batch: 8, ..Uniform::default() };
+        uniform.microbatches = 2;
+        let explanation = explained(&uniform.plan(&model(TEXT), TEXT, "c"), &[]);
+        let shares = about(&explanation, Topic::Share);
+        let names = [
+            "without tensor-parallel",
+            "without context-parallel",
+            "without communication of tensor",
+        ];
+        names.map(|name| shares.iter().any(|it| it.sentence.starts_with(name)))
+    };
+    assert_eq!(of(Mesh::of(1, 1, 8)), [true, false, false]);
+    assert_eq!(of(Mesh::of(1, 8, 1)), [false, true, false]);
+    assert_eq!(of(Mesh::of(1, 2, 4)), [false, false, true]);
 }
 
 #[test]
@@ -212,9 +259,10 @@ fn where_computing_is_the_limit_the_largest_loss_is_the_next_bottleneck() {
     // Shares stand in the order of their size.
     let shares = about(&explanation, Topic::Share);
     assert!(shares[0].sentence.ends_with("is computing"), "{}", shares[0].sentence);
-    let (share, loss) = shares[1].sentence.split_once(" of a step is ").expect("a share");
+    let loss = shares[1].sentence.strip_prefix("without ").and_then(|it| it.split_once(" a step"));
+    let (loss, less) = loss.expect("what a step loses");
     let said = format!("the next bottleneck is {loss}: ");
-    assert!(next.sentence.starts_with(&said), "{}, and {share} is {loss}", next.sentence);
+    assert!(next.sentence.starts_with(&said), "{}, and {loss}{less}", next.sentence);
     assert_eq!(next.number, shares[1].number);
 }
 
@@ -360,7 +408,7 @@ fn how_full_memory_is_has_four_names() {
     let roomy = h100(1, 4, 80_000_000_000);
     let needed = judge(&model(TEXT), &roomy, &plan).expect("it can be simulated").memory[0];
     for (share, verdict) in [
-        (0.7, "leaves room for larger micro-batches"),
+        (0.7, "leaves room"),
         (0.9, "uses memory well"),
         (0.97, "is close to the limit"),
         (1.5, "does not fit"),
@@ -482,7 +530,9 @@ fn a_rival_that_does_not_fit_is_said_to_need_more() {
     assert!(own < needed, "{own} and {needed}");
     let rivals = |memory_bytes| {
         let cluster = h100(2, 4, memory_bytes);
-        let found = explain(&graph, &cluster, &ours, &[("data parallelism", &other)]);
+        let (name, plan) = ("data parallelism", &other);
+        let rival = Rival { name, plan, graph: &graph, cluster: &cluster };
+        let found = explain(&graph, &cluster, &ours, &[rival]);
         about(&found.expect("it can be simulated"), Topic::Rival)[0].sentence.clone()
     };
     let begin = "data parallelism does not fit: it needs ";

@@ -123,7 +123,10 @@ fn prediction(job: &Job, first: u64, is_timed: bool) -> String {
     };
     let step = prediction.summary.step_seconds;
     if !is_timed {
-        return format!("{}, simulated", seconds(step));
+        return format!(
+            "{}, simulated; in virtual time computing takes what it takes here",
+            seconds(step)
+        );
     }
     let until = job.plan.averaging_ends().map_or(job.steps, |end| end.clamp(first, job.steps));
     let after = job

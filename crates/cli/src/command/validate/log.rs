@@ -441,8 +441,10 @@ impl Comparison {
                 Needed::Impossible => "no speed of it explains the time".into(),
                 Needed::Follows => "follows from the others".into(),
             };
-            let share = percent(it.seconds / self.predicted_seconds);
-            vec![it.name.to_owned(), seconds(it.seconds), share, needed]
+            let share = it.seconds / self.predicted_seconds;
+            // What other parts hide may come to light when it takes longer.
+            let time = if share < 5e-4 { "hidden".to_owned() } else { seconds(it.seconds) };
+            vec![it.name.to_owned(), time, percent(share), needed]
         };
         let rows: Vec<Vec<String>> = parts.iter().map(row).collect();
         terminal.text(table(&["part", "predicted", "share", "for the measured time"], &rows))?;

@@ -108,6 +108,19 @@ fn accelerates_words() {
     assert_eq!(found.expect("a plan").plan.microbatches, 2);
 }
 
+#[test]
+fn how_many_micro_batches_there_are_is_said_to_be_assumed() {
+    let spec = ModelSpec::parse(LLAMA).expect("a model");
+    let given = Given { model: Some(&spec), global_batch: Some(64), ..given(16) };
+    for (microbatches, is_assumed) in [(None, true), (Some(2), false)] {
+        let given = Given { microbatches, ..given };
+        let base = Base { place: "accelerate.yaml", text: ACCELERATE, given };
+        let notes = base.read("", "").expect("a plan").notes;
+        let said = notes.iter().any(|note| note.contains("one is assumed (--microbatches)"));
+        assert_eq!(said, is_assumed, "{notes:?}");
+    }
+}
+
 /// What the training script is to say is missed where the file says how that is run.
 #[test]
 fn errors_name_the_line() {

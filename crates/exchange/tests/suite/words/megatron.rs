@@ -207,7 +207,7 @@ fn megatrons_words() {
         ("--bf16", "--bf16 --attention-dropout 0", "--attention-dropout and --hidden-dropout"),
         ("--bf16", "--bf16 --max-position-embeddings 2048", "as many learned positions"),
         ("--bf16", "--bf16 --expert-model-parallel-size 2", "the model has no experts"),
-        ("--vocab-size 50257", "", "add --vocab-size, or name a --model"),
+        ("--vocab-size 50257", "", "add --vocab-size there, or name a --model"),
         ("--micro-batch-size 2", "", "--micro-batch-size is missing"),
         ("--num-layers 12", "--num-layers 0", "--num-layers = 0: a number from 1 up is needed"),
     ];

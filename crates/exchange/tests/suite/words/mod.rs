@@ -7,7 +7,10 @@ mod nanotron;
 mod torchtitan;
 
 use shardloom_exchange::{ExchangeError, Given, Imported, import, project_of};
+use shardloom_graph::ModelSpec;
 use shardloom_plan::{Axis, Optimizer, Plan};
+
+use crate::plans::LLAMA;
 
 /// What a text says, what it says instead, and what is then so of the plan, and was not so before.
 type Word = (&'static str, &'static str, fn(&Plan) -> bool);
@@ -52,6 +55,28 @@ fn given(devices: usize) -> Given<'static> {
         global_batch: None,
         microbatches: None,
         table: None,
+    }
+}
+
+/// Whatever the project, and with all that it leaves to others given.
+#[test]
+fn a_document_that_says_nothing_of_training_is_no_configuration() {
+    let spec = ModelSpec::parse(LLAMA).expect("a model");
+    let given = Given { model: Some(&spec), global_batch: Some(64), ..given(16) };
+    for (place, text, said) in [
+        ("Cargo.toml", "[package]\nname = 'a'\n", "nothing in it says how torchtitan trains"),
+        ("empty.toml", "", "nothing in it says how torchtitan trains"),
+        ("empty.json", "{}", "nothing in it says how DeepSpeed trains"),
+        (
+            "config.json",
+            "{\"model_type\": \"llama\", \"hidden_size\": 64}",
+            "DeepSpeed trains; it is the configuration of a model, which --model takes",
+        ),
+    ] {
+        let project = project_of(place, text).expect("a project");
+        let error = import(project, text, place, &given).expect_err("nothing is known");
+        let error = error.to_string();
+        assert!(error.starts_with(&format!("{place}:1: ")) && error.contains(said), "{error}");
     }
 }
 

@@ -119,7 +119,19 @@ fn torchtitans_words() {
             |it| it.sync.zero == 0,
         ),
     ];
-    let wrong: [Wrong; 14] = [
+    let wrong: [Wrong; 17] = [
+        // Of early versions.
+        ("local_batch_size", "batch_size", "now it is training.local_batch_size"),
+        (
+            "seq_len = 1024",
+            "tensor_parallel_degree = 2",
+            "training.tensor_parallel_degree = 2: an early version called it so",
+        ),
+        (
+            "[training]",
+            "[experimental]\ncontext_parallel_degree = 2\n[training]",
+            "now it is parallelism.context_parallel_degree",
+        ),
         ("[parallelism]", "[parallelism]\nexpert_parallel_degree = 2", "the model has no experts"),
         ("[training]", "[training]\nenable_cpu_offload = true", "enable_cpu_offload = true"),
         (

@@ -218,3 +218,50 @@ fn baselines_are_asked_for_without_what_plans_must_have() {
         assert_eq!(found, Request { only: Only::default(), ..request.clone() });
     }
 }
+
+/// As many replicas as were asked for take two of eight devices; samples in two parts each take twice as many.
+#[test]
+fn devices_that_replicas_leave_take_parts_of_long_samples() {
+    let text = "gpt:layers=2,hidden=256,heads=4,seq=8192,vocab=1024";
+    let (graph, cluster) = (model(text), h100(1, 8, PLENTY));
+    let two = Only { dp: Some(2), tp: Some(1), pp: Some(1), ..Only::default() };
+    let request = Request { only: two, ..Request::new(text, "c", 32) };
+    let found = search(&graph, &cluster, &request).expect("a plan");
+    let (_, stage) = found.plan.stages().next().expect("a stage");
+    assert_eq!([Axis::DP, Axis::CP].map(|axis| stage.mesh.width(axis)), [2, 2]);
+    // In more parts they are shorter than is tried, which is said.
+    assert_eq!(found.devices_left_out, 4);
+    let untried = "context parallelism with fewer than 4096 positions on a device (--cp)";
+    assert!(found.not_searched.iter().any(|it| it == untried), "{:?}", found.not_searched);
+    let whole = search(&graph, &cluster, &Request::new(text, "c", 32)).expect("a plan");
+    assert_eq!(whole.devices_left_out, 0);
+    assert!(!whole.not_searched.iter().any(|it| it == untried), "{:?}", whole.not_searched);
+}
+
+#[test]
+fn what_was_asked_for_is_named_where_more_nodes_would_not_do() {
+    let (graph, cluster) = (model(LARGER), h100(1, 2, 1 << 27));
+    let error = |only: Only, batch| {
+        let request = Request { only, ..Request::new(LARGER, "c", batch) };
+        search(&graph, &cluster, &request).expect_err("nothing fits").to_string()
+    };
+    let whole = Only { pp: Some(1), tp: Some(1), zero: Some(0), ..Only::default() };
+    for batch in [8, 4096] {
+        let said = format!(
+            "as tp 1, pp 1, ZeRO 0 and a global batch of {batch} do not spread the model further"
+        );
+        let error = error(whole.clone(), batch);
+        assert!(error.contains(&said), "{error}");
+    }
+}
+
+#[test]
+fn unequal_shares_are_said_not_to_be_searched_where_devices_are_unlike() {
+    let said = |text: &str| {
+        let cluster = Cluster::parse(text).expect("presets");
+        let found = search(&model(GPT), &cluster, &Request::new(GPT, "c", 32)).expect("a plan");
+        found.not_searched.iter().any(|it| it == "pipelines with unequal shares of a step")
+    };
+    assert!(said("a100-80g:1x4+h100-80g:1x4"));
+    assert!(!said("h100-80g:1x4+h100-80g:1x4"));
+}
