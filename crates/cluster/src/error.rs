@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use shardloom_collectives::CollectiveError;
 use shardloom_document::Fault;
 
-use crate::{DeviceId, Precision};
+use crate::{Cluster, DeviceId, Precision};
 
 /// What can be wrong with a description of machines, or with a question about them.
 #[derive(Debug, thiserror::Error)]
@@ -171,10 +171,12 @@ pub enum ClusterError {
     Collective(#[from] CollectiveError),
 }
 
-/// How so many devices are written as nodes of a machine, but for the one at hand, of which there are no others.
+/// How so many devices are written as nodes of a machine, but for the one at hand, of which there are no others, and for
+/// more than there may be.
 fn as_nodes(name: &str, available: u32, devices: u64) -> String {
     match name {
         "local" => String::new(),
+        _ if devices > u64::from(Cluster::MAX_DEVICES) => String::new(),
         _ => {
             let nodes = devices.div_ceil(available.into());
             format!("; for {devices} devices write {name}:{nodes}x{available}")

@@ -105,6 +105,8 @@ pub(crate) fn megatron(data: &Path, open: bool) -> Result<Stretch> {
     let (mut lengths, mut starts) = (file()?, file()?);
     lengths.seek(SeekFrom::Start(HEADER_BYTES)).map_err(unread)?;
     let behind_lengths = sequences.checked_mul(4).and_then(|bytes| bytes.checked_add(HEADER_BYTES));
+    // No file is longer.
+    let behind_lengths = behind_lengths.filter(|&it| i64::try_from(it).is_ok());
     let behind_lengths = behind_lengths.ok_or_else(|| unfit(&index, "it ends too early"))?;
     starts.seek(SeekFrom::Start(behind_lengths)).map_err(unread)?;
     let mut end = 0_i64;

@@ -119,6 +119,8 @@ fn absurd_sizes_are_refused() {
         refusal("tpu-v4:8x8"),
         "a node of tpu-v4 has 4 devices, not 8; for 64 devices write tpu-v4:16x4"
     );
+    // More than there may be are not said in another way.
+    assert_eq!(refusal("tpu-v4:125000x9"), "a node of tpu-v4 has 4 devices, not 9");
     assert_eq!(
         refusal("h200:125001x8"),
         "a cluster of 1000008 devices is over the limit of 1000000"
