@@ -103,7 +103,8 @@ pub fn lstm(
     mut output: Option<&mut [f32]>,
 ) {
     let Lstm { seq, hidden, units, .. } = *shape;
-    shape.check(&[gates.len(), activated.len()], &[cell.len()], &[y.len()]);
+    let kept = output.as_deref().map_or(cell.len(), <[f32]>::len);
+    shape.check(&[gates.len(), activated.len()], &[cell.len(), kept], &[y.len()]);
     shape.check_weights(w.len(), projection.map(<[f32]>::len));
     activated.copy_from_slice(gates);
     for t in 0..seq {

@@ -234,3 +234,21 @@ fn rows_of_a_table_of_bfloat16_are_copied_and_logits_are_not_widened_for_the_mea
     assert_eq!(found, expected);
     assert_eq!(found.1, 0);
 }
+
+/// A row alone is more than what is widened of several at a time.
+#[test]
+fn passes_over_rows_of_any_length_are_taken_row_by_row_at_least() {
+    for columns in [10_000, 16_384, 40_000] {
+        let shape = [3, columns];
+        let x: Tensor<'_> = (&shape, Reals);
+        let bounded = OpKind::SoftCap { cap: 2.0 };
+        let cases: [Case<'_>; 3] = [
+            (&OpKind::Add, Pass::Forward, &[x, x], &[x]),
+            (&bounded, Pass::Forward, &[x], &[x]),
+            (&bounded, Pass::Input, &[x, x], &[x]),
+        ];
+        for case in cases {
+            assert_chunks_come_to_the_whole(case, Format::Bf16);
+        }
+    }
+}

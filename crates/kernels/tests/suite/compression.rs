@@ -298,3 +298,24 @@ fn what_is_not_finite_is_sent_and_not_kept() {
     let found = bucket.exchange(&[values(2, bucket.elements)], &mut members);
     assert!(found.iter().all(|it| it.is_finite()));
 }
+
+/// Whether they send the same elements or others.
+#[test]
+fn what_members_send_of_their_largest_is_summed_element_by_element() {
+    for (members, elements, count) in [(1, 7, 3), (2, 7, 7), (3, 20, 1), (3, 20, 5), (4, 9, 8)] {
+        let (mut words, mut expected) = (vec![], vec![0.0; elements]);
+        for member in 0..members {
+            let part = values(member, elements);
+            let (mut own, mut residual) = (vec![0; 2 * count], vec![0.0; elements]);
+            top_k::largest(&part, &mut own, &mut residual);
+            // What is not left out is sent.
+            for ((sum, part), left) in expected.iter_mut().zip(&part).zip(&residual) {
+                *sum += part - left;
+            }
+            words.extend(own);
+        }
+        let mut found = vec![f32::NAN; elements];
+        top_k::from_largest(&words, members as usize, &mut found);
+        assert_eq!(found, expected, "{members} members send {count} of {elements}");
+    }
+}

@@ -130,3 +130,33 @@ fn an_adopted_buffer_is_counted_by_its_new_owner_and_its_block_is_given_back() {
 fn a_buffer_whose_bytes_overflow_is_refused() {
     Memory::new(processor()).alloc(Format::F32, usize::MAX / 2 + 1);
 }
+
+#[test]
+fn places_of_an_arena_reach_to_its_last_byte_and_no_line_further() {
+    let (device, memory) = (processor(), Memory::new(processor()));
+    for bytes in [1, 63, 64, 65, 128, 200, 1000] {
+        memory.reserve(bytes);
+        // The last line that a byte of it is in.
+        let last = (bytes - 1) / 64 * 64;
+        let mut place = memory.take(last, 1, Format::U8, bytes - last).expect("it is free");
+        device.fill(place.view_mut(), 3.0);
+        let mut found = vec![0; bytes - last];
+        device.download(place.view(), HostSliceMut::U8(&mut found));
+        assert!(found.iter().all(|&it| it == 3), "{bytes} bytes");
+        let beyond = std::panic::AssertUnwindSafe(|| memory.take(last + 64, 2, Format::U8, 1));
+        assert!(std::panic::catch_unwind(beyond).is_err(), "behind {bytes} bytes");
+    }
+}
+
+#[test]
+fn what_has_no_bytes_is_not_asked_of_the_system() {
+    let memory = Memory::new(processor());
+    for format in [Format::F32, Format::Bf16, Format::F64, Format::U8] {
+        assert!(memory.alloc(format, 0).is_empty());
+    }
+    memory.reserve(0);
+    assert_eq!((memory.system_allocations(), memory.peak_bytes()), (0, 0));
+    drop(memory.alloc(Format::U8, 1));
+    memory.reserve(1);
+    assert_eq!(memory.system_allocations(), 2);
+}

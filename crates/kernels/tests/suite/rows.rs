@@ -246,3 +246,14 @@ fn updates_without_momentum_and_decay_touch_only_rows_that_have_gradients() {
         .collect();
     assert_eq!(changed, [3, 70]);
 }
+
+#[test]
+fn a_list_without_rows_stays_one() {
+    let memory = Memory::new(processor());
+    let (mut rows, mut order) = (indices(&memory, &[]), indices(&memory, &[]));
+    for format in [Format::F32, Format::Bf16] {
+        let mut values = reals(&memory, format, &[]);
+        processor().sum_rows(5, 0, rows.view_mut(), values.view_mut(), order.view_mut());
+        assert!(rows.is_empty() && values.is_empty());
+    }
+}

@@ -65,3 +65,41 @@ fn a_scalar_is_a_box_of_one_element() {
 fn a_box_outside_its_tensor_is_refused() {
     copy_box(&[0; 6], &[2, 3], &[0, 2], &mut [0; 6], &[2, 3], &[0, 0], &[2, 2]);
 }
+
+/// Of tensors of two axes: whether a box lies in one follows from its last element.
+#[test]
+fn a_box_is_copied_where_it_lies_in_both_tensors_and_refused_else() {
+    let (source_shape, target_shape) = ([2, 3], [3, 2]);
+    let lies = |extent: [usize; 2], start: [usize; 2], shape: [usize; 2]| {
+        [0, 1]
+            .into_iter()
+            .all(|axis| (start[axis]..start[axis] + extent[axis]).all(|at| at < shape[axis]))
+    };
+    for extent in [[1, 1], [1, 2], [2, 1], [2, 2]] {
+        for case in 0..81 {
+            let [from_row, from_column, to_row, to_column] =
+                [case / 27, case / 9 % 3, case / 3 % 3, case % 3];
+            let (from, to) = ([from_row, from_column], [to_row, to_column]);
+            let copied = std::panic::catch_unwind(|| {
+                copy_box(&[1; 6], &source_shape, &from, &mut [0; 6], &target_shape, &to, &extent);
+            });
+            let fits = lies(extent, from, source_shape) && lies(extent, to, target_shape);
+            assert_eq!(copied.is_ok(), fits, "{extent:?} from {from:?} to {to:?}");
+        }
+    }
+}
+
+#[test]
+fn boxes_of_other_numbers_of_axes_than_their_tensors_are_refused() {
+    let copied = |from: &[usize], to: &[usize], extent: &[usize]| {
+        std::panic::catch_unwind(|| {
+            copy_box(&[1; 6], &[2, 3], from, &mut [0; 6], &[2, 3], to, extent);
+        })
+        .is_ok()
+    };
+    assert!(copied(&[0, 0], &[0, 0], &[1, 1]));
+    assert!(!copied(&[0], &[0, 0], &[1, 1]));
+    assert!(!copied(&[0, 0], &[0], &[1, 1]));
+    assert!(!copied(&[0, 0], &[0, 0], &[1]));
+    assert!(!copied(&[0, 0], &[0, 0, 0], &[1, 1]));
+}
