@@ -216,4 +216,25 @@ mod tests {
         assert!(found[0] <= 1.5 && found[0] > 1.48, "{found:?}");
         assert_eq!(least_of(2, |_| of_rows(&[7.0])).0, [1.0, 1.0]);
     }
+
+    /// Rows whose times are of two constants, beside the best of all points of the grid: also where that is at an end of
+    /// the range.
+    #[test]
+    fn of_two_constants_what_is_found_is_nearly_the_best_of_the_grid() {
+        let shares = [0.1, 0.4, 0.55, 0.9];
+        for right in [[1.3, 0.7], [4.0, 0.8], [0.25, 1.5], [6.0, 2.0], [0.6, 5.0], [6.0, 0.2]] {
+            let value = |x: &[f64]| {
+                let time = |share: f64, x: &[f64]| (1.0 - share) * x[0] + share * x[1];
+                of_rows(&shares.map(|share| time(share, x) / time(share, &right) - 1.0))
+            };
+            let mut best = f64::INFINITY;
+            for one in -STEPS..=STEPS {
+                for other in -STEPS..=STEPS {
+                    best = best.min(value(&[factor(one), factor(other)]).error);
+                }
+            }
+            let found = value(&least_of(2, value).0).error;
+            assert!(found < best + 0.005, "{found} for {best} of {right:?}");
+        }
+    }
 }

@@ -120,4 +120,23 @@ mod tests {
         assert_eq!(Pace::of(&[], None), None);
         assert_eq!(Pace::of(&steps(&[7.0]), None).expect("a step").median, 7.0);
     }
+
+    /// However many steps follow, and only those before the last half.
+    #[test]
+    fn first_steps_are_warm_up_where_they_take_over_a_tenth_longer() {
+        for count in 4..12 {
+            let half = count / 2;
+            for slow in 1..=half {
+                for (seconds, is_warm_up) in
+                    [(0.5, false), (1.01, false), (1.09, false), (1.11, true), (40.0, true)]
+                {
+                    let mut all = vec![1.0; count];
+                    all[..slow].fill(seconds);
+                    let found = Pace::of(&steps(&all), None).expect("there are steps");
+                    let expected = if is_warm_up { slow } else { 0 };
+                    assert_eq!(found.warm_up, expected, "{slow} of {count} took {seconds}");
+                }
+            }
+        }
+    }
 }

@@ -183,3 +183,39 @@ fn presets_of_many_rows_have_their_quantiles() {
     );
     check_presets(&["nanotron"], &["nanotron_ultrascale_h100.csv"]);
 }
+
+/// The stack has two groups of steps, and all rows are of one of them, or of none as nothing was predicted.
+#[test]
+fn groups_without_rows_have_no_residuals() {
+    let text = |of: &str| {
+        format!(
+            "[[residuals]]\nof = \"{of}\"\ndevices = [\"a100-80g\"]\nrows = 20\nlow = 1\nhigh = 1\n"
+        )
+    };
+    let stack =
+        format!("name = \"mine\"\nsource = \"\"\n{}{}", text("several-nodes"), text("one-node"));
+    let stack = Stack::from_toml(&stack).expect("a stack");
+    let found = residuals(&[file(two_models())], Some(&stack));
+    let said: Vec<_> = found.iter().map(|it| (it.of, it.rows)).collect();
+    assert_eq!(said, [(StepGroup::OneNode, 37)]);
+    let mut left_out = two_models();
+    left_out.iter_mut().for_each(|(row, _)| row.measured.uses.error = false);
+    assert_eq!(residuals(&[file(left_out)], Some(&stack)), []);
+    assert_eq!(residuals(&[file(vec![])], Some(&stack)), []);
+}
+
+/// Of two seconds that were predicted.
+#[test]
+fn the_ends_of_an_interval_are_within_it() {
+    for (low, high) in [(0.5, 1.5), (0.875, 0.875), (1.25, 2.0)] {
+        let of = |ratio: f64| {
+            let (measurements, outcomes) = file(vec![outcome(32, ratio, between(low, high))]);
+            let report = FileReport::of(&measurements, &outcomes, false);
+            let found = report.all.interval.expect("it has an interval");
+            assert_eq!((found.rows, found.half_width), (1, (high - low) / 2.0));
+            found.inside
+        };
+        assert_eq!([low, high].map(of), [1, 1], "{low} to {high}");
+        assert_eq!([low - 1e-9, high + 1e-9].map(of), [0, 0], "beside {low} to {high}");
+    }
+}

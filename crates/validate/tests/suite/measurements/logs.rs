@@ -231,3 +231,46 @@ fn times_of_a_clock_are_told_from_steps_that_get_slower() {
     assert!(!is_clock(&[1.0, 2.0, 2.0, 4.0]), "a clock does not stand still");
     assert!(!is_clock(&[2.0, 3.0, 4.0, 6.0]) && is_clock(&[2.0, 3.0, 4.0, 6.5]));
 }
+
+/// As of a step whose clock was set back: whatever the form, it is as if its line were not there.
+#[test]
+fn steps_whose_time_or_rate_is_not_above_0_are_no_steps() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/logs");
+    for (name, number) in [
+        ("megatron.log", " (ms): 2936.1"),
+        ("torchtitan.log", "tps: 5,812"),
+        ("deepspeed.log", "CurrSamplesPerSec=25.6"),
+        ("deepspeed_pipeline.log", "(s): 0.502"),
+        ("nanotron.log", "elapsed_time_per_iteration_ms: 5.1K"),
+    ] {
+        let text = fs::read_to_string(folder.join(name)).expect("it is a file");
+        // Without colours.
+        let plain = text.replace("\u{1b}[34m", "").replace("\u{1b}[36m", "");
+        assert!(plain.contains(number), "{name} has no {number:?}");
+        let end = number.find([':', '=']).expect("a sign") + 1;
+        let without: Vec<&str> = plain.lines().filter(|line| !line.contains(number)).collect();
+        let expected = steps(&table(&without.join("\n")).expect(name));
+        assert_eq!(expected.len() + 1, steps(&table(&plain).expect(name)).len(), "{name}");
+        for zero in ["0", "0.0", "-5"] {
+            let changed = plain.replace(number, &format!("{}{zero}", &number[..end]));
+            let found = table(&changed).unwrap_or_else(|error| panic!("{name}, {zero}: {error}"));
+            assert_eq!(steps(&found), expected, "{name}: {zero}");
+        }
+    }
+    // Where there is no other step there is none.
+    let alone = " iteration 1/ 5 | elapsed time per iteration (ms): 0.0 | global batch size: 8 |";
+    assert!(table(alone).expect_err("no step").contains("no line tells of a step"));
+}
+
+/// The step is the number behind the last slash, as dates and paths have some as well.
+#[test]
+fn older_lines_of_deepspeed_say_their_step_behind_an_epoch() {
+    for before in ["", "[INFO] [timer.py:198:stop] ", "2022/08/29 [/usr/lib/ds/timer.py:198:stop] "]
+    {
+        let lines = [(0, 10, 512.0), (1, 20, 500.5)]
+            .map(|(epoch, step, rate)| format!("{before}{epoch}/{step}, SamplesPerSec={rate}"));
+        let found = table(&lines.join("\n")).expect(before);
+        assert_eq!(found.format, LogFormat::DeepSpeed);
+        assert_eq!(steps(&found), [(10, Rate::Samples(512.0)), (20, Rate::Samples(500.5))]);
+    }
+}

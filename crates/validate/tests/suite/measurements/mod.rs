@@ -1,6 +1,7 @@
 //! Files of measurements: what is read of them, and what is refused.
 
 mod cases;
+mod cells;
 mod files;
 mod fits;
 mod intervals;

@@ -197,3 +197,25 @@ fn a_report_counts_what_fits_and_what_is_refused() {
     );
     assert_eq!(report.lines.map(|it| it.len()), Some(4));
 }
+
+#[test]
+fn tensor_parallelism_divides_key_value_heads_and_widths() {
+    let refused = |column: &str, value: &str, tp: &str, dp: &str| {
+        let changes =
+            [("model", "llama"), ("kv_heads", "8"), ("tp", tp), ("dp", dp), (column, value)];
+        match row(&changes).case.expect("the row says all").spec() {
+            Ok(_) => None,
+            Err(Refusal::Split { what, value, .. }) => Some((what, value)),
+            Err(other) => panic!("{other}"),
+        }
+    };
+    for (column, divided, undivided, what) in
+        [("kv_heads", "16", "4", "key-value heads"), ("ffn", "11008", "11004", "ffn")]
+    {
+        assert_eq!(refused(column, divided, "8", "1"), None, "{column}");
+        let value = undivided.parse().expect("a number");
+        assert_eq!(refused(column, undivided, "8", "1"), Some((what, value)), "{column}");
+        // A half of them is enough for four.
+        assert_eq!(refused(column, undivided, "4", "2"), None, "{column}");
+    }
+}

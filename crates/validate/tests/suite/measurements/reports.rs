@@ -137,3 +137,27 @@ fn the_worst_rows_are_three_and_the_most_frequent_refusal_comes_first() {
     assert_eq!(refused[0], (2, "precision \"nvfp4\""));
     assert_eq!(refused[1].0, 1);
 }
+
+/// Whether the row, its plan or the simulation is the reason.
+#[test]
+fn every_row_without_a_prediction_is_counted_as_refused_with_its_reason() {
+    let rows = [
+        row(&[("recompute", "full")]),
+        row(&[("precision", "nvfp4")]),
+        row(&[("mbs", "5")]),
+        row(&[("cp", "2")]),
+        row(&[("pp", "3"), ("dp", "1"), ("gpus", "3")]),
+        row(&[("gpus", "12"), ("dp", "12")]),
+        row(&[("tp", "3"), ("dp", "1"), ("gpus", "3")]),
+    ];
+    let outcomes = predict(&rows, None, &|| {});
+    let without = outcomes.iter().filter(|it| it.prediction.is_err()).count();
+    assert_eq!(without, 6);
+    let found = report(&rows, &outcomes, true);
+    assert_eq!((found.all.rows, found.all.refused), (7, 6));
+    assert_eq!(found.parts.iter().map(|it| it.figures.refused).sum::<usize>(), 6);
+    assert_eq!(found.refusals.iter().map(|it| it.rows).sum::<usize>(), 6);
+    let lines = found.lines.expect("they were asked for");
+    assert_eq!(lines.iter().filter(|it| it.refused.is_some()).count(), 6);
+    assert_eq!(lines.iter().filter(|it| it.predicted_seconds.is_some()).count(), 1);
+}
