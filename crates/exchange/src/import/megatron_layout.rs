@@ -88,4 +88,22 @@ mod tests {
         let many = cuts_of_layout("Et*1000|(t|)*999tL", 2000).expect("a layout");
         assert_eq!((many.len(), many[1], many.last()), (1002, 1001, Some(&2002)));
     }
+
+    /// Whether in one piece or in several, of which none is too long.
+    #[test]
+    fn a_layout_may_be_as_long_as_2_to_the_20_letters_and_no_longer() {
+        let refusal = |layout: &str| cuts_of_layout(layout, 3).expect_err("it has more layers");
+        let most = 1 << 20;
+        for layout in [
+            |layers: usize| format!("Et*{layers}L"),
+            |layers: usize| format!("Et*{}t*{}L", layers / 2, layers - layers / 2),
+            |layers: usize| format!("E(t)*{}(tt)*{}L", layers - layers / 4 * 2, layers / 4),
+            |layers: usize| format!("E(t*{}t*{})*1L", layers / 2, layers - layers / 2),
+        ] {
+            let wrong = layout(most - 2);
+            assert_eq!(refusal(&wrong), "it is E, 3 times t, and L, in this order", "{wrong}");
+            let long = layout(most - 1);
+            assert_eq!(refusal(&long), "it has more layers than any model", "{long}");
+        }
+    }
 }

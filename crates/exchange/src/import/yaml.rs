@@ -128,6 +128,16 @@ mod tests {
     }
 
     #[test]
+    fn words_have_lines_however_deep_they_are() {
+        let (_, lines) =
+            read("a:\n  b:\n    c:\n      d:\n        e: 1\n    f: 2\nb: 3\n").expect("YAML");
+        let expected = [("a", 1), ("a.b", 2), ("a.b.c", 3), ("a.b.c.d", 4), ("a.b.c.d.e", 5)];
+        let expected = expected.into_iter().chain([("a.b.f", 6), ("b", 7)]);
+        let expected: Vec<_> = expected.map(|(path, line)| (path.to_owned(), line)).collect();
+        assert_eq!(lines.into_iter().collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
     fn what_would_take_all_memory_is_refused() {
         let nested = |levels: usize| read(&("[".repeat(levels) + &"]".repeat(levels)));
         nested(64).expect("deep enough");

@@ -2,7 +2,9 @@
 
 use shardloom_exchange::{Given, Machines, Project, export, import};
 use shardloom_graph::ModelSpec;
-use shardloom_plan::{AttentionKind, Axis, Mesh, Plan, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{
+    AttentionKind, Axis, AxisSet, Mesh, Plan, Recompute, ScheduleKind, Sync, Uniform,
+};
 
 use crate::plans::{Case, LLAMA, NAMES, numbers, plan, plan_with_experts};
 
@@ -152,4 +154,72 @@ fn a_model_that_is_named_has_the_sizes_that_megatrons_arguments_give() {
             }
         }
     }
+}
+
+/// Which other projects take as it is.
+#[test]
+fn a_base_of_rotary_embeddings_goes_to_megatron_where_it_is_whole() {
+    let numbers = Uniform { mesh: Mesh::of(4, 1, 1), recompute: Recompute::None, ..numbers() };
+    for (theta, is_whole) in
+        [("1", true), ("10000", true), ("500000", true), ("10000.5", false), ("0.5", false)]
+    {
+        let model = LLAMA.replace("rope_theta=500000", &format!("rope_theta={theta}"));
+        let of = || Plan { attention: AttentionKind::Fused, ..plan(&model, &numbers, 1) };
+        match is_whole {
+            true => assert_eq!(refusal(of(), Project::Megatron), None, "{theta}"),
+            false => refuses(of(), Project::Megatron, "model"),
+        }
+        assert_eq!(refusal(of(), Project::Torchtitan), None, "{theta}");
+    }
+}
+
+/// Where each group of replicas has all experts, there is no word for who has which.
+#[test]
+fn experts_are_dealt_along_dp_where_that_is_all_of_the_replicas() {
+    let of = |mesh: Mesh, batch: &str| {
+        let sync = Sync { zero: 1, ..Sync::default() };
+        let mut plan = plan_with_experts(&Uniform { mesh, sync, ..numbers() }, 1);
+        let rules = format!("expert:dp, {batch}, seq:cp, heads:tp, ffn:tp, vocab:tp");
+        plan.layout = rules.try_into().expect("rules");
+        plan
+    };
+    let all = of(Mesh::of(4, 1, 1), "batch:dp");
+    assert_eq!(refusal(all, Project::Megatron), None);
+    let groups = Mesh::of(2, 1, 1).with(Axis::REPLICA, 2);
+    refuses(of(groups, "batch:replica, batch:dp"), Project::Megatron, "layout");
+}
+
+/// Two replicas of sequences that two ranks have: all share, those of a sequence do, or nobody does.
+#[test]
+fn ranks_of_a_sequence_share_what_replicas_share() {
+    let of = |axes: &[Axis]| {
+        let mesh = Mesh::of(1, 2, 1).with(Axis::REPLICA, 2);
+        let sync = Sync { zero: 3, ..Sync::default() };
+        let numbers = Uniform { mesh, sync, recompute: Recompute::None, ..numbers() };
+        let mut plan = Plan { attention: AttentionKind::Fused, ..plan(LLAMA, &numbers, 1) };
+        plan.sync.shard_over = AxisSet::of(axes);
+        plan
+    };
+    for project in [Project::Torchtitan, Project::Accelerate] {
+        let found = refusal(of(&[Axis::CP]), project);
+        assert!(found.is_none() || project == Project::Accelerate, "{found:?}");
+        for axes in [&[Axis::DP][..], &[Axis::REPLICA], &[Axis::DP, Axis::REPLICA]] {
+            refuses(of(axes), project, "sync.shard_over");
+        }
+    }
+}
+
+/// Neighbours have all experts between them, and samples of their own.
+#[test]
+fn samples_are_split_over_the_ranks_that_experts_are_dealt_to_after_all_others() {
+    let of = |batch: &str| {
+        let sync = Sync { zero: 1, ..Sync::default() };
+        let mut plan =
+            plan_with_experts(&Uniform { mesh: Mesh::of(2, 1, 1), sync, ..numbers() }, 2);
+        let rules = format!("expert:ep, {batch}, seq:cp, heads:tp, ffn:tp, vocab:tp");
+        plan.layout = rules.try_into().expect("rules");
+        plan
+    };
+    assert_eq!(refusal(of("batch:dp, batch:ep"), Project::Megatron), None);
+    refuses(of("batch:ep, batch:dp"), Project::Megatron, "layout");
 }

@@ -139,3 +139,13 @@ fn errors_name_the_line() {
     refused("16", "16", Given { global_batch: None, ..given }, 2);
     refused("16", "16", Given { model: None, ..given }, 2);
 }
+
+#[test]
+fn texts_of_accelerate_are_texts() {
+    let spec = ModelSpec::parse(LLAMA).expect("a model");
+    let given = Given { model: Some(&spec), global_batch: Some(64), ..given(16) };
+    Base { place: "accelerate.yaml", text: ACCELERATE, given }.check_texts(&[
+        ("mixed_precision: bf16", "mixed_precision: @", "mixed_precision"),
+        ("distributed_type: FSDP", "distributed_type: @", "distributed_type"),
+    ]);
+}

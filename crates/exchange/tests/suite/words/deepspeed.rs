@@ -187,3 +187,29 @@ fn scales_that_deepspeed_halves_otherwise_than_plans_are_noted() {
         assert!(found.iter().all(|note| expected.is_some_and(|it| note.contains(it))), "{found:?}");
     }
 }
+
+#[test]
+fn texts_of_deepspeed_are_texts() {
+    let spec = ModelSpec::parse(LLAMA).expect("a model");
+    let given = Given { model: Some(&spec), ..given(16) };
+    Base { place: "ds.json", text: DEEPSPEED, given }.check_texts(&[
+        ("\"AdamW\"", "@", "optimizer.type"),
+        ("256,", "256, \"data_types\": {\"grad_accum_dtype\": @},", "data_types.grad_accum_dtype"),
+    ]);
+}
+
+/// Where there is one forward pass in a step it gathers from all replicas here as well.
+#[test]
+fn gathers_within_the_second_copy_are_noted_of_several_micro_batches() {
+    let spec = ModelSpec::parse(LLAMA).expect("a model");
+    let given = Given { model: Some(&spec), ..given(16) };
+    let text = DEEPSPEED.replace("\"stage\": 3", "\"stage\": 3, \"zero_hpz_partition_size\": 4");
+    let base = Base { place: "ds.json", text: &text, given };
+    for (steps, is_noted) in [(1, false), (2, true), (8, true), (16, true)] {
+        let words = format!("\"gradient_accumulation_steps\": {steps}");
+        let found = base.read("\"gradient_accumulation_steps\": 8", &words).expect("a plan");
+        assert_eq!(found.plan.microbatches, steps);
+        let noted = found.notes.iter().any(|it| it.contains("only the first gathers"));
+        assert_eq!(noted, is_noted, "{steps}: {:?}", found.notes);
+    }
+}

@@ -426,3 +426,18 @@ fn query_groups_count_only_where_attention_is_grouped() {
     assert_eq!(model(two).network(), plain.network());
     assert_ne!(model(&format!("--group-query-attention {two}")).network(), plain.network());
 }
+
+/// Of two replicas. Without sharded states every replica has all of them, however many instances are said.
+#[test]
+fn instances_of_the_distributed_optimizer_count_where_there_is_one() {
+    let base = Base { place: "run.sh", text: MEGATRON, given: given(16) };
+    let with = |words: &str| base.read("--use-distributed-optimizer", words);
+    let plain = with("").expect("a plan").plan.to_toml();
+    for count in 1..=4 {
+        let words = format!("--num-distributed-optimizer-instances {count}");
+        let found = with(&words).expect("it is of no use").plan.to_toml();
+        assert_eq!(found, plain, "{count} instances");
+        let found = with(&format!("--use-distributed-optimizer {words}"));
+        assert_eq!(found.is_ok(), 2 % count == 0, "{count} instances of two replicas");
+    }
+}

@@ -6,7 +6,7 @@ mod megatron;
 mod nanotron;
 mod torchtitan;
 
-use shardloom_exchange::{ExchangeError, Given, Imported, import, project_of};
+use shardloom_exchange::{ExchangeError, Given, Imported, Project, import, project_of};
 use shardloom_graph::ModelSpec;
 use shardloom_plan::{Axis, Optimizer, Plan};
 
@@ -35,9 +35,16 @@ impl Base<'_> {
         let base = self.read("", "").unwrap_or_else(|error| panic!("{error}")).plan;
         for (index, &(from, to, is_so)) in words.iter().enumerate() {
             let name = format!("{index}: {from:?} -> {to:?}");
-            let found = self.read(from, to).unwrap_or_else(|error| panic!("{name}: {error}")).plan;
+            let found = self.read(from, to).unwrap_or_else(|error| panic!("{name}: {error}"));
+            let (found, notes) = (found.plan, found.notes);
             assert!(!is_so(&base), "{name}: it was so before");
             assert!(is_so(&found), "{name}:\n{}", found.to_toml());
+            // What has made the difference is part of the plan.
+            for unread in unread(&notes) {
+                let own = unread.rsplit('.').next().unwrap_or_default();
+                let is_said = names(to).any(|it| it == own) && !names(from).any(|it| it == own);
+                assert!(!is_said, "{name}: {unread} is said to be no part of the plan");
+            }
         }
         for &(from, to, message) in wrong {
             let error = self.read(from, to).err();
@@ -45,6 +52,46 @@ impl Base<'_> {
             assert!(error.to_string().contains(message), "{from:?} -> {to:?}: {error}");
         }
     }
+
+    /// Each of these says that a word, by its path, is the text at `@`: that a number or a list of texts stands there
+    /// is refused.
+    fn check_texts(&self, texts: &[(&str, &str, &str)]) {
+        for &(from, to, path) in texts {
+            for other in ["5", "[\"5\"]"] {
+                let error = self.read(from, &to.replace('@', other)).err();
+                let error = error.unwrap_or_else(|| panic!("{path} is {other}")).to_string();
+                let said = error.contains(path) && error.ends_with("a string is needed");
+                assert!(said, "{path} of {other}: {error}");
+            }
+        }
+    }
+}
+
+/// Lists and single values are no configuration.
+#[test]
+fn a_file_is_a_table_of_words() {
+    for (project, place, texts) in [
+        (Project::DeepSpeed, "ds.json", ["[]", "[{\"train_batch_size\": 8}]", "8"]),
+        (Project::Nanotron, "nanotron.yaml", ["[]", "- parallelism:\n    dp: 1", "8"]),
+        (Project::Accelerate, "accelerate.yaml", ["[]", "- distributed_type: FSDP", "8"]),
+    ] {
+        for text in texts {
+            let error = import(project, text, place, &given(8)).expect_err(text).to_string();
+            assert!(error.ends_with("is not a table of words and values"), "{project}: {error}");
+        }
+    }
+}
+
+/// What notes say to be no part of the plan.
+fn unread(notes: &[String]) -> impl Iterator<Item = &str> {
+    let all = notes.iter().filter_map(|note| note.strip_prefix("not part of a plan: "));
+    all.flat_map(|names| names.split(", "))
+}
+
+/// The names and values in a piece of a configuration.
+fn names(piece: &str) -> impl Iterator<Item = &str> {
+    let is_of_name = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_');
+    piece.split(move |letter| !is_of_name(letter)).filter(|it| !it.is_empty())
 }
 
 fn given(devices: usize) -> Given<'static> {

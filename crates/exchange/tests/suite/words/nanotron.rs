@@ -133,3 +133,13 @@ fn a_llama_of_nanotron_is_llama_twos_where_nothing_else_is_said() {
     assert_eq!((llama.layers, llama.hidden, llama.ffn, llama.seq), (12, 512, 1408, 1024));
     assert!(llama.rope_scaling.is_none() && llama.changes().is_empty());
 }
+
+#[test]
+fn texts_of_nanotron_are_texts() {
+    Base { place: "nanotron.yaml", text: NANOTRON, given: given(16) }.check_texts(&[
+        ("tp_mode: REDUCE_SCATTER", "tp_mode: @", "parallelism.tp_mode"),
+        ("pp_engine: 1f1b", "pp_engine: @", "parallelism.pp_engine"),
+        ("dtype: bfloat16", "dtype: @", "model.dtype"),
+        ("clip_grad: 1.0", "optimizer_factory:\n    name: @", "optimizer.optimizer_factory.name"),
+    ]);
+}

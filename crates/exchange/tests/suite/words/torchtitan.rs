@@ -338,3 +338,112 @@ fn torchtitans_json_has_the_defaults_of_its_llama() {
     assert_eq!(llama("\"eps\": 1e-05, ", "").norm_epsilon, 1e-5);
     assert_eq!(llama("\"eps\": 1e-05, ", "\"eps\": 0.25, ").norm_epsilon, 0.25);
 }
+
+#[test]
+fn texts_of_torchtitan_are_texts() {
+    let spec = ModelSpec::parse(LLAMA).expect("a model");
+    let given = Given { model: Some(&spec), ..given(16) };
+    let of = |word: &'static str| ("[parallelism]\n", format!("[parallelism]\n{word} = @\n"), word);
+    let words = [
+        "pipeline_parallel_schedule",
+        "pipeline_parallel_schedule_csv",
+        "fsdp_reshard_after_forward",
+    ];
+    let words: Vec<_> = words.map(of).into();
+    let words: Vec<(&str, &str, &str)> =
+        words.iter().map(|(from, to, path)| (*from, &to[..], *path)).collect();
+    let base = Base { place: "titan.toml", text: TORCHTITAN, given };
+    base.check_texts(&words);
+    base.check_texts(&[
+        ("seq_len = 1024", "seq_len = 1024\nmixed_precision_param = @", "mixed_precision_param"),
+        ("[parallelism]", "[optimizer]\nname = @\n[parallelism]", "optimizer.name"),
+    ]);
+    let base =
+        Base { text: TORCHTITAN, place: "titan.toml", given: Given { model: None, ..base.given } };
+    base.check_texts(&[
+        ("[parallelism]", "[model]\nname = @\nflavor = '8B'\n[parallelism]", "model.name"),
+        ("[parallelism]", "[model]\nname = 'llama3'\nflavor = @\n[parallelism]", "model.flavor"),
+    ]);
+}
+
+/// As [`PYTHON`] says them, or otherwise.
+#[test]
+fn numbers_and_texts_of_python_are_the_same_however_they_are_written() {
+    let base = Base { place: "config_registry.py", text: PYTHON, given: given(256) };
+    let plain = base.read("", "").expect("a plan");
+    for (from, to) in [
+        ("seq_len=8192", "seq_len=8_192"),
+        ("seq_len=8192", "seq_len=(8192)"),
+        ("\"8B\"", "'8B'"),
+        ("\"8B\"", "str(\"8B\")"),
+        ("seq_len=8192", "seq_len=length()"),
+        ("degree = 1", "degree = one()"),
+    ] {
+        let functions =
+            "def length():\n    return 8192\n\n\ndef one():\n    return 1\n\n\ndef ours()";
+        let text = PYTHON.replacen(from, to, 1).replacen("def ours()", functions, 1);
+        assert!(PYTHON.contains(from), "{from}");
+        let found = import(Project::Torchtitan, &text, base.place, &base.given);
+        let found = found.unwrap_or_else(|error| panic!("{to}: {error}"));
+        assert_eq!(found.plan.to_toml(), plain.plan.to_toml(), "{to}");
+        // What a function is given may change what it returns.
+        if let Some((before, after)) = text.split_once("=length()") {
+            for arguments in ["n=1", "1"] {
+                let text = format!("{before}=length({arguments}){after}");
+                let found = import(Project::Torchtitan, &text, base.place, &base.given);
+                assert!(found.is_err(), "length({arguments}) is read as length()");
+            }
+        }
+    }
+}
+
+/// The norm and the head are one block.
+#[test]
+fn torchtitans_parts_are_cut_anywhere_but_between_the_norm_and_the_head() {
+    let spec = ModelSpec::parse(LLAMA).expect("a model");
+    let given = Given { model: Some(&spec), ..given(16) };
+    let base = Base { place: "titan.toml", text: TORCHTITAN, given };
+    let layers = (0..12).map(|layer| format!("layers.{layer}"));
+    for head in ["lm_head", "output"] {
+        let names = ["tok_embeddings".to_owned()].into_iter().chain(layers.clone());
+        let names: Vec<String> = names.chain(["norm".into(), head.into()]).collect();
+        for cut in 1..names.len() {
+            let parts = format!(
+                "pipeline_parallel_degree = 2\nmodule_fqns_per_model_part = [{:?}, {:?}]\n",
+                &names[..cut],
+                &names[cut..]
+            );
+            let found = base.read("pipeline_parallel_degree = 4\n", &parts);
+            match cut {
+                14 => {
+                    let error = found.expect_err("the head alone").to_string();
+                    assert!(error.contains("module_fqns_per_model_part"), "{error}");
+                }
+                _ => {
+                    let plan = found.unwrap_or_else(|error| panic!("{cut}: {error}")).plan;
+                    assert_eq!(blocks(&plan), [(0, cut), (cut, 14)]);
+                }
+            }
+        }
+    }
+}
+
+/// It may be refused, but it is not read as if the condition held.
+#[test]
+fn what_stands_in_pythons_loops_and_conditions_is_not_taken_as_it_stands() {
+    let base = Base { place: "config_registry.py", text: PYTHON, given: given(256) };
+    let plain = base.read("", "").expect("a plan").plan.to_toml();
+    for inside in [
+        "if big:\n        config.parallelism.data_parallel_replicate_degree = 4\n",
+        "for degree in degrees:\n        config.parallelism.data_parallel_replicate_degree = 4\n",
+        "if big:\n        return other\n",
+        "with context:\n        if big:\n            config.training.seq_len = 4096\n",
+    ] {
+        let text = format!("{inside}    return config\n");
+        if let Ok(found) = base.read("return config\n", &text) {
+            assert_eq!(found.plan.to_toml(), plain, "{inside}");
+        }
+    }
+    let always = "config.parallelism.data_parallel_replicate_degree = 4\n    return config\n";
+    assert_ne!(base.read("return config\n", always).expect("a plan").plan.to_toml(), plain);
+}
