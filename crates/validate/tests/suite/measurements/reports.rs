@@ -161,3 +161,19 @@ fn every_row_without_a_prediction_is_counted_as_refused_with_its_reason() {
     assert_eq!(lines.iter().filter(|it| it.refused.is_some()).count(), 6);
     assert_eq!(lines.iter().filter(|it| it.predicted_seconds.is_some()).count(), 1);
 }
+
+#[test]
+fn what_is_not_compared_is_listed_with_what_was_predicted_all_the_same() {
+    for leave_out in ["", "memory", "error", "regret"] {
+        let rows =
+            [row(&[("recompute", "full"), ("peak_mem_gib", "20"), ("leave_out", leave_out)])];
+        let outcomes = predict(&rows, None, &|| {});
+        let prediction = outcomes[0].prediction.as_ref().expect("it is predicted");
+        let line = report(&rows, &outcomes, true).lines.expect("they were asked for").remove(0);
+        let measured = (line.measured_seconds, line.measured_peak_bytes);
+        assert_eq!(measured, (Some(4.0335), Some(20.0 * f64::from(1 << 30))), "{leave_out}");
+        let predicted = (line.predicted_seconds, line.predicted_peak_bytes);
+        let expected = (Some(prediction.step_seconds), Some(prediction.peak_bytes));
+        assert_eq!(predicted, expected, "{leave_out}");
+    }
+}
