@@ -1,5 +1,7 @@
 //! The plan against an execution: whoever is there at the same time lies apart, in rows of any length.
 
+mod arms;
+
 use std::collections::{BTreeMap, HashMap};
 
 use proptest::prelude::*;

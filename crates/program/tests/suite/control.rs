@@ -2,9 +2,10 @@
 
 use proptest::prelude::*;
 use shardloom_graph::ModelSpec;
-use shardloom_plan::Uniform;
+use shardloom_plan::{Staleness, Uniform};
 use shardloom_program::{
-    BodyId, Class, Control, Entry, Group, Guard, Next, Program, Run, TensorId, View, lower,
+    BodyId, Class, ClassId, Client, Control, Entry, Group, Guard, Handler, Next, Program, Run,
+    Serve, TensorId, View, When, lower,
 };
 
 /// A program to put controls into.
@@ -114,6 +115,104 @@ fn expected(control: &[Control], steps: u32, outcomes: &[bool]) -> Vec<Seen> {
     seen
 }
 
+/// A server of up to three clients, each with up to three handlers, one of which ends its step.
+fn serve() -> impl Strategy<Value = Serve> {
+    let when = prop_oneof![
+        Just(When::Sent),
+        Just(When::InTurn),
+        (0u32..3).prop_map(|by| When::Within(Staleness::Within(by))),
+        Just(When::Within(Staleness::Unbounded)),
+    ];
+    let handlers = prop::collection::vec((0u32..3, when), 1..4);
+    let client = (handlers, any::<prop::sample::Index>()).prop_map(|(handlers, ends)| {
+        let ends = ends.index(handlers.len());
+        let handler = |(at, (body, when))| Handler {
+            when,
+            run: Entry::new(BodyId(body), None),
+            publishes: at == ends,
+        };
+        let handlers = handlers.into_iter().enumerate().map(handler).collect();
+        Client { class: ClassId(0), handlers }
+    });
+    prop::collection::vec(client, 1..4).prop_map(|clients| Serve { clients })
+}
+
+/// Whom a server has answered in a row of steps, from which all else is counted anew each time.
+struct Answered<'a> {
+    serve: &'a Serve,
+    steps: usize,
+    answers: Vec<usize>,
+}
+
+impl Answered<'_> {
+    fn handlers(&self, client: usize) -> &[Handler] {
+        &self.serve.clients[client].handlers
+    }
+
+    /// How many handlers have been run for a client.
+    fn done(&self, client: usize) -> usize {
+        self.answers.iter().filter(|&&it| it == client).count()
+    }
+
+    /// How many steps of a client have been ended.
+    fn ended(&self, client: usize) -> usize {
+        let run = self.handlers(client).iter().cycle().take(self.done(client));
+        run.filter(|handler| handler.publishes).count()
+    }
+
+    /// The handler that is next for a client, by its step and its number in it.
+    fn next(&self, client: usize) -> Option<(usize, usize)> {
+        let count = self.handlers(client).len();
+        let mut all = (0..self.steps).flat_map(|step| (0..count).map(move |at| (step, at)));
+        all.nth(self.done(client))
+    }
+
+    fn is_over(&self) -> bool {
+        (0..self.serve.clients.len()).all(|client| self.next(client).is_none())
+    }
+
+    fn open(&self) -> Vec<usize> {
+        let clients = 0..self.serve.clients.len();
+        let may = |&client: &usize| {
+            let Some((_, at)) = self.next(client) else { return false };
+            let own = self.ended(client);
+            match self.handlers(client)[at].when {
+                When::Sent => true,
+                When::InTurn => (0..client).all(|other| self.ended(other) > own),
+                // Nothing is left under way at the end.
+                When::Within(_) if own == self.steps => {
+                    clients.clone().all(|other| self.ended(other) == own)
+                }
+                When::Within(Staleness::Unbounded) => true,
+                When::Within(Staleness::Within(by)) => {
+                    !clients.clone().any(|other| self.ended(other) + (by as usize) < own)
+                }
+            }
+        };
+        clients.clone().filter(may).collect()
+    }
+
+    /// The open client that is furthest behind, the first of several.
+    fn behind(&self) -> usize {
+        let open = self.open();
+        let mut behind = open[0];
+        for &client in &open {
+            if self.next(client) < self.next(behind) {
+                behind = client;
+            }
+        }
+        behind
+    }
+
+    /// What is run for a client: one entry comes before those of the first client.
+    fn run(&self, client: usize) -> Run {
+        let (step, at) = self.next(client).expect("something is left to do for it");
+        let before: usize = (0..client).map(|other| self.handlers(other).len()).sum();
+        let entry = self.handlers(client)[at].run;
+        Run { entry, number: 1 + before + at, arm: None, step: step as i64, microbatch: None }
+    }
+}
+
 proptest! {
     #[test]
     fn a_cursor_comes_to_what_plain_loops_come_to(
@@ -130,6 +229,41 @@ proptest! {
             if let Seen::Run(run) = seen {
                 prop_assert_eq!(class.entries().nth(run.number), Some(&run.entry));
             }
+        }
+    }
+
+    #[test]
+    fn a_server_may_answer_whom_the_words_of_its_handlers_let_it_answer_and_counts_their_steps(
+        serve in serve(),
+        steps in 1u32..4,
+        choices in prop::collection::vec(any::<prop::sample::Index>(), 40),
+    ) {
+        let mut program = program();
+        let before = Control::Run(Entry::new(BodyId(1), None));
+        program.classes[0].control = vec![before, Control::Serve(serve.clone())];
+        let mut cursor = program.cursor(&program.classes[0], steps);
+        let first = cursor.advance();
+        prop_assert!(matches!(first, Some(Next::Run(_))), "{:?}", first);
+        let mut answered = Answered { serve: &serve, steps: steps as usize, answers: vec![] };
+        for choice in choices {
+            if !answered.is_over() {
+                prop_assert_eq!(cursor.advance(), Some(Next::Choice));
+            }
+            let open: Vec<usize> = cursor.open().map(|(client, _)| client).collect();
+            prop_assert_eq!(&open, &answered.open());
+            if open.is_empty() {
+                break;
+            }
+            let least = (0..serve.clients.len()).map(|it| answered.ended(it)).min();
+            prop_assert_eq!(cursor.served_steps(), least.map(|it| it as i64));
+            let in_turn = cursor.clone().choose_in_turn();
+            prop_assert_eq!(in_turn, answered.run(answered.behind()));
+            let client = open[choice.index(open.len())];
+            prop_assert_eq!(cursor.choose(client), answered.run(client));
+            answered.answers.push(client);
+        }
+        if answered.is_over() {
+            prop_assert_eq!(cursor.advance(), None);
         }
     }
 

@@ -62,6 +62,22 @@ proptest! {
         }
     }
 
+    /// As pieces of buckets may be. They are no load, and where all are empty, there is none at all.
+    #[test]
+    fn ranges_without_elements_are_dealt_and_change_nothing_for_the_others(
+        servers in 1..9u32,
+        sizes in prop::collection::vec(prop_oneof![2 => Just(0usize), 1 => 1..50usize], 1..40),
+    ) {
+        let ring = Ring::of(0..servers);
+        let owners = ring.owners(&sizes);
+        prop_assert_eq!(owners.len(), sizes.len());
+        prop_assert!(owners.iter().all(|owner| (0..servers).contains(owner)));
+        let each = |server: &u32| owners.contains(server);
+        prop_assert_eq!((0..servers).all(|it| each(&it)), sizes.len() >= servers as usize);
+        let nothing = ring.owners(&vec![0; sizes.len()]);
+        prop_assert_eq!(nothing.len(), sizes.len());
+    }
+
     /// A server has at most 9/8 of its share, and so much moves at least when it goes; what the bound sends
     /// elsewhere comes on top.
     #[test]

@@ -58,6 +58,31 @@ fn tied_weights_on_stages_of_different_meshes_are_refused_with_both_meshes() {
     );
 }
 
+#[test]
+fn a_tied_weight_that_its_two_stages_split_otherwise_is_refused_with_both_layouts() {
+    let graph = gpt(true);
+    let wide = mesh(1, 1, 2);
+    let rules = |text: &str| LayoutRules::try_from(text.to_owned()).expect("valid rules");
+    let mut plan = staged(&graph, &single(), &[(2, wide), (3, wide)]);
+    plan.layout = rules("heads:tp, ffn:tp, vocab:tp");
+    assert!(lower(&graph, &plan, 4).is_ok());
+    for (stage, layouts) in [(0, "[R, R] and [S(tp), R]"), (1, "[S(tp), R] and [R, R]")] {
+        let mut unlike = plan.clone();
+        unlike.pipeline[0].stage[stage].layout = Some(rules("heads:tp, ffn:tp"));
+        let error = lower(&graph, &unlike, 4).expect_err("its halves are apart").to_string();
+        assert_eq!(
+            error,
+            format!(
+                "parameter embedding.token is used in two layouts, {layouts}; choose layout rules \
+                 that split its uses alike"
+            )
+        );
+        // What only one of the stages has may be split otherwise.
+        unlike.pipeline[0].stage[stage].layout = Some(rules("heads:tp, vocab:tp"));
+        assert!(lower(&graph, &unlike, 4).is_ok());
+    }
+}
+
 /// A weight that is used once for every position and once for their sum.
 fn shared_by_positions_and_their_sum() -> Result<Graph, GraphError> {
     let mut net = GraphBuilder::new("shared");

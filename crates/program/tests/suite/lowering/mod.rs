@@ -4,6 +4,7 @@
 mod activations;
 mod buckets;
 mod frozen;
+mod groups;
 mod hybrid;
 mod invariants;
 mod layers;

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use shardloom_graph::ModelSpec;
-use shardloom_plan::{Mesh, Plan, Uniform};
+use shardloom_plan::{Averaging, Mesh, Plan, Uniform};
 use shardloom_program::{
     Body, BodyId, Class, Instruction, Point, Program, Rank, TensorId, View, lower,
 };
 
+use crate::every_kind::{self, Example};
 use crate::trace::plans::{self, Case};
 
 fn all() -> Vec<Case> {
@@ -246,4 +247,25 @@ fn exchanges_of_rows_are_named_apart_with_the_most_that_they_send() {
     for line in exchanges {
         assert_eq!(line.contains("all-to-all-v"), line.contains("sends at most "), "{line}");
     }
+}
+
+/// Where replicas average in some steps only, the other steps have an arm of the guard in which nothing is averaged.
+#[test]
+fn bodies_that_average_are_told_apart_by_what_they_do() {
+    let mut seen: BTreeSet<&str> = BTreeSet::new();
+    for Example { name, graph, plan, program } in every_kind::without_servers() {
+        let Some(averaging) = plan.sync.averaging else { continue };
+        let text = program.text(&graph, Rank(0)).expect("it has a rank 0");
+        let words = [
+            ("question whether to average", averaging.every > 1),
+            ("no averaging", averaging.every > 1),
+            ("publication and fetch", averaging == Averaging::PAIRS),
+        ];
+        for (word, expected) in words {
+            let says = text.lines().any(|line| line.contains(word) && !line.contains("after"));
+            assert_eq!(says, expected, "{name}: {word}");
+            seen.extend(expected.then_some(word));
+        }
+    }
+    assert_eq!(seen.len(), 3, "{seen:?}");
 }

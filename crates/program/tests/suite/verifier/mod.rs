@@ -7,10 +7,12 @@ mod frozen;
 mod instructions;
 mod mutants;
 mod mutations;
+mod order;
 mod programs;
 mod rows;
 mod sparse;
 mod tables;
+mod waiting;
 
 use shardloom_plan::{Axis, Mesh, ParameterGroup, Plan, ScheduleKind, Weights};
 use shardloom_program::verify::verify;

@@ -6,7 +6,8 @@ use shardloom_graph::Reduction;
 use shardloom_plan::{Axis, Mesh, Optimizer, Plan, ScheduleKind, Sync, Uniform};
 use shardloom_program::verify::{Violation, verify};
 use shardloom_program::{
-    Action, Body, Collective, Content, Group, Instruction, Program, TensorId, View, Window, lower,
+    Action, Body, Collective, Content, Group, Instruction, Keep, Program, Tensor, TensorId, View,
+    Window, lower,
 };
 
 use super::programs::gpt;
@@ -241,5 +242,24 @@ fn more_rows_than_there_is_room_for_are_found() {
             }
         });
         assert!(fewer_values.is_err());
+    }
+}
+
+/// What single ranks and replicas have of them is gathered into that and gone.
+#[test]
+fn of_the_rows_of_a_table_those_of_all_ranks_last_and_no_others() {
+    for program in [program(), pipelines()] {
+        for class in &program.classes {
+            let of_rows = class.tensors().filter(|(_, it)| it.content == Content::Rows);
+            let of_rows: Vec<(TensorId, &Tensor)> = of_rows.collect();
+            let lasting = of_rows.iter().filter(|(_, it)| it.keep != Keep::Transient);
+            let lasting: Vec<usize> = lasting.map(|(id, _)| class.elements(*id, 0)).collect();
+            let most = of_rows.iter().map(|(id, _)| class.elements(*id, 0)).max();
+            assert!(of_rows.len() > 1);
+            assert_eq!(lasting, most.into_iter().collect::<Vec<usize>>(), "{}", class.place());
+            // Two tensors for each: rows, and their values.
+            let values = class.lasting().filter(|(_, it)| it.local_shape().len() == 2);
+            assert_eq!(values.count(), 1, "{}", class.place());
+        }
     }
 }
