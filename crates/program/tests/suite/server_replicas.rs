@@ -157,6 +157,17 @@ fn replicas_of_other_elements_or_of_part_of_the_gradients_are_rejected() {
         instructions[at].reads[0] = add.reads[0];
     });
     has(&found, |it| matches!(it, Violation::ReducedTwice { .. }));
+    // The sum before the last worker's are in it.
+    let found = rejected(&|program| {
+        let instructions = &mut program.classes[2].bodies[body].instructions;
+        let send = instructions.remove(at);
+        let is_last =
+            |it: &Instruction| it.action == Action::Add && it.writes[0].to == send.reads[0];
+        let add = instructions[..at].iter().rposition(is_last).expect("it adds");
+        instructions.insert(add, send);
+        program.assign_queues();
+    });
+    has(&found, |it| matches!(it, Violation::Contributions { .. }));
     // A range whose replica is said to be of none or of another range, or is of other elements.
     let found = rejected(&|program| {
         let replica = program.classes[3].buckets.iter_mut().find(|it| it.replica_of.is_some());

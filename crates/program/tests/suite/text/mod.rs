@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use shardloom_graph::ModelSpec;
 use shardloom_plan::{Averaging, Mesh, Plan, Uniform};
 use shardloom_program::{
-    Body, BodyId, Class, Instruction, Point, Program, Rank, TensorId, View, lower,
+    Action, Body, BodyId, Class, Instruction, Point, Program, Rank, TensorId, View, lower,
 };
 
 use crate::every_kind::{self, Example};
@@ -268,4 +268,32 @@ fn bodies_that_average_are_told_apart_by_what_they_do() {
         }
     }
     assert_eq!(seen.len(), 3, "{seen:?}");
+}
+
+/// Of tables on servers, too, ranks send as many rows as their samples look up, at most as many as there is room for.
+#[test]
+fn messages_of_rows_are_said_to_have_at_most_so_many_bytes_and_others_to_have_them() {
+    let (mut of_rows, mut others) = (0, 0);
+    for Example { name, graph, program, .. } in every_kind::with_servers() {
+        let brings_rows = program.routes.iter().any(|route| route.moves_rows());
+        for class in &program.classes {
+            let text = program.text(&graph, class.first_rank).expect("it is a rank");
+            // Behind the number of the instruction stands the queue.
+            let is_send = |line: &&str| line.split_whitespace().nth(1) == Some("send");
+            let messages: Vec<&str> = text.lines().filter(is_send).collect();
+            for line in &messages {
+                let most = line.contains(" (at most ");
+                assert!(!most || brings_rows, "{name}: {line}");
+                of_rows += usize::from(most);
+                others += usize::from(!most);
+            }
+            let count = class.instructions().filter(|(_, _, it)| match it.action {
+                Action::Send { route } => program.route(route).moves_rows(),
+                _ => false,
+            });
+            let says = messages.iter().any(|line| line.contains(" (at most "));
+            assert_eq!(says, count.count() > 0, "{name}: {}", class.place());
+        }
+    }
+    assert!(of_rows > 4 && others > 10, "{of_rows} {others}");
 }

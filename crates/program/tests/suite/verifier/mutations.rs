@@ -406,6 +406,22 @@ fn a_violation_says_where_it_is_and_of_what() {
     assert!(texts.contains(&expected), "{texts:?}");
 }
 
+/// As often as it is run, and in as many rows of steps as it is looked at.
+#[test]
+fn a_violation_is_named_once() {
+    for program in [
+        change(pipeline(), 0, frees, |it| it.frees.push(it.frees[0])),
+        without(pipeline(), 1, receives),
+        without_all(pipeline(), 0, differentiates),
+        without(validated(), 0, optimizes),
+        twice(local_sgd(), 0, averages),
+    ] {
+        let found = verify(&program).expect_err("something is wrong with it");
+        let different: BTreeSet<&Violation> = found.iter().collect();
+        assert_eq!(different.len(), found.len(), "{found:#?}");
+    }
+}
+
 /// Weights that are gathered before the passes of the next step and not after the update, so that nothing reads
 /// them stale: but after the last step of a row nobody gathers them.
 #[test]
