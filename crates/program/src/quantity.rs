@@ -122,6 +122,12 @@ mod tests {
     }
 
     #[test]
+    fn shares_are_percentages_of_the_whole_with_one_decimal() {
+        let shown = [0.0, 0.1234, 0.5, 1.0, 12.0].map(percent);
+        assert_eq!(shown, ["0.0%", "12.3%", "50.0%", "100.0%", "1200.0%"]);
+    }
+
+    #[test]
     fn differences_carry_their_sign() {
         assert_eq!([0.25, -0.5].map(signed_percent), ["+25.0%", "-50.0%"]);
     }
