@@ -14,7 +14,7 @@ use shardloom_sim::matmul_precision;
 use crate::baseline::Baseline;
 use crate::judge::unless_too_large;
 use crate::search::{MOST_BLOCKS, Search, is_deep};
-use crate::space::{LEAST_POSITIONS, MOST_STAGES, Space};
+use crate::space::{MOST_STAGES, Space, least_positions};
 use crate::subset::Subset;
 use crate::{
     Judgement, Only, Request, SearchError, closest, judge, nearby, with_fastest_reductions,
@@ -332,7 +332,8 @@ fn not_searched(
     }
     if leaves_out && request.only.cp.is_none() && graph.dim_named("seq").is_some() {
         found.push(format!(
-            "context parallelism with fewer than {LEAST_POSITIONS} positions on a device (--cp)"
+            "context parallelism with fewer than {} positions on a device (--cp)",
+            least_positions(&request.only)
         ));
     }
     if cluster.node_count() > 1 && search.spaces.len() == 1 {

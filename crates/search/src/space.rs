@@ -50,9 +50,15 @@ struct Shape {
 /// attention takes of a block is then as much as all else, and so is what is kept of it.
 const LONG_SEQUENCE: u32 = 16_384;
 
-/// The fewest positions that a context-parallel rank has: with fewer, bringing the keys and values of all
-/// others takes longer than their products.
-pub(crate) const LEAST_POSITIONS: u32 = 4_096;
+/// The fewest positions that a context-parallel rank has: with fewer than 4,096, bringing the keys and values of all
+/// others takes longer than their products. Where so many replicas were asked for and no more, that costs less than
+/// devices that stand idle.
+pub(crate) fn least_positions(only: &Only) -> u32 {
+    match only.dp {
+        None => 4_096,
+        Some(_) => 256,
+    }
+}
 
 impl Space {
     /// The plans for `graph` on `cluster` with tensor-parallel groups that stay within a node.
@@ -95,7 +101,9 @@ impl Space {
                 let contexts = match only.cp {
                     Some(cp) => divisors(room).filter(|&it| it == cp).collect(),
                     // So many replicas there are, and no more.
-                    None => contexts(seq, room, only.dp.unwrap_or(global_batch)),
+                    None => {
+                        contexts(seq, room, only.dp.unwrap_or(global_batch), least_positions(only))
+                    }
                 };
                 for cp in contexts.into_iter().filter(|&cp| divides(graph, cp, tp)) {
                     let runs = |dp: u32| {
@@ -303,11 +311,11 @@ const MOST_CHUNKS: u32 = 16;
 pub(crate) const MOST_STAGES: u32 = 1024;
 
 /// The widths of context parallelism that are tried where there is `room` for so many ranks with the same
-/// parameters, and there are `most_replicas` at most.
-fn contexts(seq: Option<u32>, room: u32, most_replicas: u32) -> Vec<u32> {
+/// parameters, `most_replicas` at most, and ranks have `least_positions` at least.
+fn contexts(seq: Option<u32>, room: u32, most_replicas: u32, least_positions: u32) -> Vec<u32> {
     let seq = seq.unwrap_or(1);
     let matters = seq >= LONG_SEQUENCE || most_replicas < room;
-    let wide = |cp: &u32| matters && seq.is_multiple_of(*cp) && seq / cp >= LEAST_POSITIONS;
+    let wide = |cp: &u32| matters && seq.is_multiple_of(*cp) && seq / cp >= least_positions;
     divisors(room).filter(|cp| *cp == 1 || wide(cp)).collect()
 }
 

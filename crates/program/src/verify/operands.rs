@@ -158,6 +158,16 @@ fn fault(program: &Program, step: &Step<'_>) -> Option<String> {
     if !kinds(program, step) {
         return Some("it reads or writes what is not for it".into());
     }
+    if let Action::Collective { .. } = instruction.action
+        && !instruction.moves_rows(class)
+        && let [to, further @ ..] = &instruction.writes[..]
+    {
+        // Room for what is under way, and what members tell each other.
+        let mut operands = instruction.reads.iter().chain([&to.to]).map(|view| view.tensor);
+        if operands.any(|it| further.iter().any(|room| room.to.tensor == it)) {
+            return Some("what it reduces is also its room for parts".into());
+        }
+    }
     if let Action::Optimizer = instruction.action {
         let bucket = |view: View| class.tensor(view.tensor).bucket;
         let own = bucket(instruction.reads[0]);

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use shardloom_cluster::Cluster;
 use shardloom_plan::{Axis, Plan, Recompute, Uniform};
-use shardloom_search::{Only, Request, Runner, SearchError, Space, auto, judge};
+use shardloom_search::{Only, Outcome, Request, Runner, SearchError, Space, auto, judge};
 use shardloom_sim::estimate::{Cut, Estimator};
 
 use super::{LARGER, PLENTY, search};
@@ -81,7 +81,7 @@ fn what_a_plan_must_have_it_has_and_nothing_faster_is_left() {
             "micro-batches of 3 must divide the 32 samples of a replica",
         ),
         (
-            Only { dp: Some(1), zero: Some(2), ..none.clone() },
+            Only { dp: Some(1), cp: Some(1), zero: Some(2), ..none.clone() },
             "ZeRO 2: ZeRO shares among replicas, and there is one",
         ),
         (Only { pp: Some(3), ..none.clone() }, "pp 3: widths divide the devices, the batch"),
@@ -219,23 +219,29 @@ fn baselines_are_asked_for_without_what_plans_must_have() {
     }
 }
 
-/// As many replicas as were asked for take two of eight devices; samples in two parts each take twice as many.
+/// As many replicas as were asked for take two of eight devices; samples in four parts each take all.
 #[test]
-fn devices_that_replicas_leave_take_parts_of_long_samples() {
-    let text = "gpt:layers=2,hidden=256,heads=4,seq=8192,vocab=1024";
-    let (graph, cluster) = (model(text), h100(1, 8, PLENTY));
+fn devices_that_replicas_leave_take_parts_of_samples() {
+    let cluster = h100(1, 8, PLENTY);
     let two = Only { dp: Some(2), tp: Some(1), pp: Some(1), ..Only::default() };
-    let request = Request { only: two, ..Request::new(text, "c", 32) };
-    let found = search(&graph, &cluster, &request).expect("a plan");
-    let (_, stage) = found.plan.stages().next().expect("a stage");
-    assert_eq!([Axis::DP, Axis::CP].map(|axis| stage.mesh.width(axis)), [2, 2]);
-    // In more parts they are shorter than is tried, which is said.
-    assert_eq!(found.devices_left_out, 4);
-    let untried = "context parallelism with fewer than 4096 positions on a device (--cp)";
-    assert!(found.not_searched.iter().any(|it| it == untried), "{:?}", found.not_searched);
-    let whole = search(&graph, &cluster, &Request::new(text, "c", 32)).expect("a plan");
-    assert_eq!(whole.devices_left_out, 0);
-    assert!(!whole.not_searched.iter().any(|it| it == untried), "{:?}", whole.not_searched);
+    let found = |seq: usize, only: &Only| {
+        let text = format!("gpt:layers=2,hidden=256,heads=4,seq={seq},vocab=1024");
+        let request = Request { only: only.clone(), ..Request::new(&text, "c", 32) };
+        search(&model(&text), &cluster, &request).expect("a plan")
+    };
+    let whole = found(8192, &two);
+    let (_, stage) = whole.plan.stages().next().expect("a stage");
+    assert_eq!([Axis::DP, Axis::CP].map(|axis| stage.mesh.width(axis)), [2, 4]);
+    // Parts that are shorter than is tried are said not to be, where devices are left out for it.
+    let untried = |found: &Outcome| {
+        let begin = "context parallelism with fewer than 256 positions on a device";
+        found.not_searched.iter().any(|it| it.starts_with(begin))
+    };
+    assert!(whole.devices_left_out == 0 && !untried(&whole), "{:?}", whole.not_searched);
+    let short = found(128, &two);
+    assert!(short.devices_left_out == 6 && untried(&short), "{:?}", short.not_searched);
+    let free = found(8192, &Only::default());
+    assert!(free.devices_left_out == 0 && !untried(&free), "{:?}", free.not_searched);
 }
 
 #[test]
