@@ -10,8 +10,8 @@ use shardloom_sim::{Fit, MemoryFit, Simulation};
 
 use crate::experiment::{Bench, Traffic, changed, traffic_of};
 use crate::search::Search;
-use crate::silence::{IDLE_SERVERS, Silence, waiting_for};
 use crate::step_part::host_times;
+use crate::without_communication::{IDLE_SERVERS, WithoutCommunication, waiting_for};
 use crate::{Request, SearchError, algorithms, edits, judge};
 
 /// What a fact is about.
@@ -131,12 +131,12 @@ fn parts(
     let share = |seconds: f64| if step_seconds > 0.0 { seconds / step_seconds } else { 0.0 };
     let saved = |other: Simulation| share((step_seconds - seconds(&other)).max(0.0));
     let hostless = bench.cluster.clone().under(host_times(bench.cluster.stack(), 0.0));
-    let silence = Silence::of(bench, &hostless, measured)?;
+    let alone = WithoutCommunication::of(bench, &hostless, measured)?;
     let waiting = waiting_for(plan);
     let mut parts = vec![
-        ("computing", "faster devices, or less recomputation", share(silence.computing)),
-        (waiting.0, waiting.1, share(silence.waiting)),
-        (IDLE_SERVERS, "fewer servers, or more workers", share(silence.idle_servers)),
+        ("computing", "faster devices, or less recomputation", share(alone.computing)),
+        (waiting.0, waiting.1, share(alone.waiting)),
+        (IDLE_SERVERS, "fewer servers, or more workers", share(alone.idle_servers)),
     ];
     for ((name, remedy), traffic) in traffic_of(plan).into_iter().zip(Traffic::ALL) {
         parts.push((name, remedy, saved(bench.without(&[traffic])?)));
@@ -152,7 +152,7 @@ fn parts(
 fn shares(bench: &Bench<'_>, plan: &Plan, measured: &Simulation) -> Result<Vec<Fact>, SearchError> {
     let step_seconds = seconds(measured);
     let parts = parts(bench, plan, measured)?;
-    let silent = ["computing", waiting_for(plan).0, IDLE_SERVERS];
+    let of_step = ["computing", waiting_for(plan).0, IDLE_SERVERS];
     let mut order: Vec<usize> = (0..parts.len()).collect();
     order.sort_by(|&a, &b| parts[b].2.total_cmp(&parts[a].2));
     let mut facts: Vec<Fact> = order
@@ -160,7 +160,7 @@ fn shares(bench: &Bench<'_>, plan: &Plan, measured: &Simulation) -> Result<Vec<F
         .map(|&part| parts[part])
         .filter(|&(_, _, share)| share >= 0.0005)
         .map(|(name, _, share)| {
-            let is_part = silent.contains(&name);
+            let is_part = of_step.contains(&name);
             let sentence = match is_part {
                 true => format!("{} of a step is {name}", percent(share)),
                 // It runs beside computing, too, which it may slow down.

@@ -42,11 +42,11 @@ mod request;
 mod runner;
 mod scan;
 mod search;
-mod silence;
 mod space;
 mod step_part;
 mod subset;
 mod trials;
+mod without_communication;
 
 pub use algorithms::with_fastest_algorithms;
 pub use auto::{Finalist, Outcome, SearchCounts, auto, single_device_seconds};

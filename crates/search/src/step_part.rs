@@ -8,7 +8,7 @@ use shardloom_sim::Simulation;
 
 use crate::SearchError;
 use crate::experiment::{Bench, Scales, Traffic, traffic_of};
-use crate::silence::{IDLE_SERVERS, Silence, waiting_for};
+use crate::without_communication::{IDLE_SERVERS, WithoutCommunication, waiting_for};
 
 /// A part of a predicted step.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,11 +64,11 @@ pub fn step_parts(
     let predicted = bench.without(&[])?;
     let step_seconds = seconds(&predicted);
     let hostless = cluster.clone().under(host_times(cluster.stack(), 0.0));
-    let silence = Silence::of(&bench, &hostless, &predicted)?;
+    let alone = WithoutCommunication::of(&bench, &hostless, &predicted)?;
     let mut parts = vec![
-        (Some(Part::Compute), "computing", silence.computing),
-        (None, waiting_for(plan).0, silence.waiting),
-        (None, IDLE_SERVERS, silence.idle_servers),
+        (Some(Part::Compute), "computing", alone.computing),
+        (None, waiting_for(plan).0, alone.waiting),
+        (None, IDLE_SERVERS, alone.idle_servers),
     ];
     for (traffic, (name, _)) in Traffic::ALL.into_iter().zip(traffic_of(plan)) {
         let without = seconds(&bench.without(&[traffic])?);

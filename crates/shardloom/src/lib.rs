@@ -60,8 +60,7 @@ pub use huggingface_folder::{
 };
 pub use local_profile::{LocalProfile, disturbed_percent};
 pub use lowering::{
-    lower, place_in_plan, read_plan, read_plan_and_model, read_plan_of, uniform_plan,
-    uniform_plan_in_chunks,
+    lower, place_in_plan, read_plan, read_plan_and_model, uniform_plan, uniform_plan_in_chunks,
 };
 pub use machines::{load_cluster, names_only_this_machine};
 pub use model::{Defaults, Model};

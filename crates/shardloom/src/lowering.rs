@@ -37,16 +37,6 @@ pub fn read_plan_and_model(path: &Path) -> Result<(Plan, Model)> {
     Ok((written.plan, model))
 }
 
-/// Reads a plan for `model`, whatever model it names, and checks that it fits.
-///
-/// # Errors
-/// If the file cannot be read, or the plan does not fit the model; then with file and line.
-pub fn read_plan_of(path: &Path, model: &Model) -> Result<Plan> {
-    let written = Written::read(path)?;
-    written.require_fit(model)?;
-    Ok(written.plan)
-}
-
 /// Where a key, or the longest part of it that is there, stands in a plan's file: `plan.toml:4`.
 pub fn place_in_plan(path: &Path, key: &str) -> String {
     let line = model::read(path).ok().and_then(|text| toml_line_of(&text, key));

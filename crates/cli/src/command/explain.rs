@@ -97,6 +97,10 @@ impl Explain {
                     .load_cluster(&other.cluster, &self.profile.local(), terminal)
                     .map_err(|error| error.in_plan(Some(path), Some("cluster")))?,
             };
+            let valid = other.validate(&other.graph_of(model.graph()), on.device_count() as usize);
+            valid.map_err(|error| {
+                Failure::from(shardloom::Error::from(error)).in_plan(Some(path), None)
+            })?;
             others.push((path.display().to_string(), other, model, on));
         }
         let differences = |(name, other, ..): &(String, Plan, Model, Cluster)| Against {

@@ -60,6 +60,8 @@ fn files_are_refused_in_one_style() {
     place.write("train.sh", "python pretrain_gpt.py \\\n  --tensor-model-parallel-size x\n");
     place.write("broken.toml", "device = 3\n");
     place.write("family.plan.toml", PLAN.replacen("heads=", "hoods=", 1));
+    place.write("sound.plan.toml", PLAN);
+    place.write("one.plan.toml", PLAN.replacen("h100-80g:2", "h100-80g:1", 1));
     place.write("twice.plan.toml", PLAN.replacen("heads=", "layers=2,heads=", 1));
     place.write("classifier.json", CLASSIFIER);
     place.write("heads.json", CLASSIFIER.replace("ForSequenceClassification", "ForCausalLM"));
@@ -159,6 +161,11 @@ fn files_are_refused_in_one_style() {
         (
             "simulate heads.json --cluster h100-80g:1".into(),
             "heads.json:4: num_key_value_heads = 3 is not possible: key-value heads must divide num_attention_heads = 4",
+        ),
+        // Of two plans the one that does not fit is named.
+        (
+            "explain sound.plan.toml --against one.plan.toml".into(),
+            "one.plan.toml:16: pipeline[0].stage[1].devices = \"1\": device 1: the cluster has 1 devices",
         ),
         (
             "simulate machine.plan.toml".into(),

@@ -283,8 +283,9 @@ fn named(words: &Words) -> Result<ModelSpec, ExchangeError> {
     ModelSpec::preset(preset).and_then(|spec| spec.with_seq(seq)).map_err(in_model)
 }
 
-/// What early versions called words that are elsewhere now: they had no table `parallelism`.
-const FORMER_WORDS: [(&str, &str); 11] = [
+/// What early versions had, and what says it now: until March 2025 there was no table `parallelism`, until June the
+/// local batch was the batch, and until July pipelines were cut at points.
+const FORMER_WORDS: [(&str, &str); 13] = [
     ("training.batch_size", "training.local_batch_size"),
     ("training.data_parallel_degree", "parallelism.data_parallel_shard_degree"),
     ("training.data_parallel_shard_degree", "parallelism.data_parallel_shard_degree"),
@@ -299,13 +300,18 @@ const FORMER_WORDS: [(&str, &str); 11] = [
         "parallelism.pipeline_parallel_microbatch_size",
     ),
     ("experimental.context_parallel_degree", "parallelism.context_parallel_degree"),
+    ("parallelism.pipeline_parallel_split_points", "parallelism.module_fqns_per_model_part"),
+    ("parallelism.pipeline_parallel_microbatches", "parallelism.pipeline_parallel_microbatch_size"),
 ];
 
 /// Refuses a file of a version before those that are read.
 fn refuse_former_words(words: &Words) -> Result<(), ExchangeError> {
     for (former, now) in FORMER_WORDS {
-        if let Some(value) = words.get(former) {
-            let rule = format!("an early version called it so, which is not read; now it is {now}");
+        let value =
+            words.get(former).filter(|value| value.as_array().is_none_or(|it| !it.is_empty()));
+        if let Some(value) = value {
+            let rule =
+                format!("a word of an early version, which is not read; {now} says that now");
             return words.error(former, value.to_string(), rule);
         }
     }

@@ -8,20 +8,14 @@ use shardloom_plan::{
 };
 use shardloom_program::{Program, lower};
 
+use crate::verifier::programs::gpt;
+
 /// A program with its graph and a name for messages of failing tests.
 pub struct Example {
     pub name: String,
     pub graph: Graph,
     pub plan: Plan,
     pub program: Program,
-}
-
-fn graph(spec: &str) -> Graph {
-    ModelSpec::parse(spec).and_then(|spec| spec.graph()).expect("a valid model")
-}
-
-fn gpt(tied: bool) -> Graph {
-    graph(&format!("gpt:layers=2,hidden=8,heads=2,seq=4,vocab=16,dropout=0.1,tied={tied}"))
 }
 
 fn uniform(pp: usize, mesh: Mesh, sync: Sync) -> Uniform {

@@ -138,6 +138,24 @@ fn a_rival_is_judged_for_its_own_model_and_on_its_own_machines() {
     assert!(judged.step_seconds > 1.1 * here.step_seconds);
 }
 
+/// These devices' software has no fused kernels.
+#[test]
+fn fused_attention_is_suggested_with_a_word_where_there_are_no_kernels_for_it() {
+    let of = |cluster: &Cluster| {
+        let found = explain(&model(TEXT), cluster, &plan(1, 8, 1, 4), &[]);
+        let found = found.expect("it can be simulated");
+        let changes = about(&found, Topic::Change).into_iter().map(|it| it.sentence.clone());
+        changes.filter(|it| it.contains("attention = \"fused\"")).collect::<Vec<_>>()
+    };
+    let separate = h100(2, 4, 80_000_000_000);
+    let fusing = separate.clone().under(Stack::parse("pytorch").expect("a preset"));
+    assert!(!separate.fuses_attention() && fusing.fuses_attention());
+    for (cluster, is_said) in [(&separate, true), (&fusing, false)] {
+        let [sentence] = &of(cluster)[..] else { panic!("{:?}", of(cluster)) };
+        assert_eq!(sentence.contains("has no kernel for it here)"), is_said, "{sentence}");
+    }
+}
+
 #[test]
 fn communication_is_called_after_what_splits_the_model() {
     let of = |mesh: Mesh| {

@@ -119,18 +119,28 @@ fn torchtitans_words() {
             |it| it.sync.zero == 0,
         ),
     ];
-    let wrong: [Wrong; 17] = [
+    let wrong: [Wrong; 19] = [
         // Of early versions.
-        ("local_batch_size", "batch_size", "now it is training.local_batch_size"),
+        (
+            "[parallelism]",
+            "[parallelism]\npipeline_parallel_split_points = ['layers.2']",
+            "parallelism.module_fqns_per_model_part says that now",
+        ),
+        (
+            "[parallelism]",
+            "[parallelism]\npipeline_parallel_microbatches = 8",
+            "parallelism.pipeline_parallel_microbatch_size says that now",
+        ),
+        ("local_batch_size", "batch_size", "training.local_batch_size says that now"),
         (
             "seq_len = 1024",
             "tensor_parallel_degree = 2",
-            "training.tensor_parallel_degree = 2: an early version called it so",
+            "training.tensor_parallel_degree = 2: a word of an early version",
         ),
         (
             "[training]",
             "[experimental]\ncontext_parallel_degree = 2\n[training]",
-            "now it is parallelism.context_parallel_degree",
+            "parallelism.context_parallel_degree says that now",
         ),
         ("[parallelism]", "[parallelism]\nexpert_parallel_degree = 2", "the model has no experts"),
         ("[training]", "[training]\nenable_cpu_offload = true", "enable_cpu_offload = true"),

@@ -8,7 +8,7 @@ mod instructions;
 mod mutants;
 mod mutations;
 mod order;
-mod programs;
+pub mod programs;
 mod rows;
 mod sparse;
 mod tables;

@@ -10,7 +10,7 @@ use crate::experiment::{Bench, Traffic};
 
 /// How such a step divides, in seconds of an average device; communication and hosts add to it what
 /// computing does not hide.
-pub(crate) struct Silence {
+pub(crate) struct WithoutCommunication {
     /// Computing, as long as in the whole step.
     pub computing: f64,
     /// Computing nothing where there is a stage of the model, as something has to come from others first.
@@ -19,7 +19,7 @@ pub(crate) struct Silence {
     pub idle_servers: f64,
 }
 
-impl Silence {
+impl WithoutCommunication {
     /// What the devices of the program that `measured` shows do, if `hostless` is its cluster with hosts that take no
     /// time.
     ///
@@ -29,7 +29,7 @@ impl Silence {
         bench: &Bench<'_>,
         hostless: &Cluster,
         measured: &Simulation,
-    ) -> Result<Silence, SearchError> {
+    ) -> Result<WithoutCommunication, SearchError> {
         let seconds = bench.on(hostless, &Traffic::ALL)?.step_time().seconds();
         let [mut devices, mut servers] = [0.0; 2];
         let [mut computing, mut computing_servers] = [0.0; 2];
@@ -46,7 +46,7 @@ impl Silence {
         let idle = |devices_of: f64, computing: f64| {
             ((devices_of * seconds - computing) / devices).max(0.0)
         };
-        Ok(Silence {
+        Ok(WithoutCommunication {
             computing: computing / devices,
             waiting: idle(devices - servers, computing - computing_servers),
             idle_servers: idle(servers, computing_servers),
@@ -54,10 +54,10 @@ impl Silence {
     }
 }
 
-/// What [`Silence::idle_servers`] is called.
+/// What [`WithoutCommunication::idle_servers`] is called.
 pub(crate) const IDLE_SERVERS: &str = "servers that compute nothing";
 
-/// What [`Silence::waiting`] of `plan` is called, and what makes it shorter.
+/// What [`WithoutCommunication::waiting`] of `plan` is called, and what makes it shorter.
 pub(crate) fn waiting_for(plan: &Plan) -> (&'static str, &'static str) {
     match plan.pipeline.iter().any(|pipeline| pipeline.stage.len() > 1) {
         true => ("waiting for other stages", "more micro-batches, or fewer stages"),
