@@ -2,17 +2,20 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Read, Seek, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::names::LOCK;
 use crate::{CheckpointError, Result};
 
 /// A folder of checkpoints in which no other run writes as long as this is there. The system lets go of it when the
-/// process ends, however it ends.
+/// process ends, however it ends. A folder that was made for it, and in which nothing was written, goes with it.
 #[derive(Debug)]
 pub struct Lock {
     /// Holds the lock while it is open.
     _file: File,
+    root: PathBuf,
+    /// The folder and those around it, as far as they were made for it, the innermost first.
+    made: Vec<PathBuf>,
 }
 
 impl Lock {
@@ -24,7 +27,7 @@ impl Lock {
     /// [`CheckpointError::InUse`] if another run has it, [`CheckpointError::Io`].
     pub fn take(root: &Path, owner: &str) -> Result<Option<Lock>> {
         let is_missing = |it: &&Path| !it.as_os_str().is_empty() && !it.exists();
-        let made: Vec<&Path> = root.ancestors().take_while(is_missing).collect();
+        let made = root.ancestors().take_while(is_missing).map(Path::to_path_buf).collect();
         fs::create_dir_all(root).map_err(CheckpointError::io("create", root))?;
         let path = root.join(LOCK);
         // What it says is of its last owner until it is known that this one has gone.
@@ -50,15 +53,32 @@ impl Lock {
                 return Err(CheckpointError::io("lock", &path)(error));
             }
         }
+        if !path.exists() {
+            // The run that had it has just taken the folder away.
+            return Lock::take(root, owner);
+        }
         let said = file.set_len(0).and_then(|()| file.rewind());
         let said = said.and_then(|()| file.write_all(owner.as_bytes()));
-        if said.is_err() {
-            // Nobody else has it as long as it is locked, and only folders that are empty go.
-            let _ = fs::remove_file(&path);
-            made.iter().for_each(|folder| drop(fs::remove_dir(folder)));
-        }
+        let lock = Lock { _file: file, root: root.to_path_buf(), made };
         said.map_err(CheckpointError::io("write", &path))?;
-        Ok(Some(Lock { _file: file }))
+        Ok(Some(lock))
+    }
+
+    /// Whether nothing is in the folder but the lock.
+    fn is_alone(&self) -> bool {
+        fs::read_dir(&self.root).is_ok_and(|mut entries| {
+            entries.all(|entry| entry.is_ok_and(|entry| entry.file_name() == LOCK))
+        })
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Nobody else has it as long as it is locked, and only folders that are empty go.
+        if !self.made.is_empty() && self.is_alone() {
+            let _ = fs::remove_file(self.root.join(LOCK));
+            self.made.iter().for_each(|folder| drop(fs::remove_dir(folder)));
+        }
     }
 }
 
@@ -84,5 +104,25 @@ mod tests {
         fs::write(root.join(LOCK), "").expect("written");
         refused("a process that has just begun");
         drop(second);
+    }
+
+    #[test]
+    fn a_folder_that_was_made_for_nothing_goes_and_others_stay() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (outer, root) = (folder.path().join("runs"), folder.path().join("runs/run"));
+        drop(Lock::take(&root, "a process").expect("free"));
+        assert!(!outer.exists() && folder.path().exists());
+        let lock = Lock::take(&root, "a process").expect("free");
+        fs::write(root.join("checkpoint"), "").expect("written");
+        drop(lock);
+        assert!(root.join("checkpoint").exists() && root.join(LOCK).exists());
+        // One that was there before, empty or not.
+        fs::remove_file(root.join("checkpoint")).expect("removed");
+        drop(Lock::take(&root, "a process").expect("free"));
+        assert!(root.join(LOCK).exists());
+        // Only what was made goes.
+        fs::create_dir(folder.path().join("given")).expect("made");
+        drop(Lock::take(&folder.path().join("given/run"), "a process").expect("free"));
+        assert!(folder.path().join("given").exists() && !folder.path().join("given/run").exists());
     }
 }

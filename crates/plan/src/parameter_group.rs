@@ -1,6 +1,6 @@
 //! What is otherwise for some parameters.
 
-use globset::{GlobBuilder, GlobMatcher};
+use globset::{Glob, GlobBuilder, GlobSet};
 use serde::{Deserialize, Serialize};
 use shardloom_collectives::Algorithm;
 
@@ -165,18 +165,36 @@ impl ParameterGroup {
         }
     }
 
-    /// What tells whether a name is one of theirs.
-    ///
-    /// # Errors
-    /// If the names are no pattern.
-    pub fn matcher(&self) -> Result<GlobMatcher, globset::Error> {
-        Ok(GlobBuilder::new(&self.names).build()?.compile_matcher())
+    /// The pattern of their names, or what is wrong with it.
+    fn glob(&self) -> Result<Glob, String> {
+        match self.names.len() > LONGEST_NAMES {
+            true => Err(format!("a pattern of at most {LONGEST_NAMES} bytes")),
+            false => {
+                GlobBuilder::new(&self.names).build().map_err(|error| error.kind().to_string())
+            }
+        }
     }
 }
 
 /// To which of a plan's groups parameters belong.
 #[derive(Clone, Debug)]
-pub struct ParameterGroups(Vec<GlobMatcher>);
+pub struct ParameterGroups(Vec<Consecutive>);
+
+/// Consecutive groups, whose patterns are looked at together.
+#[derive(Clone, Debug)]
+struct Consecutive {
+    /// How many groups there are before them.
+    before: usize,
+    patterns: GlobSet,
+}
+
+/// The most bytes that the names of a group have.
+const LONGEST_NAMES: usize = 1 << 20;
+
+/// Up to how many groups are looked at together, and with how many bytes of names, unless one alone has more: how
+/// large what tells names apart may become has a limit.
+const TOGETHER: usize = 256;
+const BYTES_TOGETHER: usize = 1 << 14;
 
 impl ParameterGroups {
     /// Those of `plan`.
@@ -192,14 +210,28 @@ impl ParameterGroups {
     /// # Errors
     /// As [`ParameterGroups::of`].
     pub fn from_groups(groups: &[ParameterGroup]) -> Result<ParameterGroups, PlanError> {
-        let matcher = |(index, group): (usize, &ParameterGroup)| {
-            group.matcher().map_err(|error| {
-                let key = format!("parameters[{index}].names");
-                PlanError::field(key, format!("{:?}", group.names), error.kind().to_string())
-            })
+        let refuse = |index: usize, rule: String| {
+            let names = format!("{:?}", groups[index].names);
+            PlanError::field(format!("parameters[{index}].names"), names, rule)
         };
-        let matchers = groups.iter().enumerate().map(matcher);
-        Ok(ParameterGroups(matchers.collect::<Result<_, _>>()?))
+        let mut found = vec![];
+        let mut before = 0;
+        while before < groups.len() {
+            let mut bytes = 0;
+            let fits = |group: &&ParameterGroup| {
+                bytes += group.names.len();
+                bytes <= BYTES_TOGETHER
+            };
+            let together = groups[before..].iter().take(TOGETHER).take_while(fits).count().max(1);
+            let globs = (before..before + together)
+                .map(|index| groups[index].glob().map_err(|error| refuse(index, error)));
+            let globs: Vec<Glob> = globs.collect::<Result<_, _>>()?;
+            let patterns =
+                GlobSet::new(globs).map_err(|error| refuse(before, too_large(&error)))?;
+            found.push(Consecutive { before, patterns });
+            before += together;
+        }
+        Ok(ParameterGroups(found))
     }
 
     /// Whether a parameter is frozen, where these groups are those of `plan`.
@@ -209,6 +241,13 @@ impl ParameterGroups {
 
     /// The group of a parameter: the first that its name is one of; none for what has no group.
     pub fn group(&self, name: &str) -> Option<usize> {
-        self.0.iter().position(|matcher| matcher.is_match(name))
+        self.0.iter().find_map(|Consecutive { before, patterns }| {
+            patterns.matches(name).into_iter().min().map(|index| before + index)
+        })
     }
+}
+
+/// What there is to say of patterns that are as they should be and yet not looked for.
+fn too_large(error: &globset::Error) -> String {
+    format!("a simpler pattern: {}", error.kind())
 }

@@ -1,5 +1,7 @@
 //! What small changes of a plan would bring, each simulated.
 
+use std::cmp::Ordering;
+
 use shardloom_cluster::{Cluster, Stack};
 use shardloom_graph::Graph;
 use shardloom_plan::{
@@ -13,17 +15,28 @@ use crate::{Judgement, SearchError, judge};
 /// The most changes that are told.
 const MOST: usize = 10;
 
-/// What each change of one key of `plan` would bring, the best first. Those that cannot be are left out.
+/// What changes of a plan would bring.
+pub(crate) struct Edits {
+    /// What each change of one key would, the best first. Those that cannot be are left out.
+    pub facts: Vec<Fact>,
+    /// By which share a step would be shorter with twice as many micro-batches, where that can be.
+    pub with_more_microbatches: Option<f64>,
+    /// And with half as many.
+    pub with_fewer_microbatches: Option<f64>,
+}
+
+/// What changes of `plan` would bring.
 ///
 /// # Errors
 /// If the cluster lacks a device or a rate.
-pub(crate) fn facts(
+pub(crate) fn edits(
     graph: &Graph,
     cluster: &Cluster,
     plan: &Plan,
     step_seconds: f64,
-) -> Result<Vec<Fact>, SearchError> {
+) -> Result<Edits, SearchError> {
     let mut facts = vec![];
+    let [mut with_more_microbatches, mut with_fewer_microbatches] = [None; 2];
     for (mut what, other) in changed(plan, cluster.stack()) {
         if other.attention != plan.attention && !cluster.fuses_attention() {
             what += &format!(" ({} has no kernel for it here)", cluster.stack().name);
@@ -33,11 +46,17 @@ pub(crate) fn facts(
             Err(SearchError::Program(_)) => continue,
             judgement => judgement?,
         };
-        facts.push(fact(&what, &judgement, step_seconds));
+        let fact = fact(&what, &judgement, step_seconds);
+        match other.microbatches.cmp(&plan.microbatches) {
+            Ordering::Greater => with_more_microbatches = Some(fact.number),
+            Ordering::Less => with_fewer_microbatches = Some(fact.number),
+            Ordering::Equal => {}
+        }
+        facts.push(fact);
     }
     facts.sort_by(|a, b| b.number.total_cmp(&a.number));
     facts.truncate(MOST);
-    Ok(facts)
+    Ok(Edits { facts, with_more_microbatches, with_fewer_microbatches })
 }
 
 fn fact(what: &str, judgement: &Judgement, step_seconds: f64) -> Fact {

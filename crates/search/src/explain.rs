@@ -3,15 +3,18 @@
 
 use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_graph::Graph;
-use shardloom_plan::{Plan, Sync};
+use shardloom_plan::{Plan, Recompute, Sync};
 use shardloom_program::ProgramError;
 use shardloom_program::quantity::{self, bytes, counted, percent};
 use shardloom_sim::{Fit, MemoryFit, Simulation};
 
+use crate::edits::Edits;
 use crate::experiment::{Bench, Traffic, changed, traffic_of};
 use crate::search::Search;
 use crate::step_part::host_times;
-use crate::without_communication::{IDLE_SERVERS, WithoutCommunication, waiting_for};
+use crate::without_communication::{
+    IDLE_SERVERS, WithoutCommunication, shortens_waiting, waiting_for,
+};
 use crate::{Request, SearchError, algorithms, edits, judge};
 
 /// What a fact is about.
@@ -73,6 +76,7 @@ pub struct Explanation {
 
 /// The index of computing among the parts of a step's time.
 const COMPUTE: usize = 0;
+
 /// Explains `plan` for `graph` on `cluster`, beside other plans given by name.
 ///
 /// A step's time divides into computing (an average device's), what is left where all communication is
@@ -91,13 +95,14 @@ pub fn explain(
     let bench = Bench::new(&planned, cluster, plan)?;
     let measured = bench.without(&[])?;
     let step_seconds = seconds(&measured);
-    let mut facts = shares(&bench, plan, &measured)?;
+    let edits = edits::edits(graph, cluster, plan, step_seconds)?;
+    let mut facts = shares(&bench, plan, &measured, &edits)?;
     let fits = measured.memory_fits(&bench.program, bench.cluster)?;
     facts.extend(memory(&bench, &fits));
     facts.extend(machines(&bench, step_seconds)?);
     facts.extend(batches(graph, cluster, plan, step_seconds)?);
     facts.extend(roomier(graph, cluster, plan, step_seconds)?);
-    facts.extend(edits::facts(graph, cluster, plan, step_seconds)?);
+    facts.extend(edits.facts);
     let algorithms = algorithms::compared(graph, cluster, plan, step_seconds)?.into_iter();
     facts.extend(algorithms.map(|(sentence, number)| Fact {
         topic: Topic::Algorithm,
@@ -121,38 +126,56 @@ fn seconds(simulation: &Simulation) -> f64 {
     simulation.step_time().seconds()
 }
 
-/// The parts of the step's time as shares of it: what each is called, what makes it smaller, and how much it is.
+/// The parts of the step's time as shares of it: what each is called, what makes it smaller, and how much it is. What
+/// would make the step longer, as an experiment with it has shown, is no remedy.
 fn parts(
     bench: &Bench<'_>,
     plan: &Plan,
     measured: &Simulation,
+    edits: &Edits,
 ) -> Result<Vec<(&'static str, &'static str, f64)>, SearchError> {
     let step_seconds = seconds(measured);
     let share = |seconds: f64| if step_seconds > 0.0 { seconds / step_seconds } else { 0.0 };
     let saved = |other: Simulation| share((step_seconds - seconds(&other)).max(0.0));
     let hostless = bench.cluster.clone().under(host_times(bench.cluster.stack(), 0.0));
     let alone = WithoutCommunication::of(bench, &hostless, measured)?;
-    let waiting = waiting_for(plan);
+    let helps = |saved: Option<f64>| saved.is_none_or(|saved| saved >= 0.0);
+    let computes_again = plan
+        .stages()
+        .any(|(_, stage)| stage.recompute.unwrap_or(plan.recompute) != Recompute::None);
+    let computing = match computes_again {
+        true => "faster devices, or less recomputation",
+        false => "faster devices",
+    };
+    let shortens_waiting = shortens_waiting(plan, helps(edits.with_more_microbatches));
     let mut parts = vec![
-        ("computing", "faster devices, or less recomputation", share(alone.computing)),
-        (waiting.0, waiting.1, share(alone.waiting)),
+        ("computing", computing, share(alone.computing)),
+        (waiting_for(plan), shortens_waiting, share(alone.waiting)),
         (IDLE_SERVERS, "fewer servers, or more workers", share(alone.idle_servers)),
     ];
     for ((name, remedy), traffic) in traffic_of(plan).into_iter().zip(Traffic::ALL) {
         parts.push((name, remedy, saved(bench.without(&[traffic])?)));
     }
     if bench.cluster.stack().host.launches() {
-        let remedy = "larger micro-batches, or software that launches fewer kernels";
+        let remedy = match helps(edits.with_fewer_microbatches) {
+            true => "larger micro-batches, or software that launches fewer kernels",
+            false => "software that launches fewer kernels",
+        };
         parts.push(("waiting for the host", remedy, saved(bench.on(&hostless, &[])?)));
     }
     Ok(parts)
 }
 
 /// How the step's time divides, and the two largest parts.
-fn shares(bench: &Bench<'_>, plan: &Plan, measured: &Simulation) -> Result<Vec<Fact>, SearchError> {
+fn shares(
+    bench: &Bench<'_>,
+    plan: &Plan,
+    measured: &Simulation,
+    edits: &Edits,
+) -> Result<Vec<Fact>, SearchError> {
     let step_seconds = seconds(measured);
-    let parts = parts(bench, plan, measured)?;
-    let of_step = ["computing", waiting_for(plan).0, IDLE_SERVERS];
+    let parts = parts(bench, plan, measured, edits)?;
+    let of_step = ["computing", waiting_for(plan), IDLE_SERVERS];
     let mut order: Vec<usize> = (0..parts.len()).collect();
     order.sort_by(|&a, &b| parts[b].2.total_cmp(&parts[a].2));
     let mut facts: Vec<Fact> = order

@@ -67,7 +67,7 @@ pub fn step_parts(
     let alone = WithoutCommunication::of(&bench, &hostless, &predicted)?;
     let mut parts = vec![
         (Some(Part::Compute), "computing", alone.computing),
-        (None, waiting_for(plan).0, alone.waiting),
+        (None, waiting_for(plan), alone.waiting),
         (None, IDLE_SERVERS, alone.idle_servers),
     ];
     for (traffic, (name, _)) in Traffic::ALL.into_iter().zip(traffic_of(plan)) {

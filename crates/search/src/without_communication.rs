@@ -57,10 +57,23 @@ impl WithoutCommunication {
 /// What [`WithoutCommunication::idle_servers`] is called.
 pub(crate) const IDLE_SERVERS: &str = "servers that compute nothing";
 
-/// What [`WithoutCommunication::waiting`] of `plan` is called, and what makes it shorter.
-pub(crate) fn waiting_for(plan: &Plan) -> (&'static str, &'static str) {
-    match plan.pipeline.iter().any(|pipeline| pipeline.stage.len() > 1) {
-        true => ("waiting for other stages", "more micro-batches, or fewer stages"),
-        false => ("waiting for other replicas", "replicas that take as long as each other"),
+/// What [`WithoutCommunication::waiting`] of `plan` is called.
+pub(crate) fn waiting_for(plan: &Plan) -> &'static str {
+    match has_stages(plan) {
+        true => "waiting for other stages",
+        false => "waiting for other replicas",
     }
+}
+
+/// What makes [`WithoutCommunication::waiting`] of `plan` shorter; more micro-batches only where these are of use.
+pub(crate) fn shortens_waiting(plan: &Plan, more_microbatches_help: bool) -> &'static str {
+    match has_stages(plan) {
+        true if more_microbatches_help => "more micro-batches, or fewer stages",
+        true => "fewer stages",
+        false => "replicas that take as long as each other",
+    }
+}
+
+fn has_stages(plan: &Plan) -> bool {
+    plan.pipeline.iter().any(|pipeline| pipeline.stage.len() > 1)
 }

@@ -1,7 +1,7 @@
 //! `--freeze`: which parameters stay as they are.
 
 use shardloom::Model;
-use shardloom::plan::ParameterGroup;
+use shardloom::plan::{ParameterGroup, ParameterGroups, PlanError};
 
 use crate::failure::Failure;
 
@@ -43,13 +43,14 @@ fn group(
         names => ParameterGroup::named(names),
     };
     let frozen = ParameterGroup { frozen: true, ..group };
-    let has = frozen.matcher().map_err(|error| {
+    let has = ParameterGroups::from_groups(std::slice::from_ref(&frozen)).map_err(|error| {
         let how = "* is any characters, ? is one, and [ab] is one of these";
-        refuse(format!("it is no pattern of names: {}; {how}", error.kind()))
+        let PlanError::Field { rule, .. } = error else { return refuse(error.to_string()) };
+        refuse(format!("it is no pattern of names: {rule}; {how}"))
     })?;
     let names: Vec<&str> = graph.parameters().map(|(_, node)| node.name.as_str()).collect();
-    if names.iter().any(|name| has.is_match(name)) {
-        return Ok((frozen, move |name: &str| has.is_match(name)));
+    if names.iter().any(|name| has.group(name).is_some()) {
+        return Ok((frozen, move |name: &str| has.group(name).is_some()));
     }
     let some = names[..names.len().min(3)].join(", ");
     Err(refuse(format!("no parameter has such a name; names are {some} and so on")))

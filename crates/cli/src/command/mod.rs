@@ -478,6 +478,12 @@ pub fn recompute(name: &str) -> Result<Recompute, String> {
     named(name, Recompute::ALL, Recompute::name)
 }
 
+/// Parses the name of a recomputation policy for a search, which refuses one by stage and says why.
+pub fn searched_recompute(name: &str) -> Result<Recompute, String> {
+    let searched = Recompute::ALL.into_iter().filter(|&it| it != Recompute::Stage);
+    named(name, searched, Recompute::name).or_else(|known| recompute(name).map_err(|_| known))
+}
+
 /// Parses how attention is computed.
 pub fn attention(name: &str) -> Result<AttentionKind, String> {
     named(name, AttentionKind::ALL, AttentionKind::name)

@@ -483,6 +483,16 @@ fn what_is_wrong_with_options_is_said_by_their_names() {
         (&format!("{train} --optimizer adam"), "optimizer", "did you mean \"adamw\"? there are"),
         (&format!("{train} --compression topk:3"), "usage", "a similar value exists: 'top-k:N'"),
         (&format!("{simulate} --recompute ful"), "usage", "a similar value exists: 'full'"),
+        (
+            &format!("plan {GPT} --cluster h100-80g:2 --global-batch 4 --recompute all"),
+            "usage",
+            "'--recompute <POLICY>': there are none, selective, full, block;",
+        ),
+        (
+            &format!("plan {GPT} --cluster h100-80g:2 --global-batch 4 --recompute stage"),
+            "search",
+            "recomputation by stage has no estimate",
+        ),
         (&format!("{simulate} --algorithm rng"), "usage", "a similar value exists: 'ring'"),
         (
             &format!("plan {GPT} --cluster h100-80g:2 --global-batch 4 --optimizer adamw:beta1=2"),

@@ -108,7 +108,17 @@ fn a_full_disk_leaves_no_part_of_a_file_and_what_was_there_before() {
     let outcome = with_little_room(&place, 8, &saved, "");
     outcome.check(outcome.status == Some(1), "exit status is not 1");
     outcome.check(outcome.stderr.contains("run/"), "the file is not named");
-    assert_eq!(names(&place.path("run")), [".lock"], "a part of a checkpoint is left");
+    assert!(!place.path("run").exists(), "a part of a checkpoint is left");
+}
+
+#[test]
+fn a_run_that_is_refused_leaves_no_folder_for_its_checkpoints() {
+    let place = Place::new();
+    for wrong in ["--dp 3 --global-batch 4", "--seq 100000", "--weights text.txt"] {
+        let refused = place.run(&format!("train {TINY} --steps 1 --checkpoint runs/run {wrong}"));
+        refused.check(refused.status == Some(2), "exit status is not 2");
+        assert_eq!(names(&place.path("")), ["text.txt"], "{wrong}");
+    }
 }
 
 #[test]

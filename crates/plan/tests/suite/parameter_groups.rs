@@ -3,7 +3,7 @@
 use shardloom_collectives::Algorithm;
 use shardloom_plan::{
     Axis, AxisSet, Compression, Corrections, Number, ParameterGroup, ParameterGroups, Plan,
-    Precision, ScheduleKind, Summation, Sync, Uniform, Weights,
+    PlanError, Precision, ScheduleKind, Summation, Sync, Uniform, Weights,
 };
 
 use crate::scenario::{DEVICES, complaint, graph, plan};
@@ -19,6 +19,55 @@ fn a_group_of_some_names_has_these_and_no_others() {
         assert!(names.iter().all(|name| groups.group(name) == Some(0)), "{names:?}");
         let others = ["a", "ab", "ac", "b", "d", "de", "a.b.c", "b,cc", "d{e}f?", "d{e}[f]g"];
         assert!(others.iter().all(|name| groups.group(name).is_none()), "{names:?}");
+    }
+}
+
+#[test]
+fn of_many_groups_a_parameter_belongs_to_the_first_that_has_its_name() {
+    // Long names and short ones, so that more and fewer of them are looked at together.
+    let pattern = |index: usize| match index % 5 {
+        0 => format!("layer.{index}.*"),
+        1 => format!("*.{index}"),
+        2 => format!("layer.{{{index},{}}}.bias", index + 7),
+        3 => format!("{}.{index}?", "long".repeat(index)),
+        _ => "none".into(),
+    };
+    let groups: Vec<ParameterGroup> =
+        (0..700).map(|index| ParameterGroup::named(&pattern(index))).collect();
+    let all = ParameterGroups::from_groups(&groups).expect("patterns");
+    let alone = groups.iter().map(|it| ParameterGroups::from_groups(std::slice::from_ref(it)));
+    let alone: Vec<ParameterGroups> = alone.collect::<Result<_, _>>().expect("patterns");
+    let names = (0..710).flat_map(|index| {
+        let long = "long".repeat(index);
+        [format!("layer.{index}.weight"), format!("layer.{index}.bias"), format!("a.{index}"), {
+            format!("{long}.{index}x")
+        }]
+    });
+    let mut found = std::collections::BTreeSet::new();
+    for name in names.chain(["none".into(), "other".into()]) {
+        let first = alone.iter().position(|group| group.group(&name).is_some());
+        assert_eq!(all.group(&name), first, "{name}");
+        found.extend(first);
+    }
+    assert!(found.len() > 400, "most groups have a name: {}", found.len());
+}
+
+#[test]
+fn names_that_are_too_much_to_look_for_are_refused() {
+    for (names, rule) in [
+        ("?".repeat((1 << 20) + 1), "a pattern of at most 1048576 bytes"),
+        ("?".repeat(1 << 20), "a simpler pattern: "),
+        ("{aa,bb}".repeat(1 << 17), "a simpler pattern: "),
+    ] {
+        let good = ParameterGroup::named("a");
+        let groups = [good.clone(), ParameterGroup::named(&names), good];
+        // What is found is much to print.
+        let Err(PlanError::Field { key, rule: told, .. }) = ParameterGroups::from_groups(&groups)
+        else {
+            panic!("it is too much: {rule}")
+        };
+        assert_eq!(key, "parameters[1].names");
+        assert!(told.starts_with(rule), "{}", &told[..told.len().min(200)]);
     }
 }
 

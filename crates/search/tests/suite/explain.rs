@@ -420,6 +420,51 @@ fn changes_of_a_plan_are_simulated_and_the_best_first() {
     assert!(facts.iter().any(|it| it.sentence.contains("memory: does not fit, ")), "{facts:?}");
 }
 
+/// Of waiting for stages, launches and computing: what is said to make them shorter has been tried where it can be.
+#[test]
+fn what_makes_a_step_longer_is_not_said_to_make_a_part_of_it_shorter() {
+    let large = "gpt:layers=4,hidden=4096,heads=32,seq=2048,vocab=4096";
+    let mut seen = std::collections::BTreeSet::new();
+    for (text, pp, microbatches, recompute, kernel_seconds) in [
+        (large, 4, 4, Recompute::None, 0.0),
+        (large, 1, 2, Recompute::None, 0.0),
+        (large, 1, 2, Recompute::Full, 0.0),
+        (TEXT, 4, 8, Recompute::None, 0.0),
+        (TEXT, 2, 4, Recompute::None, 1e-4),
+    ] {
+        let graph = model(text);
+        let mut stack = Stack::default();
+        stack.host.kernel_seconds = kernel_seconds;
+        let cluster = h100(2, 4, 80_000_000_000).under(stack);
+        let uniform = Uniform { pp, global_batch: 32, microbatches, ..Uniform::default() };
+        let ours = Plan { recompute, ..uniform.plan(&graph, text, "c") };
+        let seconds =
+            |plan: &Plan| judge(&graph, &cluster, plan).expect("it can be simulated").step_seconds;
+        let helps =
+            |microbatches: usize| seconds(&Plan { microbatches, ..ours.clone() }) <= seconds(&ours);
+        let told = explain(&graph, &cluster, &ours, &[]).expect("it can be simulated");
+        for fact in about(&told, Topic::Bottleneck) {
+            let (part, remedy) = fact.sentence.split_once("it shrinks with ").expect("so");
+            let (name, advice, expected) = match part {
+                _ if part.contains("other stages") => {
+                    ("stages", "more micro-batches", helps(2 * microbatches))
+                }
+                _ if part.contains("the host") => {
+                    ("host", "larger micro-batches", helps(microbatches / 2))
+                }
+                _ if part.contains("computing") => {
+                    ("computing", "less recomputation", recompute != Recompute::None)
+                }
+                _ => continue,
+            };
+            assert_eq!(remedy.contains(advice), expected, "{}", fact.sentence);
+            seen.insert((name, expected));
+        }
+    }
+    let both = |name| seen.contains(&(name, true)) && seen.contains(&(name, false));
+    assert!(both("stages") && both("computing") && seen.contains(&("host", true)), "{seen:?}");
+}
+
 #[test]
 fn how_full_memory_is_has_four_names() {
     let plan = plan(1, 4, 1, 4);

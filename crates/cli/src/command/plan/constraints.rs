@@ -5,7 +5,7 @@ use shardloom::collectives::Algorithm;
 use shardloom::plan::{AttentionKind, Recompute, ScheduleKind};
 use shardloom::search::{Only, Request};
 
-use crate::command::{algorithm, attention, recompute};
+use crate::command::{algorithm, attention, searched_recompute};
 use crate::failure::Failure;
 use crate::number::{at_least_one, zero_stage};
 
@@ -44,7 +44,7 @@ pub struct Constraints {
     micro_batch: Option<u32>,
 
     /// Which activations are computed twice: none, selective, full or block
-    #[arg(long, value_name = "POLICY", value_parser = recompute, conflicts_with = "method")]
+    #[arg(long, value_name = "POLICY", value_parser = searched_recompute, conflicts_with = "method")]
     recompute: Option<Recompute>,
 
     /// How attention is computed: unfused or fused, which keeps no probabilities [default: as the software does]
