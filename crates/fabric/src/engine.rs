@@ -51,8 +51,8 @@ pub trait Engine<B: Lent>: Send + Sync {
         settings: &Settings,
     ) -> Result<Vec<Box<dyn Endpoint<B>>>, FabricError>;
 
-    /// The same with ranks in processes of choice: `processes` says by rank which, and those of one follow each
-    /// other. Where there is one process, all are in it.
+    /// The same with ranks in processes of choice: `processes` says by rank which. Where there is one process, all are in
+    /// it.
     ///
     /// # Errors
     ///

@@ -90,7 +90,7 @@ fn nothing_fits(task: &Task<'_>, closest: &Found, simulated: usize) -> MethodErr
 
 fn in_words(plan: &Plan) -> String {
     let mesh = plan.stages().next().map_or(Mesh::SINGLE, |(_, stage)| stage.mesh);
-    let parts = if plan.sync.server_count() > 0 { "worker" } else { "stage" };
+    let parts = if plan.sync.has_servers() { "worker" } else { "stage" };
     format!(
         "{} of {mesh} with {} and recomputation {}",
         counted(plan.stages().count(), parts),

@@ -144,7 +144,7 @@ impl Averaging {
         if self.partners == Partners::One {
             self.validate_pairs(plan, graph)?;
         }
-        if plan.sync.server_count() > 0 {
+        if plan.sync.has_servers() {
             let held = plan.sync.servers.is_some();
             let key = if held { "sync.servers" } else { "sync.summation" };
             let rule = "there are no servers, as each replica holds its own weights";

@@ -55,7 +55,7 @@ impl Negotiation {
             let rule = "ranks compute while others get ready: \"thread\"";
             return refuse("communication", "in-line".into(), rule);
         }
-        if plan.sync.server_count() > 0 {
+        if plan.sync.has_servers() {
             let held = plan.sync.servers.is_some();
             let key = if held { "sync.servers" } else { "sync.summation" };
             let rule = "replicas reduce among themselves: there are no servers";

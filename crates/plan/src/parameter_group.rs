@@ -115,8 +115,14 @@ impl ParameterGroup {
         self.frozen || self.servers.as_ref().is_some_and(Vec::is_empty)
     }
 
-    /// Checks which servers get what, where the plan's `sync` is this; `key` says which group it is.
-    pub(crate) fn validate_servers(&self, key: &str, sync: Sync) -> Result<(), PlanError> {
+    /// Checks which servers get what, where the plan's `sync` is this and it has so many workers; `key` says which
+    /// group it is.
+    pub(crate) fn validate_servers(
+        &self,
+        key: &str,
+        sync: Sync,
+        workers: usize,
+    ) -> Result<(), PlanError> {
         let Some(servers) = &self.servers else { return Ok(()) };
         let refuse = |rule: String| {
             Err(PlanError::field(format!("{key}.servers"), format!("{servers:?}"), rule))
@@ -126,9 +132,14 @@ impl ParameterGroup {
                 "for plans with servers that sum (sync.summation); this one has none".into(),
             );
         };
-        match servers.iter().find(|&&server| server >= summation.servers) {
+        let all = summation.of_workers(workers);
+        let colocated = match summation.colocated {
+            true => format!(" and {workers} are colocated"),
+            false => String::new(),
+        };
+        match servers.iter().find(|&&server| server >= all) {
             Some(server) => refuse(format!(
-                "there is no server {server}: sync.summation.servers = {}, numbered from 0",
+                "there is no server {server}: sync.summation.servers = {}{colocated}, numbered from 0",
                 summation.servers
             )),
             None => Ok(()),

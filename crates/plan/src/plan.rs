@@ -345,16 +345,21 @@ impl Sync {
         }
     }
 
-    /// How many servers there are, of either kind: each pipeline is then a worker of theirs.
-    pub fn server_count(&self) -> u32 {
+    /// Whether there are servers, of either kind: each pipeline is then a worker of theirs.
+    pub fn has_servers(&self) -> bool {
+        self.servers.is_some() || self.summation.is_some()
+    }
+
+    /// How many servers there are on machines of their own, of either kind.
+    pub fn own_server_count(&self) -> u32 {
         let holding = self.servers.map_or(0, |servers| servers.count);
         holding.saturating_add(self.summation.map_or(0, |summation| summation.servers))
     }
 
-    /// The numbers of those that are not lost.
-    fn server_numbers(&self) -> impl DoubleEndedIterator<Item = u32> + use<> {
-        let lost = self.servers.map_or(ServerSet::default(), |servers| servers.lost);
-        (0..self.server_count()).filter(move |&server| !lost.contains(server))
+    /// Whether each worker's device has a server, of either kind.
+    pub fn has_colocated_servers(&self) -> bool {
+        self.servers.is_some_and(|servers| servers.colocated)
+            || self.summation.is_some_and(|summation| summation.colocated)
     }
 }
 
@@ -446,20 +451,29 @@ impl Plan {
     pub fn device_count(&self) -> usize {
         let of_stages = self.stages().flat_map(|(_, stage)| &stage.devices.0);
         let lost = self.sync.servers.map_or(0, |servers| servers.lost.iter().count());
-        let servers = (self.sync.server_count() as usize).saturating_sub(lost);
+        let servers = (self.sync.own_server_count() as usize).saturating_sub(lost);
         of_stages.collect::<BTreeSet<_>>().len() + servers
     }
 
     /// The least number of devices that a cluster must have: one more than the last that it uses.
     pub fn least_devices(&self) -> usize {
-        let last = self.server_devices().next_back();
+        let last = self.own_server_devices().next_back();
         last.map_or(self.first_server_device(), |last| last.saturating_add(1)) as usize
     }
 
-    /// The devices of servers, in their order: those after the pipelines', without those of servers that are lost.
-    pub fn server_devices(&self) -> impl DoubleEndedIterator<Item = u32> + use<> {
+    /// The devices of servers, in their order: those after the pipelines', without those of servers that are lost, and
+    /// then the workers' if each of these has one.
+    pub fn server_devices(&self) -> impl Iterator<Item = u32> {
+        let of_workers = self.stages().flat_map(|(_, stage)| stage.devices.0.iter().copied());
+        let colocated = of_workers.filter(|_| self.sync.has_colocated_servers());
+        self.own_server_devices().chain(colocated)
+    }
+
+    fn own_server_devices(&self) -> impl DoubleEndedIterator<Item = u32> + use<> {
         let first = self.first_server_device();
-        self.sync.server_numbers().map(move |server| first.saturating_add(server))
+        let lost = self.sync.servers.map_or(ServerSet::default(), |servers| servers.lost);
+        let numbers = (0..self.sync.own_server_count()).filter(move |&it| !lost.contains(it));
+        numbers.map(move |server| first.saturating_add(server))
     }
 
     fn first_server_device(&self) -> u32 {

@@ -5,7 +5,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use shardloom_graph::Graph;
 
-use crate::{Ranges, ServerSet, Staleness, Summation};
+use crate::summation::with_colocated;
+use crate::{Ranges, ServerSet, Share, Staleness, Summation};
 
 /// Parameter servers (Li et al. 2014, OSDI): every pipeline is one stage with the whole model, a worker. It
 /// pulls the weights from the servers, each of which holds ranges of the parameters, and pushes its gradients
@@ -14,8 +15,12 @@ use crate::{Ranges, ServerSet, Staleness, Summation};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Servers {
-    /// How many there are; they live on the devices after those of the pipelines.
+    /// How many there are on machines of their own: the devices after those of the pipelines.
     pub count: u32,
+    /// Whether each worker's device has a server besides; they come after the others, in the order of workers. Both
+    /// kinds hold as much as makes all links equally busy, see [`Share::Balanced`](crate::Share::Balanced).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub colocated: bool,
     /// A worker begins step t once all workers' gradients of the first t - `staleness` steps have been
     /// applied; with 0, of all before it; unbounded, whatever has been. A row of steps that are trained
     /// together ends with all applied, so rows of a single step are synchronous whatever this says.
@@ -78,12 +83,23 @@ fn is_zero(number: &u32) -> bool {
 impl Servers {
     /// So many servers, to which workers push gradients, none of them lost, without replicas.
     pub fn of(count: u32, staleness: Staleness) -> Servers {
-        Servers { count, staleness, push: Push::default(), replicas: 0, lost: ServerSet::default() }
+        let (push, lost) = (Push::default(), ServerSet::default());
+        Servers { count, colocated: false, staleness, push, replicas: 0, lost }
     }
 
-    /// The numbers of those that are left, ascending.
-    pub fn left(self) -> impl DoubleEndedIterator<Item = u32> {
-        (0..self.count).filter(move |&server| !self.lost.contains(server))
+    /// How many there are for so many workers, colocated and lost ones included.
+    pub fn of_workers(self, workers: usize) -> u32 {
+        with_colocated(self.count, self.colocated, workers)
+    }
+
+    /// How much of the parameters those on machines of their own hold where others are colocated, from 0 to 1.
+    pub fn own_part(self, workers: usize) -> f64 {
+        if self.count == 0 { 0.0 } else { Share::Balanced.part(workers, self.count) }
+    }
+
+    /// The numbers of those that so many workers have left, ascending.
+    pub fn left(self, workers: usize) -> impl DoubleEndedIterator<Item = u32> {
+        (0..self.of_workers(workers)).filter(move |&server| !self.lost.contains(server))
     }
 
     /// The most bytes of a range of parameters where nobody says it: the size of partitions in BytePS (Jiang

@@ -58,10 +58,10 @@ impl Plan {
             let place =
                 group.map_or("sync".to_owned(), |(index, _)| format!("parameters[{index}]"));
             // Servers that sum other parameters mean workers that are pipelines of their own.
-            let servers = match self.sync.server_count() {
-                0 => None,
-                _ => Some(group.and_then(|(_, group)| group.servers.as_deref()).unwrap_or(&[])),
-            };
+            let servers = self
+                .sync
+                .has_servers()
+                .then(|| group.and_then(|(_, group)| group.servers.as_deref()).unwrap_or(&[]));
             check_table((&key, &place), sync, servers, &node.name)?;
             if let Some(servers) = servers {
                 self.check_served((&key, &place), servers, graph, value)?;

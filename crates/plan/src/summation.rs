@@ -14,12 +14,17 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Summation {
-    /// How many there are; they live on the devices after those of the pipelines.
+    /// How many there are on machines of their own: the devices after those of the pipelines.
     pub servers: u32,
+    /// Whether each worker's device has a server besides. These sum what the others leave, instead of the workers
+    /// themselves; they come after the others, in the order of workers.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub colocated: bool,
     /// How buckets are cut into pieces, and whose each is.
     #[serde(default, skip_serializing_if = "Ranges::is_default")]
     pub ranges: Ranges,
-    /// How much of each bucket they sum. The workers sum the rest among themselves, by a direct all-reduce.
+    /// How much of each bucket those on machines of their own sum. The workers sum the rest among themselves, by a
+    /// direct all-reduce, unless there are colocated servers.
     #[serde(default, skip_serializing_if = "Share::is_default")]
     pub share: Share,
     /// In which order workers send pieces, and when they update.
@@ -74,7 +79,18 @@ impl Summation {
     /// So many servers, which sum all.
     pub fn of(servers: u32) -> Summation {
         let (ranges, share) = (Ranges::default(), Share::default());
-        Summation { servers, ranges, share, order: SendOrder::default(), credits: None }
+        let order = SendOrder::default();
+        Summation { servers, colocated: false, ranges, share, order, credits: None }
+    }
+
+    /// How many there are for so many workers, colocated ones included.
+    pub fn of_workers(&self, workers: usize) -> u32 {
+        with_colocated(self.servers, self.colocated, workers)
+    }
+
+    /// How much of a bucket servers on machines of their own sum for so many workers, from 0 to 1.
+    pub fn own_part(&self, workers: usize) -> f64 {
+        if self.servers == 0 { 0.0 } else { self.share.part(workers, self.servers) }
     }
 
     /// How many pieces of a worker may be under way between processes at a time; none if all may.
@@ -82,6 +98,12 @@ impl Summation {
         let by_priority = self.order == SendOrder::NextUse;
         by_priority.then(|| self.credits.map_or(CREDITS, NonZeroU32::get))
     }
+}
+
+/// So many servers, and one for each worker if they are colocated.
+pub(crate) fn with_colocated(own: u32, colocated: bool, workers: usize) -> u32 {
+    let workers = u32::try_from(workers).unwrap_or(u32::MAX);
+    own.saturating_add(if colocated { workers } else { 0 })
 }
 
 impl SendOrder {

@@ -95,7 +95,7 @@ impl Uniform {
     /// The workers of servers, if there are any: replicas of the whole model that are not split.
     fn workers(&self) -> Option<u32> {
         let is_split = self.pp > 1 || self.mesh.size() != self.mesh.dp() as usize;
-        (self.sync.server_count() > 0 && !is_split).then_some(self.mesh.dp())
+        (self.sync.has_servers() && !is_split).then_some(self.mesh.dp())
     }
 
     /// Pipelines whose stages live on the meshes `places` and are cut at `cuts`: the first block of each

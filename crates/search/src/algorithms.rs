@@ -136,7 +136,7 @@ fn others(
     plan: &Plan,
     key: Key,
 ) -> Result<Vec<(Algorithm, Judgement)>, SearchError> {
-    if cluster.stack().algorithms != Algorithms::Planned || plan.sync.server_count() > 0 {
+    if cluster.stack().algorithms != Algorithms::Planned || plan.sync.has_servers() {
         return Ok(vec![]);
     }
     let groups = Groups::of(graph, cluster, plan)?;

@@ -22,7 +22,7 @@ fn is_free(graph: &Graph, cluster: &Cluster, plan: &Plan, request: &Request) -> 
     let sync = &plan.sync;
     // What is left out of a bucket depends on what is in it.
     let compresses = plan.parameters.iter().any(|group| !group.sync(*sync).compression.is_none());
-    let has_own = sync.server_count() > 0
+    let has_own = sync.has_servers()
         || sync.negotiation.is_some()
         || sync.averaging.is_some()
         || !sync.compression.is_none()

@@ -90,7 +90,7 @@ pub(crate) fn changed(plan: &Plan, stack: &Stack) -> Vec<(String, Plan)> {
     }
     let replicated = plan.stages().any(|(_, stage)| stage.mesh.width(Axis::DP) > 1);
     let Sync { shard_over, second_copy_over, averaging, compression, .. } = plan.sync;
-    let alone = plan.sync.server_count() == 0 && averaging.is_none() && compression.is_none();
+    let alone = !plan.sync.has_servers() && averaging.is_none() && compression.is_none();
     let shares = shard_over.is_none() && second_copy_over.is_none() && alone;
     for zero in (0..=3).filter(|&zero| zero != plan.sync.zero && replicated && shares) {
         let mut other = plan.clone();

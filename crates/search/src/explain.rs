@@ -333,7 +333,7 @@ fn roomier(
     let Sync { averaging, compression, negotiation, .. } = plan.sync;
     let sparse = plan.syncs().any(|sync| sync.sparse);
     let otherwise = averaging.is_some() || negotiation.is_some() || !compression.is_none();
-    if plan.sync.server_count() > 0 || otherwise || sparse {
+    if plan.sync.has_servers() || otherwise || sparse {
         // No search has these among what it chooses from.
         return Ok(None);
     }

@@ -17,7 +17,8 @@
 //! A message is under way for as long as its sender's driver says and arrives at the end of that, or later where
 //! the way into its receiver is still taken by what an earlier receive takes in, as when many send to one at once:
 //! it is there no sooner than what it takes of that way ([`Driver::inflow`]) after the one before. Senders are not
-//! held up by that. Messages that are sent by priority wait until fewer than may be are under way, and then that is
+//! held up by that. Actors on one device, as a worker and a server, take the same ways in and out of it, one message
+//! after another, but for those between them. Messages that are sent by priority wait until fewer than may be are under way, and then that is
 //! chosen which is the most urgent of those that are ready; what comes in takes its way then in the order in which it
 //! was sent.
 //! A collective starts when the last member can start it. An actor waits at a receive until the message
@@ -27,6 +28,8 @@
 //! That changes no start: starts follow from when things are ready, not from when they are issued.
 
 mod messages;
+
+use std::collections::BTreeMap;
 
 use shardloom_cluster::Cluster;
 use shardloom_plan::Communication;
@@ -40,6 +43,7 @@ use crate::priority::PrioritySends;
 use crate::rendezvous::{self, Rendezvous};
 use crate::runnable::Runnable;
 use crate::script::{Doing, Line, Script};
+use crate::shared_way::SharedWays;
 use crate::slowing::Slowing;
 use crate::track_writer::TrackWriter;
 use crate::transfers::Transfers;
@@ -119,7 +123,13 @@ struct Engine<'s, 'p> {
     finished: usize,
     durations: Vec<Picos>,
     calls: Vec<Call<'p>>,
-    /// Until when the way into each actor's device is taken.
+    /// By actor, the first actor that is on its device, and whether there are others: servers are on devices of workers
+    /// where the plan says so.
+    devices: Vec<u32>,
+    shares_device: Vec<bool>,
+    /// By the first actor on it, the ways of each device on which there are several.
+    shared_ways: Vec<SharedWays>,
+    /// Until when the way into the device of each other actor is taken.
     inflows: Vec<Picos>,
     /// Where something is sent by priority, what receives each route: messages then come in another order than they
     /// are received in. Otherwise empty.
@@ -159,6 +169,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         }
         let (groups, groups_of) = rendezvous::meet(program, scripts, folded);
         let actors_count = actors.len();
+        let (devices, shares_device) = on_one_device(program, &actors);
         let sends_by_priority = program.routes.iter().any(|route| route.priority.is_some());
         let host = cluster.stack().host;
         Ok(Engine {
@@ -172,6 +183,9 @@ impl<'s, 'p> Engine<'s, 'p> {
             inflows: vec![Picos::ZERO; actors.len()],
             received: if sends_by_priority { received(program) } else { vec![] },
             by_priority: PrioritySends::new(actors.len()),
+            shared_ways: devices.iter().map(|_| SharedWays::default()).collect(),
+            devices,
+            shares_device,
             published: vec![None; actors.len()],
             awaiting: vec![vec![]; actors.len()],
             steps_before: 0,
@@ -638,6 +652,28 @@ fn shown(actor: &ActorState<'_, '_>) -> (Option<u32>, Option<u32>) {
 /// which is the only thing that goes its way.
 fn microbatch(program: &Program, actor: &ActorState<'_, '_>, route: RouteId) -> u32 {
     program.route(route).microbatch(actor.microbatch()).unwrap_or(0)
+}
+
+/// By actor, the first one on the same device, and whether there are several. Actors that stand for several ranks have
+/// devices of their own.
+fn on_one_device(program: &Program, actors: &[ActorState<'_, '_>]) -> (Vec<u32>, Vec<bool>) {
+    let mut first = BTreeMap::new();
+    let devices: Vec<u32> = actors
+        .iter()
+        .map(|it| {
+            let Actor { index, class, position, multiplicity, .. } = it.actor;
+            match multiplicity {
+                1 => *first.entry(program.class(class).devices[position]).or_insert(index),
+                _ => index,
+            }
+        })
+        .collect();
+    let mut shares = vec![false; devices.len()];
+    for (actor, &device) in devices.iter().enumerate().filter(|it| it.0 != *it.1 as usize) {
+        shares[actor] = true;
+        shares[device as usize] = true;
+    }
+    (devices, shares)
 }
 
 fn lanes(

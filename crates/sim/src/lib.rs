@@ -69,6 +69,7 @@ mod rendezvous;
 mod row_counts;
 mod runnable;
 mod script;
+mod shared_way;
 mod shares;
 mod simulate;
 mod slowing;

@@ -89,14 +89,20 @@ impl<'s, 'p> PrioritySends<'s, 'p> {
     }
 
     /// Does what is next of all actors': takes out what is sent, and when it starts, from when it takes the way out until
-    /// it has been sent; none where something is chosen.
+    /// it has been sent; none where something is chosen, or has to wait after all.
     pub fn take(&mut self) -> Option<(Ready<'s, 'p>, Picos)> {
         let Reverse((time, actor)) = self.due.pop()?;
         let outgoing = &mut self.actors[actor as usize];
         outgoing.noted = None;
-        let sent = outgoing.go_on(time);
+        let is_due = outgoing.next().is_some_and(|(due, _)| due <= time);
+        let sent = if is_due { outgoing.go_on(time) } else { None };
         self.note(actor);
         sent.map(|sent| (sent, time))
+    }
+
+    /// What an actor has sent last takes its way until then, as that was not free before.
+    pub fn hold(&mut self, actor: u32, until: Picos) {
+        self.actors[actor as usize].taken = until;
     }
 
     /// Notes when an actor chooses or sends next.

@@ -1,7 +1,9 @@
 //! A simulation in a few numbers.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
-use shardloom_cluster::Cluster;
+use shardloom_cluster::{Cluster, DeviceId};
 use shardloom_program::quantity::{bytes, percent};
 use shardloom_program::timeline::{Picos, Track};
 use shardloom_program::{PersistentBytes, Program, Rank};
@@ -163,7 +165,8 @@ impl Simulation {
         }
     }
 
-    /// What each rank of `program` needs, but for messages under way, and what its device has.
+    /// What each rank of `program` needs, but for messages under way, and what its device has, of which others that
+    /// are on it, as a worker and a server, need some: the most of each.
     ///
     /// # Errors
     /// If the cluster lacks a device of the program.
@@ -172,11 +175,15 @@ impl Simulation {
         program: &Program,
         cluster: &Cluster,
     ) -> Result<Vec<MemoryFit>, SimError> {
+        let of_devices = self.peaks_by_device(program);
         let fit = |track: &Track| {
             let (class, first) = program.locate(Rank(track.rank));
             let class = program.class(class);
             let of_position = |position: usize| -> Result<u64, SimError> {
-                Ok(cluster.memory_bytes(cluster.kind_of(class.devices[position])?))
+                let device = class.devices[position];
+                let of_others = of_devices[&device].saturating_sub(track.peak_bytes);
+                let memory = cluster.memory_bytes(cluster.kind_of(device)?);
+                Ok(memory.saturating_sub(of_others))
             };
             let position = if track.multiplicity > 1 { class.fullest_position() } else { first };
             let (mut memory_bytes, mut fullest) = (of_position(position)?, position);
@@ -199,5 +206,18 @@ impl Simulation {
             })
         };
         self.timeline.tracks.iter().map(fit).collect()
+    }
+
+    /// By device, the most that each rank on it needs, added up.
+    fn peaks_by_device(&self, program: &Program) -> BTreeMap<DeviceId, u64> {
+        let mut peaks = BTreeMap::new();
+        for track in &self.timeline.tracks {
+            let (class, first) = program.locate(Rank(track.rank));
+            let positions = first..first + track.multiplicity as usize;
+            for &device in &program.class(class).devices[positions] {
+                *peaks.entry(device).or_default() += track.peak_bytes;
+            }
+        }
+        peaks
     }
 }

@@ -259,10 +259,12 @@ fn with_parameter_servers() {
 
 fn with_servers_that_sum() {
     let graph = gpt(2);
-    for (workers, servers, share) in [(1, 1, 1.0), (2, 1, 0.5), (2, 2, 1.0)] {
+    for (workers, servers, share, colocated) in
+        [(1, 1, 1.0, false), (2, 1, 0.5, false), (2, 2, 1.0, false), (2, 1, 0.5, true)]
+    {
         let share = Share::Part(share);
         for order in [SendOrder::Backward, SendOrder::NextUse] {
-            let summation = Some(Summation { share, order, ..Summation::of(servers) });
+            let summation = Some(Summation { share, order, colocated, ..Summation::of(servers) });
             let sync = Sync { summation, ..uniform().sync };
             let mesh = mesh(workers, 1, 1);
             let uniform = Uniform { mesh, sync, microbatches: 2, clip_norm: None, ..uniform() };

@@ -73,11 +73,11 @@ fn split_line(plan: &Plan) -> String {
             Push::Gradients => "",
             Push::Deltas => ", which are pushed deltas",
         };
+        let own = servers.left(0).count();
         return format!(
-            "{}: {} and {}{replicas}{pushed}, staleness {}, {} of {}, recompute {}{attention}",
+            "{}: {}{replicas}{pushed}, staleness {}, {} of {}, recompute {}{attention}",
             counted(plan.device_count(), "device"),
-            counted(plan.pipeline.len(), "worker"),
-            counted(servers.left().count(), "server"),
+            workers_and(plan, "server", own),
             servers.staleness,
             counted(plan.microbatches, "micro-batch"),
             counted(plan.microbatch_samples(), "sample"),
@@ -96,6 +96,7 @@ fn split_line(plan: &Plan) -> String {
                 format!(", by groups of parameters{tables}")
             }
             Share::Part(1.0) => String::new(),
+            _ if summation.servers == 0 => String::new(),
             share => {
                 let part = share.part(plan.pipeline.len(), summation.servers);
                 format!(" of {:.1}% of gradients", 100.0 * part)
@@ -106,10 +107,9 @@ fn split_line(plan: &Plan) -> String {
             SendOrder::NextUse => ", sent by next use",
         };
         return format!(
-            "{}: {} and {}{share}{order}, {} of {}, recompute {}{attention}",
+            "{}: {}{share}{order}, {} of {}, recompute {}{attention}",
             counted(plan.device_count(), "device"),
-            counted(plan.pipeline.len(), "worker"),
-            counted(summation.servers as usize, "summing server"),
+            workers_and(plan, "summing server", summation.servers as usize),
             counted(plan.microbatches, "micro-batch"),
             counted(plan.microbatch_samples(), "sample"),
             recompute,
@@ -194,6 +194,16 @@ fn turns(plan: &Plan) -> Option<Vec<usize>> {
         stages.map(|stage| &stage.devices.0[..]).collect()
     };
     Some((0..plan.pipeline[0].stage.len()).map(|stage| devices(stage).len()).collect())
+}
+
+/// The workers of a plan, and its servers: so many on machines of their own, and those on the workers' devices.
+fn workers_and(plan: &Plan, kind: &str, own: usize) -> String {
+    let workers = counted(plan.pipeline.len(), "worker");
+    match (plan.sync.has_colocated_servers(), own) {
+        (false, _) => format!("{workers} and {}", counted(own, kind)),
+        (true, 0) => format!("{workers}, each with a {kind}"),
+        (true, _) => format!("{workers}, each with a {kind}, and {} besides", counted(own, kind)),
+    }
 }
 
 #[cfg(test)]

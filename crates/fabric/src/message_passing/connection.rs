@@ -1,6 +1,5 @@
 use std::{
     collections::{HashMap, VecDeque},
-    ops::Range,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
@@ -20,15 +19,15 @@ pub(super) struct Connection {
     /// The n-th of its process.
     pub number: u32,
     pub ranks: u32,
-    /// The ranks that live here.
-    pub own: Range<u32>,
+    /// The ranks that live here, ascending.
+    pub own: Box<[u32]>,
     /// By rank: the process that it lives in.
     processes: Box<[u32]>,
     pub timeout: Duration,
     pub arithmetic: Arc<dyn Reduce>,
     /// By rank, why it is gone.
     gone: Box<[OnceLock<String>]>,
-    /// By rank that lives here.
+    /// In the order of [`Self::own`].
     own_ranks: Box<[OwnRank]>,
     groups: Mutex<HashMap<MemberId, Arc<Mutex<GroupState>>>>,
 }
@@ -61,13 +60,12 @@ impl GroupState {
 }
 
 impl Connection {
-    /// With the process of each rank, as this one sees it. Ranks of one process follow each other.
+    /// With the process of each rank, as this one sees it.
     pub fn new(number: u32, processes: &[u32], process: u32, settings: &Settings) -> Self {
         let ranks = processes.len() as u32;
-        let first = processes.iter().position(|&it| it == process).unwrap_or(0);
-        let here = processes.iter().filter(|&&it| it == process).count();
-        let own = first as u32..(first + here) as u32;
-        let state = |_| OwnRank {
+        let own = (0..ranks).filter(|&rank| processes[rank as usize] == process);
+        let own: Box<[u32]> = own.collect();
+        let state = |_: &u32| OwnRank {
             messages: (0..ranks).map(|_| Channel::new()).collect(),
             pools: Mutex::default(),
             window: WindowState::default(),
@@ -79,7 +77,7 @@ impl Connection {
             timeout: settings.timeout,
             arithmetic: Arc::clone(&settings.arithmetic),
             gone: (0..ranks).map(|_| OnceLock::new()).collect(),
-            own_ranks: own.clone().map(state).collect(),
+            own_ranks: own.iter().map(state).collect(),
             own,
             processes: processes.into(),
             groups: Mutex::default(),
@@ -103,7 +101,8 @@ impl Connection {
     }
 
     fn state(&self, rank: u32) -> &OwnRank {
-        &self.own_ranks[(rank - self.own.start) as usize]
+        let place = self.own.binary_search(&rank);
+        &self.own_ranks[place.expect("what is for a rank comes to its process")]
     }
 
     /// What one rank has sent another, which lives here.

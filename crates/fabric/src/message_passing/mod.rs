@@ -76,10 +76,10 @@ impl MessagePassing {
 
     /// Those of the ranks that live here.
     fn endpoints<B: Lent>(&self, connection: &Arc<Connection>) -> Vec<Box<dyn Endpoint<B>>> {
-        let endpoint = |rank| -> Box<dyn Endpoint<B>> {
+        let endpoint = |&rank: &u32| -> Box<dyn Endpoint<B>> {
             Box::new(MessagePassingEndpoint::new(rank, &self.router, connection))
         };
-        connection.own.clone().map(endpoint).collect()
+        connection.own.iter().map(endpoint).collect()
     }
 
     /// Tells all other processes that this one is gone, and why: whoever waits for one of its ranks, or will,

@@ -27,19 +27,38 @@ fn ranks_live_where_they_are_put_and_other_processes_have_none() {
         engine.connect_in(&[2, 0], &settings()).expect("there are such processes")
     };
     let mut endpoints: Vec<Endpoints> = engines.iter().map(connect).collect();
-    let ranks = |of: &Endpoints| of.iter().map(|it| it.rank()).collect::<Vec<_>>();
     assert_eq!(endpoints.iter().map(ranks).collect::<Vec<_>>(), [vec![1], vec![], vec![0]]);
     let mut zero = endpoints[2].remove(0);
     let mut one = endpoints[0].remove(0);
-    let pool = Pool { to: 1, format: Format::F32, elements: 1, ready: 1, most: 1, priority: None };
-    let pool = zero.pool(pool).expect("there is a rank 1");
-    let mut message = zero.message(pool, 7).expect("it is free");
-    let ViewMut::F32(numbers) = message.view_mut() else { unreachable!("it is f32") };
-    numbers[0] = 1.5;
-    zero.send(message).expect("it is there");
-    let received = one.receive(0, 7).expect("it was sent");
-    let View::F32(numbers) = received.view() else { unreachable!("it is f32") };
-    assert_eq!(numbers, [1.5]);
+    send(&mut zero, &[1.5], 7);
+    assert_eq!(receive(&mut one, 7), Ok(1.5));
+}
+
+/// As those of workers and servers on their devices are.
+#[test]
+fn ranks_of_one_process_need_not_follow_each_other() {
+    let engines = engines(2);
+    let connect = |engine: &MessagePassing| -> Endpoints {
+        engine.connect_in(&[1, 0, 1, 0, 1], &settings()).expect("there are such processes")
+    };
+    let mut endpoints: Vec<Endpoints> = engines.iter().map(connect).collect();
+    assert_eq!(endpoints.iter().map(ranks).collect::<Vec<_>>(), [vec![1, 3], vec![0, 2, 4]]);
+    // From everyone to the second rank, and within a process to another.
+    let [first, second] = &mut endpoints[..] else { unreachable!("two processes") };
+    let (mut one, mut others) = (first.remove(0), vec![first.remove(0)]);
+    others.append(second);
+    for (tag, other) in others.iter_mut().enumerate() {
+        send(other, &[tag as f32], 7);
+    }
+    for (number, other) in others.iter().enumerate() {
+        let received = one.receive(other.rank(), 7).expect("it was sent");
+        let View::F32(numbers) = received.view() else { unreachable!("it is f32") };
+        assert_eq!(numbers, [number as f32]);
+    }
+}
+
+fn ranks(of: &Endpoints) -> Vec<u32> {
+    of.iter().map(|it| it.rank()).collect()
 }
 
 #[test]
@@ -55,11 +74,9 @@ fn fewer_ranks_than_processes_are_in_the_first_of_these() {
 #[test]
 fn places_that_cannot_be_are_refused_by_process() {
     let engines = engines(2);
-    for (places, said) in [(vec![0, 2], "no process 2"), (vec![1, 0, 1], "ranks of process 1")] {
-        let refused: Result<Endpoints, FabricError> = engines[0].connect_in(&places, &settings());
-        let error = refused.err().expect("it is wrong").to_string();
-        assert!(error.contains(said), "{error}");
-    }
+    let refused: Result<Endpoints, FabricError> = engines[0].connect_in(&[0, 2], &settings());
+    let error = refused.err().expect("it is wrong").to_string();
+    assert!(error.contains("no process 2"), "{error}");
 }
 
 /// Sends these numbers to rank 1 under a tag.

@@ -3,7 +3,7 @@
 
 use shardloom_plan::{Ranges, Share, Summation, Sync, Uniform};
 
-use super::workers;
+use super::workers::{self, FewestServers};
 use crate::choice::Task;
 use crate::method::{Family, Method, Rules};
 use crate::{Choice, MethodError};
@@ -23,7 +23,7 @@ pub(crate) const METHOD: Method = Method {
 const BUFFER: usize = 25_000_000;
 
 fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
-    workers::fastest(task, |servers, common| {
+    workers::fastest(task, FewestServers::One, |servers, common| {
         let (ranges, share) = (Ranges::Equal, Share::default());
         let summation = Some(Summation { ranges, share, ..Summation::of(servers) });
         let sync = Sync { summation, bucket_bytes: BUFFER, ..common.sync };

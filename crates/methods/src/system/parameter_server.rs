@@ -2,7 +2,7 @@
 
 use shardloom_plan::{Precision, Servers, Staleness, Sync, Uniform};
 
-use super::workers;
+use super::workers::{self, FewestServers};
 use crate::choice::Task;
 use crate::method::{Family, Method, Rules};
 use crate::{Choice, MethodError};
@@ -26,7 +26,7 @@ fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
         return Err(task.impossible("post_validation", true, rule));
     }
     let graph = task.graph;
-    let mut choice = workers::fastest(task, |count, common| {
+    let mut choice = workers::fastest(task, FewestServers::One, |count, common| {
         let servers = Servers::of(count, Staleness::SYNCHRONOUS);
         let bucket_bytes = servers.bucket_bytes(graph);
         Uniform {

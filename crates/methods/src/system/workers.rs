@@ -10,24 +10,35 @@ use crate::choice::Task;
 use crate::selection::Selection;
 use crate::{Choice, MethodError};
 
-/// The fastest of the plans that [`fastest_plan`] tries. `with` says what plans with so many servers have.
+/// The fastest of the plans that [`fastest_plan`] tries with so many servers. `with` says what plans with a number of
+/// them have.
 pub(super) fn fastest(
     task: &Task<'_>,
+    servers: FewestServers,
     with: impl Fn(u32, Uniform) -> Uniform,
 ) -> Result<Choice, MethodError> {
     let request = task.request;
-    fastest_plan(task, |count, common| {
+    fastest_plan(task, servers, |count, common| {
         let plan = with(count, common).plan(task.graph, &request.model, &request.cluster);
         Some(Plan { parameters: request.frozen.clone(), ..plan })
     })
 }
 
-/// One server, two, four and so on up to half of the devices; of the others as many workers as the batch can be
+/// The fewest servers on devices of their own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum FewestServers {
+    One,
+    /// None, as workers' devices have some too.
+    None,
+}
+
+/// So many servers at least, and one, two, four and so on up to half of the devices; of the others as many workers as the batch can be
 /// dealt to, each with the largest micro-batches that fit, and with its blocks computed twice only where no others do.
 /// A worker's forward pass is followed by its backward pass, so that smaller micro-batches take less memory. `with`
 /// makes the plan with so many servers, if there is one.
 pub(super) fn fastest_plan(
     task: &Task<'_>,
+    servers: FewestServers,
     with: impl Fn(u32, Uniform) -> Option<Plan>,
 ) -> Result<Choice, MethodError> {
     let (cluster, request) = (task.cluster, task.request);
@@ -36,7 +47,8 @@ pub(super) fn fastest_plan(
     if devices < 2 {
         return Err(task.impossible("devices", devices, rule));
     }
-    let counts = std::iter::successors(Some(1), |count| Some(2 * count));
+    let none = (servers == FewestServers::None).then_some(0);
+    let counts = none.into_iter().chain(std::iter::successors(Some(1), |count| Some(2 * count)));
     let mut selection = Selection::new(request.memory_share);
     let mut simulated = 0;
     'counts: for count in counts.take_while(|it| 2 * it <= devices) {

@@ -505,12 +505,16 @@ fn there_are_no_more_servers_than_ranges_of_parameters() {
 }
 
 #[test]
-fn two_devices_are_a_worker_and_a_server() {
-    for method in ["parameter-server", "byteps", "herring"] {
+fn two_devices_are_a_worker_and_a_server_or_two_workers_with_a_server_each() {
+    for (method, expected) in
+        [("parameter-server", (1, 1)), ("byteps", (2, 0)), ("herring", (1, 1))]
+    {
         let found = ask(method, GPT, &h100(1, PLENTY), 8);
         refuses(found, &[method, "devices = 1", "at least 2, a worker and a server"]);
         let plan = ask(method, GPT, &h100(2, PLENTY), 8).expect("a plan").plan;
-        assert_eq!((plan.pipeline.len(), plan.sync.server_count()), (1, 1), "{method}");
+        let found = (plan.pipeline.len(), plan.sync.own_server_count());
+        assert_eq!(found, expected, "{method}");
+        assert_eq!(plan.sync.has_colocated_servers(), method == "byteps");
         plan.validate(&graph(GPT), 2).expect("a valid plan");
     }
 }
@@ -526,7 +530,7 @@ fn workers_take_smaller_micro_batches_and_then_compute_twice_where_memory_is_sho
             let peak = judgement.fullest().expect("a device").peak_bytes;
             assert!(peak < memory, "{method}: {peak} of {memory}");
             assert_eq!(plan.schedule, ScheduleKind::OneForwardOneBackward, "{method}");
-            found.push((plan.recompute, plan.microbatches));
+            found.push((plan.recompute, plan.microbatches / plan.pipeline.len()));
             memory = peak;
         }
         assert_eq!(found.first(), Some(&(Recompute::None, 1)), "{method}");

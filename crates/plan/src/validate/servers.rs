@@ -10,18 +10,21 @@ use crate::{
 impl Plan {
     /// Checks that what servers do for workers is all that keeps replicas equal.
     pub(super) fn validate_servers(&self, devices: usize) -> Result<(), PlanError> {
-        let (key, count) = match (self.sync.servers, self.sync.summation) {
+        let (key, count, colocated) = match (self.sync.servers, self.sync.summation) {
             (None, None) => return Ok(()),
-            (Some(servers), None) => ("sync.servers.count", servers.count),
-            (None, Some(summation)) => ("sync.summation.servers", summation.servers),
+            (Some(servers), None) => ("sync.servers.count", servers.count, servers.colocated),
+            (None, Some(summation)) => {
+                ("sync.summation.servers", summation.servers, summation.colocated)
+            }
             (Some(_), Some(summation)) => {
                 let rule = "servers hold the weights (sync.servers) or sum gradients (sync.summation), and \
                             not both";
                 return Err(PlanError::field("sync.summation.servers", summation.servers, rule));
             }
         };
-        if count == 0 {
-            return Err(PlanError::field(key, 0, "at least 1"));
+        if count == 0 && !colocated {
+            let rule = "at least 1, or colocated = true for servers on the workers' devices";
+            return Err(PlanError::field(key, 0, rule));
         }
         if self.least_devices() > devices {
             let least = self.least_devices();
@@ -94,14 +97,26 @@ impl Plan {
         }
         let adds_up =
             servers.staleness == Staleness::SYNCHRONOUS && servers.push == Push::Gradients;
-        let Servers { count, replicas, lost, .. } = servers;
+        let Servers { count, colocated, replicas, lost, .. } = servers;
+        if colocated && (replicas > 0 || !lost.is_empty()) {
+            let rule = "those on the workers' devices have no replicas and are not lost alone: colocated = false, or \
+                        neither replicas nor lost";
+            return refuse("sync.servers.colocated", "true".into(), rule);
+        }
         if replicas > 0 && !adds_up {
             let rule = "that have staleness, or are pushed deltas, what each worker pushes is taken in by itself, and \
                         replicas are sent only what was added up: staleness = 0 and push = \"gradients\", or no \
                         replicas";
             return refuse("sync.servers.replicas", replicas.to_string(), rule);
         }
-        if replicas >= count {
+        if colocated && servers.own_part(self.pipeline.len()) >= 1.0 {
+            let rule = format!(
+                "{count} on machines of their own, which are as many as workers, or more, leave nothing to others: \
+                 colocated = false, or a smaller count"
+            );
+            return refuse("sync.servers.colocated", "true".into(), &rule);
+        }
+        if replicas >= count && !colocated {
             let rule =
                 format!("each replica of a range is on another one: fewer than count = {count}");
             return refuse("sync.servers.replicas", replicas.to_string(), &rule);
@@ -110,7 +125,9 @@ impl Plan {
             let rule = format!("that have replicas there are at most {}", ServerSet::MOST);
             return refuse("sync.servers.count", count.to_string(), &rule);
         }
-        if servers.left().next().is_none() || lost.iter().any(|server| server >= count) {
+        if servers.left(self.pipeline.len()).next().is_none()
+            || lost.iter().any(|server| server >= count)
+        {
             let rule = format!("some of {count}, numbered from 0, are lost, and not all");
             return refuse("sync.servers.lost", lost.to_string(), &rule);
         }
@@ -132,6 +149,14 @@ impl Plan {
             let rule =
                 "above 0 and up to 1, or \"balanced\"; without sync.summation workers sum all";
             return Err(PlanError::field("sync.summation.share", part, rule));
+        }
+        let Summation { servers, colocated, share, .. } = summation;
+        if colocated && summation.own_part(self.pipeline.len()) >= 1.0 {
+            let rule = format!(
+                "with share = {share}, the {servers} servers on machines of their own leave nothing to others: \
+                 colocated = false, or a smaller share"
+            );
+            return Err(PlanError::field("sync.summation.colocated", true, rule));
         }
         if let (SendOrder::Backward, Some(credits)) = (summation.order, summation.credits) {
             let rule = "pieces that are sent in the order of the backward pass wait for no turn: order = \"next-use\", or \

@@ -29,7 +29,7 @@ impl Plan {
                 return Err(PlanError::field(key, format!("{:?}", group.names), rule));
             }
             group.validate_frozen(&key)?;
-            group.validate_servers(&key, self.sync)?;
+            group.validate_servers(&key, self.sync, self.pipeline.len())?;
             check_sync(&key, group.sync(self.sync), group.precision(self.precision))?;
         }
         self.validate_compressed(graph)?;
@@ -158,7 +158,7 @@ fn check_compression(key: &str, sync: Sync, precision: Precision) -> Result<(), 
     let refuse = |field: String, value: String, rule: &str| {
         Err(PlanError::field(field, value, format!("with compression {how} {rule}")))
     };
-    if sync.server_count() > 0 {
+    if sync.has_servers() {
         let rule = "there are no servers: workers send them their gradients as they are";
         return refuse(format!("{key}.compression"), how.to_string(), rule);
     }

@@ -1,7 +1,8 @@
 //! Plans with servers: what they are in a few numbers, and what they cannot be.
 
 use shardloom_plan::{
-    Mesh, Number, ParameterGroup, Plan, ServerSet, Servers, Staleness, Summation, Sync, Uniform,
+    Mesh, Number, ParameterGroup, Plan, ServerSet, Servers, Share, Staleness, Summation, Sync,
+    Uniform,
 };
 
 use crate::scenario::graph;
@@ -59,6 +60,61 @@ fn servers_have_devices_after_those_of_the_workers() {
 }
 
 #[test]
+fn colocated_servers_are_on_the_workers_devices_after_all_others() {
+    let complaint = |plan: &Plan| plan.validate(&graph(), 8).expect_err("refused").to_string();
+    for own in [0, 2] {
+        let mut held = plan(1, 3, 1);
+        let servers = Servers { colocated: true, ..Servers::of(own, Staleness::Within(1)) };
+        held.sync.servers = Some(servers);
+        let mut summing = plan(1, 3, 1);
+        let share = Share::Part(0.5);
+        let summation = Summation { colocated: true, share, ..Summation::of(own) };
+        summing.sync = Sync { summation: Some(summation), ..Sync::default() };
+        for plan in [&held, &summing] {
+            assert_eq!(plan.validate(&graph(), 8), Ok(()));
+            let devices: Vec<u32> = (3..3 + own).chain(0..3).collect();
+            assert_eq!(plan.server_devices().collect::<Vec<_>>(), devices);
+            let count = 3 + own as usize;
+            assert_eq!((plan.device_count(), plan.least_devices()), (count, count));
+            let text = plan.to_toml();
+            assert!(text.contains("colocated = true"), "{text}");
+            assert_eq!(Plan::from_toml(&text, "a plan").expect("its own text"), *plan);
+        }
+        assert_eq!((servers.of_workers(3), summation.of_workers(3)), (3 + own, 3 + own));
+        let lost = ServerSet::default().with(0).expect("a small number");
+        for other in [Servers { replicas: 1, ..servers }, Servers { lost, ..servers }] {
+            let text = complaint(&Plan {
+                sync: Sync {
+                    servers: Some(Servers { staleness: Staleness::SYNCHRONOUS, ..other }),
+                    ..held.sync
+                },
+                ..held.clone()
+            });
+            assert!(text.starts_with("sync.servers.colocated = true: "), "{text}");
+        }
+        // Numbers of servers go on with colocated ones.
+        for (servers, is_one) in [(own + 2, true), (own + 3, false)] {
+            let servers = Some(vec![servers]);
+            let group = ParameterGroup { servers, ..ParameterGroup::named("*") };
+            let named = Plan { parameters: vec![group], ..summing.clone() };
+            assert_eq!(named.validate(&graph(), 8).is_ok(), is_one);
+        }
+    }
+    // What others leave nothing of.
+    let all = Summation { colocated: true, ..Summation::of(1) };
+    let balanced = |servers| Summation { share: Share::Balanced, ..Summation { servers, ..all } };
+    for (summation, refused) in
+        [(all, true), (balanced(1), false), (balanced(2), false), (balanced(3), true)]
+    {
+        let mut plan = plan(1, 3, 1);
+        plan.sync = Sync { summation: Some(summation), ..Sync::default() };
+        let key = "sync.summation.colocated = true: ";
+        let found = plan.validate(&graph(), 8).map_err(|error| error.to_string());
+        assert_eq!(found.is_err_and(|it| it.starts_with(key)), refused, "{summation:?}");
+    }
+}
+
+#[test]
 fn there_is_a_server_and_it_holds_everything_in_32_bits() {
     let refusal = |change: fn(&mut Plan)| {
         let mut plan = plan(1, 3, 1);
@@ -66,7 +122,10 @@ fn there_is_a_server_and_it_holds_everything_in_32_bits() {
         plan.validate(&graph(), 8).expect_err("no such servers").to_string()
     };
     let none = refusal(|it| it.sync.servers = Some(Servers::of(0, Staleness::Within(0))));
-    assert_eq!(none, "sync.servers.count = 0: at least 1");
+    assert_eq!(
+        none,
+        "sync.servers.count = 0: at least 1, or colocated = true for servers on the workers' devices"
+    );
     for zero in 1..=3 {
         let mut plan = plan(1, 3, 1);
         plan.sync.zero = zero;

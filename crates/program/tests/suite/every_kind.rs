@@ -136,6 +136,7 @@ pub fn with_servers() -> Vec<Example> {
         Servers::of(2, Staleness::Within(1)),
         Servers { replicas: 1, ..Servers::of(3, Staleness::SYNCHRONOUS) },
         Servers { push: Push::Deltas, ..Servers::of(2, Staleness::Unbounded) },
+        Servers { colocated: true, ..Servers::of(1, Staleness::Within(1)) },
     ];
     for servers in servers {
         let sync = Sync { servers: Some(servers), ..Sync::default() };
@@ -145,6 +146,7 @@ pub fn with_servers() -> Vec<Example> {
         Summation::of(2),
         Summation { order: SendOrder::NextUse, ..Summation::of(1) },
         Summation { ranges: Ranges::Equal, share: Share::Balanced, ..Summation::of(2) },
+        Summation { colocated: true, share: Share::Part(0.4), ..Summation::of(1) },
     ];
     for summation in summations {
         let sync = Sync { summation: Some(summation), ..Sync::default() };

@@ -77,7 +77,16 @@ fn programs_with_any_number_of_workers_and_servers_are_sound() {
                     let scheduled = Uniform { schedule, ..plain.clone() };
                     let in_order = [plain, clipped, mixed, scheduled];
                     let by_next_use = in_order.each_ref().map(by_use);
-                    for uniform in in_order.into_iter().chain(by_next_use) {
+                    let of = |of: &Uniform, servers| {
+                        let of_sync = of.sync.summation.expect("servers");
+                        let summation = Summation { servers, colocated: true, ..of_sync };
+                        let sync = Sync { summation: Some(summation), ..of.sync };
+                        Uniform { sync, ..of.clone() }
+                    };
+                    let beside = by_next_use.each_ref().map(|it| of(it, servers));
+                    let alone = in_order.each_ref().map(|it| of(it, 0));
+                    let separate = in_order.into_iter().chain(by_next_use);
+                    for uniform in separate.chain(beside).chain(alone) {
                         let plan = uniform.plan(graph, "model", "local");
                         let Ok(program) = lower(graph, &plan, plan.device_count()) else {
                             continue;
@@ -89,8 +98,8 @@ fn programs_with_any_number_of_workers_and_servers_are_sound() {
             }
         }
     }
-    // Only of a hundredth there may be too little for every server.
-    assert!(count >= 2 * 6 * 2 * 3 * 8, "{count}");
+    // Only of a hundredth there may be too little for every server, and others may leave nothing to colocated ones.
+    assert!(count >= 2 * 6 * 2 * 3 * 14, "{count}");
 }
 
 #[test]
@@ -166,6 +175,49 @@ fn each_link_carries_what_the_closed_forms_say() {
                 if share == Share::default() && !class.sums() {
                     assert_eq!(sent as f64, 4.0 * whole);
                 }
+            }
+        }
+    }
+}
+
+/// Servers on machines of their own sum M_c each and those on workers' devices M_g, which workers do not sum themselves:
+/// a device sends what its worker and its server do to others.
+#[test]
+fn devices_with_a_worker_and_a_server_send_what_the_closed_form_says() {
+    let graph = graph("mlp:inputs=32,hidden=32,layers=4,classes=32");
+    for (workers, servers) in [(1, 0), (2, 0), (2, 1), (3, 1), (4, 1), (4, 3), (8, 3)] {
+        for share in [Share::Balanced, Share::Part(0.5)] {
+            let of = Summation { colocated: true, ..summation(servers, Ranges::Equal, share) };
+            let plan = uniform(workers, of).plan(&graph, "model", "local");
+            let program = lowered(&graph, &plan);
+            assert_eq!(verify(&program), Ok(()));
+            let devices: Vec<u32> = (0..workers + servers).chain(0..workers).collect();
+            assert_eq!(program.devices(), devices);
+            assert_eq!(plan.device_count() as u32, workers + servers);
+            let collectives = program.classes().flat_map(|(_, class)| class.instructions());
+            let is_collective = |it: &Instruction| matches!(it.action, Action::Collective { .. });
+            assert!(!collectives.into_iter().any(|(_, _, it)| is_collective(it)));
+            let whole = elements(&program.classes[0]) as f64;
+            let (n, k) = (f64::from(workers), f64::from(servers));
+            let part = if servers == 0 { 0.0 } else { share.part(workers as usize, servers) };
+            let by_server = if servers == 0 { 0.0 } else { part * whole / k };
+            let by_worker = (1.0 - part) * whole / n;
+            let pieces = 2.0 * n * program.classes[0].buckets.len() as f64;
+            for device in 0..workers + servers {
+                let routes = program.routes.iter().filter(|route| {
+                    let [from, to] =
+                        [route.from, route.to].map(|it| program.class(it).devices[0].0);
+                    from == device && to != device
+                });
+                let bytes: u64 = routes
+                    .flat_map(|route| route.messages.iter().map(|it| route.message_bytes(it)))
+                    .sum();
+                let expected = match device < workers {
+                    true => k * by_server + 2.0 * (n - 1.0) * by_worker,
+                    false => n * by_server,
+                };
+                let apart = (bytes as f64 / 4.0 - expected).abs();
+                assert!(apart <= pieces, "{workers}, {servers}, {share}, {device}: {bytes}");
             }
         }
     }

@@ -41,6 +41,12 @@ impl<'s, 'p> Engine<'s, 'p> {
         }
         let microbatch = microbatch(self.program, &self.actors[index], route);
         let durations = std::mem::take(&mut self.durations);
+        let takes_shared_way = self.shares_device[index] && priority.is_none();
+        let start = match takes_shared_way {
+            true => self.take_way_out(index, start, &durations),
+            false => start,
+        };
+        let call = Call { start, ..call };
         let actor = &mut self.actors[index];
         self.tracks[index].remember(actor, actor.clock(), ExtraBytes::default());
         if let Some(priority) = priority {
@@ -76,7 +82,7 @@ impl<'s, 'p> Engine<'s, 'p> {
             {
                 let actor = self.actors[to + receiver].actor;
                 let call = Call { actor, run: call.run, index, instruction, start: end };
-                arrival = come_in(&mut self.inflows, &call, driver)?;
+                arrival = self.come_in(&call, driver)?;
             }
             let address = (route, receiver, microbatch);
             if self.transfers.post(address, sender.position, Delivery { begun, arrival }) {
@@ -92,9 +98,16 @@ impl<'s, 'p> Engine<'s, 'p> {
     pub(super) fn send_first<D: Driver>(&mut self, driver: &mut D) -> Result<(), D::Error> {
         let Some((ready, start)) = self.by_priority.take() else { return Ok(()) };
         let Ready { made, route, microbatch, durations, .. } = ready;
+        let index = made.call.actor.index as usize;
+        let start = match self.shares_device[index] {
+            true => self.take_way_out(index, start, &durations),
+            false => start,
+        };
         let call = Call { start, ..made.call };
         let end = self.post(&call, (route, microbatch), &durations, driver)?;
-        let index = call.actor.index as usize;
+        if self.shares_device[index] {
+            self.by_priority.hold(call.actor.index, end);
+        }
         self.actors[index].answer(&made, end);
         self.tracks[index].communicate(made.line, made.shown, start, end);
         for waiting in self.negotiations.woken() {
@@ -121,7 +134,10 @@ impl<'s, 'p> Engine<'s, 'p> {
         let begun = actor.free(Queue::Receive).max(delivery.begun);
         // Where messages come in another order they have come in by now.
         let arrival = match self.received.is_empty() {
-            true => come_in(&mut self.inflows, &actor.call(delivery.arrival), driver)?,
+            true => {
+                let call = actor.call(delivery.arrival);
+                self.come_in(&call, driver)?
+            }
             false => delivery.arrival,
         };
         let actor = &mut self.actors[index];
@@ -135,6 +151,28 @@ impl<'s, 'p> Engine<'s, 'p> {
         }
         self.tracks[index].communicate(line, shown(actor), begun, end);
         Ok(())
+    }
+
+    /// Has what a call receives, starting when it is there, take the way into its actor's device behind all that has.
+    /// When it is in.
+    fn come_in<D: Driver>(&mut self, call: &Call<'_>, driver: &mut D) -> Result<Picos, D::Error> {
+        let actor = call.actor.index as usize;
+        let takes = driver.inflow(call)?;
+        if self.shares_device[actor] {
+            let way = &mut self.shared_ways[self.devices[actor] as usize].inward;
+            let first = Picos(call.start.0.saturating_sub(takes.0));
+            return Ok(way.take(first, takes).max(first) + takes);
+        }
+        let taken = &mut self.inflows[actor];
+        *taken = call.start.max(*taken + takes);
+        Ok(*taken)
+    }
+
+    /// Has messages that take so long take the way out of an actor's device, from `start` on, when others on it leave
+    /// room. When they start.
+    fn take_way_out(&mut self, actor: usize, start: Picos, durations: &[Picos]) -> Picos {
+        let takes = durations.iter().fold(Picos::ZERO, |sum, &each| sum + each);
+        self.shared_ways[self.devices[actor] as usize].outward.take(start, takes)
     }
 }
 
@@ -154,16 +192,4 @@ pub(super) fn received(program: &Program) -> Vec<Option<Received<'_>>> {
         }
     }
     received
-}
-
-/// Has what a call receives, starting when it is there, take the way into its actor's device behind all that has. When
-/// it is in.
-fn come_in<D: Driver>(
-    inflows: &mut [Picos],
-    call: &Call<'_>,
-    driver: &mut D,
-) -> Result<Picos, D::Error> {
-    let taken = &mut inflows[call.actor.index as usize];
-    *taken = call.start.max(*taken + driver.inflow(call)?);
-    Ok(*taken)
 }

@@ -32,9 +32,19 @@ fn summed(servers: u32, ranges: Ranges, share: Share) -> Sync {
     }
 }
 
-/// A byte takes a thousand picoseconds on any link; nothing else takes any time. A direct all-reduce has every
-/// member send, and receive, 2 (n - 1) / n of its bytes.
+/// A byte takes a thousand picoseconds on any link between devices; nothing else takes any time. A direct all-reduce has
+/// every member send, and receive, 2 (n - 1) / n of its bytes.
 struct Links<'p>(&'p Program);
+
+impl Links<'_> {
+    /// How long the messages of a route take, on its way out or in: nothing within a device.
+    fn takes(&self, route: RouteId) -> u64 {
+        let route = self.0.route(route);
+        let [from, to] = [route.from, route.to].map(|class| self.0.class(class).devices[0]);
+        let bytes: u64 = route.messages.iter().map(|it| route.message_bytes(it)).sum();
+        if from == to { 0 } else { BYTE * bytes }
+    }
+}
 
 const BYTE: u64 = 1000;
 
@@ -51,9 +61,8 @@ impl Driver for Links<'_> {
 
     fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<(), SimError> {
         let Action::Send { route } = call.instruction.action else { return Ok(()) };
-        let route = self.0.route(route);
-        let messages = route.sent_by(call.actor.position);
-        durations.extend(messages.map(|it| Picos(BYTE * route.message_bytes(it))));
+        // Workers and servers are one rank each.
+        durations.push(Picos(self.takes(route)));
         Ok(())
     }
 
@@ -63,9 +72,7 @@ impl Driver for Links<'_> {
 
     fn inflow(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
         let Action::Receive { route } = call.instruction.action else { return Ok(Picos::ZERO) };
-        let route = self.0.route(route);
-        let bytes: u64 = route.messages.iter().map(|it| route.message_bytes(it)).sum();
-        Ok(Picos(BYTE * bytes))
+        Ok(Picos(self.takes(route)))
     }
 
     fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {
@@ -160,6 +167,37 @@ fn a_step_takes_the_published_time_of_the_balanced_split() {
                 let sync = summed(servers, Ranges::Equal, Share::Part(larger));
                 let found_larger = step_bytes(&program(&graph, workers, sync));
                 assert!(found_larger > found, "{larger}: {found_larger}, not above {found}");
+            }
+        }
+    }
+}
+
+/// Where workers' devices have servers for the rest a step takes as long, as a device's worker and its server share its
+/// link, and what they send each other takes none: with no other servers what a direct all-reduce takes. In the order
+/// of the backward pass, of which nothing takes time here, all that workers send is before all sums, and links that
+/// bring both stand idle at first.
+#[test]
+fn servers_on_workers_devices_take_the_published_time_too() {
+    let spec = "mlp:inputs=32,hidden=32,layers=128,classes=32";
+    let graph = ModelSpec::parse(spec).and_then(|spec| spec.graph()).expect("a model");
+    let whole = 4.0 * graph.parameter_count() as f64;
+    for workers in [2, 3, 4] {
+        let n = f64::from(workers);
+        for servers in 0..workers {
+            let k = f64::from(servers);
+            for (order, most) in [(SendOrder::Backward, 0.3), (SendOrder::NextUse, 0.02)] {
+                let sync = summed(servers, Ranges::Equal, Share::Balanced);
+                let summation = sync.summation.map(|it| Summation { colocated: true, order, ..it });
+                let program = program(&graph, workers, Sync { summation, ..sync });
+                assert_eq!(program.ranks(), (2 * workers + servers) as usize);
+                assert_eq!(program.devices().into_iter().max(), Some(workers + servers - 1));
+                let found = step_bytes(&program);
+                let expected = 2.0 * n * (n - 1.0) / (n * n + k * n - 2.0 * k) * whole;
+                let apart = found / expected - 1.0;
+                assert!(
+                    (-1e-3..most).contains(&apart),
+                    "{workers}, {servers}, {order}: {found} for {expected}"
+                );
             }
         }
     }

@@ -50,7 +50,7 @@ fn others() -> Vec<Sync> {
     all
 }
 
-/// Servers that sum, of pieces by hashing, of equal ranges, and beside workers that sum a part.
+/// Servers that sum, of pieces by hashing, of equal ranges, beside workers that sum a part, and on workers' devices.
 fn summing() -> Vec<Sync> {
     let by = |ranges, share| Some(Summation { ranges, share, ..Summation::of(2) });
     let all = [
@@ -58,6 +58,7 @@ fn summing() -> Vec<Sync> {
         by(Ranges::Equal, Share::default()),
         by(Ranges::Hashed, Share::Part(0.4)),
         Some(Summation { order: SendOrder::NextUse, ..Summation::of(2) }),
+        Some(Summation { colocated: true, ..Summation::of(0) }),
     ];
     all.map(|summation| Sync { summation, ..sync() }).into()
 }

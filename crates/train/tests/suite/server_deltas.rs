@@ -52,7 +52,14 @@ fn one_worker_trains_as_one_rank_but_for_the_rounding_of_what_it_pushes() {
 fn timelines_bytes_and_memory_are_as_predicted() {
     let graph = gpt();
     for (workers, servers) in [(1, (1, 0)), (2, (1, 0)), (4, (2, 1))] {
-        assert_runs_as_predicted(&graph, &plan(&graph, workers, servers, Optimizer::default()), 6);
+        let mut plan = plan(&graph, workers, servers, Optimizer::default());
+        assert_runs_as_predicted(&graph, &plan, 6);
+        // With further servers on the workers' devices.
+        plan.sync.bucket_bytes = 1000;
+        plan.sync.servers = plan.sync.servers.map(|it| Servers { colocated: true, ..it });
+        if servers.0 < workers {
+            assert_runs_as_predicted(&graph, &plan, 6);
+        }
     }
 }
 

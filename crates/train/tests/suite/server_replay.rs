@@ -248,9 +248,10 @@ fn runs_as_stale_as_is_allowed_are_their_serial_replay_bit_for_bit() {
 fn runs_as_they_come_on_threads_are_their_serial_replay_bit_for_bit() {
     for optimizer in [Optimizer::sgd(0.0), Optimizer::default()] {
         for staleness in ALL {
-            for count in [1, 3] {
+            for (count, colocated) in [(1, false), (3, false), (1, true)] {
                 for push in [Push::Gradients, Push::Deltas] {
-                    check(Servers { push, ..Servers::of(count, staleness) }, optimizer, None);
+                    let servers = Servers::of(count, staleness);
+                    check(Servers { push, colocated, ..servers }, optimizer, None);
                 }
             }
         }

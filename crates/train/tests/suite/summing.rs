@@ -52,7 +52,12 @@ fn by_next_use(sync: Sync) -> Sync {
     Sync { summation: sync.summation.map(|it| Summation { order, ..it }), ..sync }
 }
 
-fn ways(servers: u32) -> [Sync; 5] {
+/// The same with servers on the workers' devices for the rest.
+fn colocated(sync: Sync) -> Sync {
+    Sync { summation: sync.summation.map(|it| Summation { colocated: true, ..it }), ..sync }
+}
+
+fn ways(servers: u32) -> [Sync; 7] {
     let equal = summed(servers, Ranges::Equal, Share::Part(0.3));
     [
         all(servers),
@@ -60,6 +65,8 @@ fn ways(servers: u32) -> [Sync; 5] {
         equal,
         by_next_use(all(servers)),
         by_next_use(equal),
+        by_next_use(colocated(equal)),
+        colocated(all(0)),
     ]
 }
 

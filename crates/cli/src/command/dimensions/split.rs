@@ -56,7 +56,7 @@ pub(super) struct Split {
 
     /// Parameter servers, on further devices: replicas are workers that get the weights from them and send
     /// them their gradients, all in fp32 and without clipping
-    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
+    #[arg(long, value_name = "N", group = "some_servers", value_parser = whole::<u32>)]
     pub(super) servers: Option<u32>,
 
     /// Steps that a worker may be ahead of the slowest, or unbounded: with 0 servers update once a step with
@@ -110,8 +110,13 @@ pub(super) struct Split {
 
     /// Servers that sum gradients, on further devices: replicas are workers that send them their gradients, get
     /// the sums back and update
-    #[arg(long, value_name = "N", conflicts_with = "servers", value_parser = whole::<u32>)]
+    #[arg(long, value_name = "N", group = "some_servers", value_parser = whole::<u32>)]
     pub(super) summation_servers: Option<u32>,
+
+    /// Put a server on each worker's device, too, besides those of --servers or --summation-servers, which may be 0
+    /// then
+    #[arg(long, requires = "some_servers")]
+    pub(super) colocated_servers: bool,
 
     /// How gradients are dealt to servers that sum: hashed (pieces of buckets, by consistent hashing) or equal
     /// (a range of every bucket to each) [default: hashed]
@@ -119,7 +124,7 @@ pub(super) struct Split {
     pub(super) summation_ranges: Option<Ranges>,
 
     /// How much of the gradients servers sum, above 0 and up to 1, or balanced, so that all links are equally
-    /// busy; workers sum the rest among themselves [default: 1]
+    /// busy; workers sum the rest among themselves, or colocated servers do [default: 1]
     #[arg(long, value_name = "SHARE", requires = "summation_servers")]
     pub(super) summation_share: Option<Share>,
 
@@ -197,6 +202,7 @@ impl Split {
             average_until,
             average_pairs,
             summation_servers,
+            colocated_servers,
             summation_ranges,
             summation_share,
             summation_order,
@@ -231,6 +237,7 @@ impl Split {
             ("--average-until", average_until.is_some()),
             ("--average-pairs", *average_pairs),
             ("--summation-servers", summation_servers.is_some()),
+            ("--colocated-servers", *colocated_servers),
             ("--summation-ranges", summation_ranges.is_some()),
             ("--summation-share", summation_share.is_some()),
             ("--summation-order", summation_order.is_some()),
@@ -286,7 +293,8 @@ impl Split {
             let staleness = self.staleness.unwrap_or(Staleness::SYNCHRONOUS);
             let (push, replicas) =
                 (self.push.unwrap_or_default(), self.server_replicas.unwrap_or(0));
-            Servers { push, replicas, ..Servers::of(count, staleness) }
+            let colocated = self.colocated_servers;
+            Servers { push, replicas, colocated, ..Servers::of(count, staleness) }
         })
     }
 
@@ -309,6 +317,7 @@ impl Split {
     /// The servers that sum gradients.
     pub(super) fn summation(&self) -> Option<Summation> {
         self.summation_servers.map(|servers| Summation {
+            colocated: self.colocated_servers,
             ranges: self.summation_ranges.unwrap_or_default(),
             share: self.summation_share.unwrap_or_default(),
             order: self.summation_order.unwrap_or_default(),

@@ -174,6 +174,9 @@ impl Dimensions {
             }
             "sync.servers.replicas" => Named::of("--server-replicas", value),
             "sync.summation.servers" => Named::of("--summation-servers", value),
+            "sync.servers.colocated" | "sync.summation.colocated" => {
+                Named::flag("--colocated-servers")
+            }
             "sync.summation.share" => Named::of("--summation-share", value),
             "sync.summation.credits" => Named::of("--summation-credits", value),
             "sync.sparse" => Named::flag("--sparse"),

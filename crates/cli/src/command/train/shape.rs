@@ -110,7 +110,7 @@ impl Shape {
             return Err(Failure::usage("--replan", message));
         }
         let Sync { averaging, compression, .. } = plan.sync;
-        if !plan.flushes() || plan.sync.server_count() > 0 || averaging.is_some() {
+        if !plan.flushes() || plan.sync.has_servers() || averaging.is_some() {
             let message = "--replan: what a plan without flush, with servers, or with averaged replicas comes to \
                            depends on its split; start as many processes as it has ranks, or give another plan";
             return Err(Failure::usage("--replan", message));

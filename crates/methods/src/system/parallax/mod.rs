@@ -10,7 +10,8 @@ use shardloom_plan::{Optimizer, ParameterGroup, Plan, Summation, Sync, Uniform};
 use shardloom_program::drawn_share;
 use shardloom_search::{divisors, judge};
 
-use super::{replicas, workers};
+use super::replicas;
+use super::workers::{self, FewestServers};
 use crate::choice::Task;
 use crate::method::{Family, Method, Rules};
 use crate::selection::Selection;
@@ -58,7 +59,7 @@ fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
         return Ok(choice);
     }
     task.require_none_frozen()?;
-    let mut choice = workers::fastest_plan(task, |servers, common| {
+    let mut choice = workers::fastest_plan(task, FewestServers::One, |servers, common| {
         plan(task, (servers, servers as usize), common)
     })?;
     let Some(summation) = choice.plan.sync.summation else { return Ok(choice) };

@@ -11,16 +11,18 @@ use crate::class::{Bucket, BucketId, ClassId, ServedRange};
 use crate::lower::{Parameters, RangeUse};
 use crate::ring::Ring;
 
-/// Deals ranges of all buckets to servers, the first of which that is left is the class `first`. Who owns what
-/// is said by the ring of all; for a server that is lost, those that follow it stand in.
+/// Deals ranges of all buckets to servers, the first of which that is left is the class `first`, also the number of
+/// workers. Who owns what is said by the ring of all; for a server that is lost, those that follow it stand in.
 pub(super) fn deal(parameters: &mut Parameters<'_>, first: ClassId, servers: Servers) {
+    let workers = first.0 as usize;
     let pieces: Vec<(usize, Range<usize>)> = pieces(parameters).collect();
     let sizes: Vec<usize> = pieces.iter().map(|(_, range)| range.len()).collect();
-    let ring = Ring::of(0..servers.count);
-    let owners = ring.owners(&sizes);
-    let left: Vec<u32> = servers.left().collect();
+    let rings = [Ring::of(0..servers.count), Ring::of(servers.count..servers.of_workers(workers))];
+    let owners = owners(&rings, &sizes, servers, workers);
+    let left: Vec<u32> = servers.left(workers).collect();
     for (number, ((bucket, range), owner)) in pieces.into_iter().zip(owners).enumerate() {
-        let all = std::iter::once(owner).chain(ring.successors(number, owner));
+        // Only those on machines of their own have replicas, and are lost.
+        let all = std::iter::once(owner).chain(rings[0].successors(number, owner));
         let places = all.filter_map(|server| left.binary_search(&server).ok());
         let mut holders = places.map(|place| ClassId(first.0 + place as u32));
         let server = holders.next().expect("some server is left");
@@ -33,6 +35,32 @@ pub(super) fn deal(parameters: &mut Parameters<'_>, first: ClassId, servers: Ser
             None => served.push(ServedRange { range, server, replicas }),
         }
     }
+}
+
+/// The server of each of some ranges, of which these are the sizes: one on a machine of its own for the part that such
+/// servers hold, dealt as evenly as can be, of the others one on a worker's device.
+fn owners(rings: &[Ring; 2], sizes: &[usize], servers: Servers, workers: usize) -> Vec<u32> {
+    let part = match servers.colocated {
+        true => servers.own_part(workers),
+        false => 1.0,
+    };
+    let (mut all, mut own) = (0, 0);
+    let is_own: Vec<bool> = sizes
+        .iter()
+        .map(|&size| {
+            all += size;
+            let is_own = (own + size) as f64 <= part * all as f64 + 0.5 * size as f64;
+            own += if is_own { size } else { 0 };
+            is_own
+        })
+        .collect();
+    let of = |which: bool| -> Vec<usize> {
+        sizes.iter().zip(&is_own).filter(|it| *it.1 == which).map(|it| *it.0).collect()
+    };
+    let mut dealt =
+        [true, false].map(|which| rings[usize::from(!which)].owners(&of(which)).into_iter());
+    let owner = |is_own: bool| dealt[usize::from(!is_own)].next().expect("an owner of each range");
+    is_own.into_iter().map(owner).collect()
 }
 
 /// Ranges of buckets that servers hold whole, each with the number of its bucket, as large as the plan lets

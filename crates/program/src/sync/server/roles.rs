@@ -68,10 +68,13 @@ impl<'a> Service<'a> {
         boundaries: &mut Boundaries,
     ) -> Result<Service<'a>, ProgramError> {
         let ranges = pieces(&workers[0]).count();
-        if asked.count as usize > ranges {
-            let (key, servers) = ("sync.servers.count", asked.count);
-            let instead = "a smaller sync.bucket_bytes";
-            return Err(ProgramError::TooManyServers { key, servers, ranges, instead });
+        let servers = asked.of_workers(workers.len());
+        let too_many = || {
+            let (key, instead) = ("sync.servers.count", "a smaller sync.bucket_bytes");
+            ProgramError::TooManyServers { key, servers, ranges, instead }
+        };
+        if servers as usize > ranges {
+            return Err(too_many());
         }
         let first = workers.len() as u32;
         let shares = workers[0].plan.shares();
@@ -81,7 +84,14 @@ impl<'a> Service<'a> {
             let apart = (asked.push == Push::Deltas).then_some(apart);
             parameters.buckets.iter_mut().for_each(|bucket| bucket.apart = apart);
         }
-        let servers = (first..).zip(asked.left()).map(|(class, _)| ClassId(class));
+        let served = |server: u32| {
+            let mut ranges = workers[0].buckets.iter().flat_map(|bucket| &bucket.served);
+            ranges.any(|range| range.server.0 == first + server)
+        };
+        if !(0..asked.left(workers.len()).count() as u32).all(served) {
+            return Err(too_many());
+        }
+        let servers = (first..).zip(asked.left(workers.len())).map(|(class, _)| ClassId(class));
         let mut parameters: Vec<Parameters<'a>> =
             servers.map(|server| of_server(&workers[0], server, asked.push)).collect();
         let is_synchronous = asked.staleness == Staleness::SYNCHRONOUS;
@@ -269,7 +279,7 @@ impl Role for Service<'_> {
 
     fn add_classes(&self, plan: &Plan, classes: &mut Vec<Class>) -> Result<(), ProgramError> {
         let workers = classes.len();
-        let places = self.servers.left().zip(plan.server_devices());
+        let places = self.servers.left(workers).zip(plan.server_devices());
         for ((server, parameters), (number, device)) in
             self.parameters.iter().enumerate().zip(places)
         {

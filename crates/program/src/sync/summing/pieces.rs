@@ -1,5 +1,7 @@
 //! Which pieces of buckets which servers sum.
 
+use std::ops::Range;
+
 use shardloom_collectives::chunk;
 use shardloom_plan::{Ranges, Summation};
 
@@ -11,50 +13,37 @@ use crate::ring::Ring;
 /// Deals the parts of buckets that servers sum to them, by bucket.
 ///
 /// # Errors
-/// If a server gets none.
+/// If a server on a machine of its own gets none.
 pub(super) fn dealt(
     parameters: &Parameters<'_>,
     summation: Summation,
     workers: usize,
 ) -> Result<Vec<Vec<ServedRange>>, ProgramError> {
-    let Summation { servers, ranges, share, .. } = summation;
-    let part = share.part(workers, servers);
-    // The elements of a bucket that are dealt as the plan has it for all.
+    let Summation { servers: own, ranges, .. } = summation;
+    let servers = summation.of_workers(workers);
+    let part = summation.own_part(workers);
+    // The elements of a bucket that are dealt as the plan has it for all: those of servers on machines of their own,
+    // and those of the others.
     let summed = |index: usize| match parameters.servers(BucketId(index as u32)) {
-        Some(_) => 0,
+        Some(_) => [0..0, 0..0],
         None => {
             let elements = parameters.buckets[index].elements;
-            ((elements as f64 * part).round() as usize).min(elements)
+            let first = ((elements as f64 * part).round() as usize).min(elements);
+            [0..first, first..if summation.colocated { elements } else { first }]
         }
     };
-    let buckets = 0..parameters.buckets.len();
-    let cut = |index: usize, count: usize| {
-        let pieces = (0..count).map(move |piece| chunk(summed(index), count, piece));
-        pieces.filter(|range| !range.is_empty())
-    };
-    let mut dealt: Vec<Vec<ServedRange>> = match ranges {
-        Ranges::Equal => {
-            let dealt = buckets.map(|index| {
-                let ranges = cut(index, servers as usize).zip((0..).map(ClassId));
-                ranges.map(|(range, server)| ServedRange::of(range, server)).collect()
-            });
-            dealt.collect()
-        }
-        Ranges::Hashed => {
-            let pieces = buckets.map(|index| {
-                let most = parameters.most_elements(BucketId(index as u32));
-                cut(index, summed(index).div_ceil(most)).collect()
-            });
-            let pieces: Vec<Vec<_>> = pieces.collect();
-            let sizes: Vec<usize> = pieces.iter().flatten().map(|range| range.len()).collect();
-            let mut owners = Ring::of(0..servers).owners(&sizes).into_iter().map(ClassId);
-            let of_bucket = |pieces: Vec<_>| {
-                let ranges = pieces.into_iter().zip(owners.by_ref());
-                ranges.map(|(range, server)| ServedRange::of(range, server)).collect()
-            };
-            pieces.into_iter().map(of_bucket).collect()
-        }
-    };
+    let mut dealt: Vec<Vec<ServedRange>> = vec![vec![]; parameters.buckets.len()];
+    for (which, numbers) in [0..own, own..servers].into_iter().enumerate() {
+        let parts = (0..dealt.len()).map(|index| summed(index)[which].clone());
+        let of_these = match ranges {
+            Ranges::Equal => parts.map(|part| equal_pieces(part, numbers.clone())).collect(),
+            Ranges::Hashed => {
+                let most = (0..dealt.len() as u32).map(|it| parameters.most_elements(BucketId(it)));
+                hashed_pieces(parts.zip(most), numbers)
+            }
+        };
+        dealt.iter_mut().zip(of_these).for_each(|(all, some)| all.extend(some));
+    }
     for (index, dealt) in dealt.iter_mut().enumerate() {
         let id = BucketId(index as u32);
         if let Some(servers) = parameters.servers(id).filter(|_| !parameters.is_asked(id)) {
@@ -68,7 +57,8 @@ pub(super) fn dealt(
         let sums = dealt.iter().flatten().any(|it| it.server == ClassId(server));
         sums || of_tables.contains(&server)
     };
-    if (0..servers).all(has_some) {
+    // Those on the workers' devices are there anyway.
+    if (0..own).all(has_some) {
         return Ok(dealt);
     }
     let said = |index: usize| {
@@ -90,7 +80,44 @@ pub(super) fn dealt(
         ),
     };
     let key = "sync.summation.servers";
-    Err(ProgramError::TooManyServers { key, servers, ranges, instead })
+    Err(ProgramError::TooManyServers { key, servers: own, ranges, instead })
+}
+
+/// A part of a bucket in as many pieces as these servers, which are equal but for an element.
+fn equal_pieces(part: Range<usize>, servers: Range<u32>) -> Vec<ServedRange> {
+    let pieces = in_pieces(part, servers.len()).zip(servers.map(ClassId));
+    let pieces = pieces.filter(|(range, _)| !range.is_empty());
+    pieces.map(|(range, server)| ServedRange::of(range, server)).collect()
+}
+
+/// By bucket, a part of it in pieces of at most so many elements, which consistent hashing deals to these servers.
+fn hashed_pieces(
+    parts: impl Iterator<Item = (Range<usize>, usize)>,
+    servers: Range<u32>,
+) -> Vec<Vec<ServedRange>> {
+    let cut = |(part, most): (Range<usize>, usize)| {
+        let count = part.len().div_ceil(most);
+        in_pieces(part, count).collect()
+    };
+    let pieces: Vec<Vec<Range<usize>>> = parts.map(cut).collect();
+    let sizes: Vec<usize> = pieces.iter().flatten().map(Range::len).collect();
+    if sizes.is_empty() {
+        return vec![vec![]; pieces.len()];
+    }
+    let mut owners = Ring::of(servers).owners(&sizes).into_iter().map(ClassId);
+    let of_bucket = |pieces: Vec<Range<usize>>| {
+        let ranges = pieces.into_iter().zip(owners.by_ref());
+        ranges.map(|(range, server)| ServedRange::of(range, server)).collect()
+    };
+    pieces.into_iter().map(of_bucket).collect()
+}
+
+/// A part in so many pieces, which are equal but for an element.
+fn in_pieces(part: Range<usize>, count: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..count).map(move |piece| {
+        let range = chunk(part.len(), count, piece);
+        part.start + range.start..part.start + range.end
+    })
 }
 
 /// Cuts each parameter of a bucket along its first axis into a piece for each of these servers, if it has so many

@@ -103,8 +103,9 @@ impl<'a> Sums<'a> {
             parameters.exchanged = exchanged(parameters, &of_worker);
             pieces.push(of_worker);
         }
-        let tables = Tables::of(summation.servers, workers, boundaries);
-        Ok(Sums { servers: summation.servers, pieces, by_next_use, tables })
+        let servers = summation.of_workers(workers.len());
+        let tables = Tables::of(servers, workers, boundaries);
+        Ok(Sums { servers, pieces, by_next_use, tables })
     }
 
     /// Ends a worker's step: it receives the sums in the order in which it has sent the pieces, or in which they are

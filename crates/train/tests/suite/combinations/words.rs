@@ -120,6 +120,10 @@ fn ways() -> Vec<Way> {
     ways.push(Way { summation: Some(summed), ..flush });
     let by_next_use = Summation { order: SendOrder::NextUse, ..Summation::of(1) };
     ways.push(Way { summation: Some(by_next_use), ..flush });
+    let colocated = Summation { share, colocated: true, ..by_next_use };
+    ways.push(Way { summation: Some(colocated), ..flush });
+    let held = Servers { colocated: true, ..Servers::of(0, Staleness::SYNCHRONOUS) };
+    ways.push(Way { servers: Some(held), ..flush });
     // What is reduced as one would show in the sums of most algorithms, and depends on time.
     let negotiation = Some(Negotiation { cycle_seconds: 0.0, fusion_bytes: 0 });
     for schedule in [ScheduleKind::OneForwardOneBackward, ScheduleKind::ZeroBubbleH1] {
