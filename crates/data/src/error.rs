@@ -66,8 +66,12 @@ pub enum DataError {
 
     /// A file named as training data is not text.
     #[error(
-        "{} is not UTF-8 text at byte {offset}; name a text file, or use the byte tokenizer",
-        path.display()
+        "{} is not UTF-8 text at byte {offset}; name a text file, {}",
+        path.display(),
+        match path.extension() {
+            Some(ending) if ending == "jsonl" => "as JSON is text",
+            _ => "or use the byte tokenizer",
+        }
     )]
     NotText {
         /// The file.
@@ -150,7 +154,11 @@ pub enum DataError {
     },
 
     /// A path named as training data is neither a file nor a folder.
-    #[error("{} is neither a file nor a folder", path.display())]
+    #[error(
+        "{} is {}",
+        path.display(),
+        if path.is_dir() { "a folder; name a file" } else { "neither a file nor a folder" }
+    )]
     NotAFile {
         /// The path.
         path: PathBuf,

@@ -37,10 +37,14 @@ pub enum MethodError {
     /// None of the method's plans fits in memory.
     #[error(
         "{model} fits on {cluster} in no plan of {method} ({simulated} simulated); closest comes {closest}, \
-         which needs {} of the {} that a device has for it; take more or larger devices, a smaller global \
-         batch, or a method that splits more, such as zero or megatron-lm",
+         which needs {} of the {} that a device has for it; take {}, or a method that splits more, such as zero or \
+         megatron-lm",
         bytes(*.needed_bytes),
-        bytes(*.available_bytes)
+        bytes(*.available_bytes),
+        match replicas_exceed {
+            true => "larger devices",
+            false => "more or larger devices, a smaller global batch",
+        }
     )]
     NothingFits {
         /// The method.
@@ -50,13 +54,16 @@ pub enum MethodError {
         /// The cluster.
         cluster: String,
         /// How many plans were simulated.
-        simulated: usize,
+        simulated: u32,
         /// The one that needs the least of its devices.
         closest: String,
         /// What it needs on its fullest device.
         needed_bytes: u64,
         /// What that device has for it.
         available_bytes: u64,
+        /// Whether weights, gradients and optimizer state alone are more, and whole on each device, however many there
+        /// are.
+        replicas_exceed: bool,
     },
     /// A planner is asked for what cannot be.
     #[error("{key} = {value}: {rule}")]

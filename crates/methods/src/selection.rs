@@ -1,6 +1,6 @@
 //! The fastest of some plans that fits in memory.
 
-use shardloom_plan::{Mesh, Plan};
+use shardloom_plan::{Mesh, Plan, Stage};
 use shardloom_program::quantity::counted;
 use shardloom_search::Judgement;
 
@@ -77,15 +77,26 @@ fn share(judgement: &Judgement) -> f64 {
 fn nothing_fits(task: &Task<'_>, closest: &Found, simulated: usize) -> MethodError {
     let fullest = closest.judgement.fullest();
     let memory = fullest.map_or(0, |it| it.memory_bytes) as f64;
+    let available_bytes = (memory * task.request.memory_share) as u64;
+    let lasting = fullest.map_or(0, |it| it.persistent.total());
     MethodError::NothingFits {
         method: task.method,
         model: task.graph.name().to_owned(),
         cluster: task.request.cluster.clone(),
-        simulated,
+        simulated: simulated as u32,
         closest: in_words(&closest.plan),
         needed_bytes: fullest.map_or(0, |it| it.peak_bytes),
-        available_bytes: (memory * task.request.memory_share) as u64,
+        available_bytes,
+        replicas_exceed: holds_all(&closest.plan) && lasting > available_bytes,
     }
+}
+
+/// Whether each device has the whole model, with all that is kept of it.
+fn holds_all(plan: &Plan) -> bool {
+    let is_whole = |stage: &Stage| stage.mesh.size() == stage.mesh.dp() as usize;
+    let alone = plan.pipeline.iter().all(|pipeline| pipeline.stage.len() == 1);
+    let shared = plan.syncs().any(|sync| sync.zero > 0 || sync.has_servers());
+    alone && !shared && plan.stages().all(|(_, stage)| is_whole(stage))
 }
 
 fn in_words(plan: &Plan) -> String {

@@ -214,6 +214,10 @@ pub(crate) fn compared(
 ) -> Result<Vec<(String, f64)>, SearchError> {
     let mut sentences = vec![];
     for key in Key::of(plan) {
+        if plan.device_count() == 1 {
+            // There is nobody to reduce with.
+            continue;
+        }
         let others = others(graph, cluster, plan, key)?;
         let Some((algorithm, judgement)) = least(&others) else { continue };
         let saved = 1.0 - judgement.step_seconds / step_seconds;

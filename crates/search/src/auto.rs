@@ -14,6 +14,7 @@ use shardloom_sim::matmul_precision;
 use crate::baseline::Baseline;
 use crate::judge::unless_too_large;
 use crate::search::{MOST_BLOCKS, Search, is_deep};
+use crate::single_changes::improved;
 use crate::space::{MOST_STAGES, Space, least_positions};
 use crate::subset::Subset;
 use crate::{
@@ -27,7 +28,7 @@ pub struct Outcome {
     pub plan: Plan,
     /// How it was simulated.
     pub judgement: Judgement,
-    /// What it was estimated to take; none for a baseline that won.
+    /// What it was estimated to take; none for a baseline that won, or a single change of what did.
     pub estimated_seconds: Option<f64>,
     /// What the answer was held against.
     pub baselines: Vec<Baseline>,
@@ -161,9 +162,15 @@ pub fn auto(
         ));
     }
     notes.extend(note_of_one_stage(request, &plan, &finalists));
+    let mut estimated_seconds = estimated_seconds;
     let (plan, judgement) = match is_deep {
         true => (plan, judgement),
         false => {
+            let found = improved(graph, cluster, (plan.clone(), judgement), request)?;
+            search.simulated += found.simulated;
+            // The estimate was of another plan.
+            estimated_seconds = estimated_seconds.filter(|_| found.plan == plan);
+            let (plan, judgement) = (found.plan, found.judgement);
             let found = with_fastest_reductions(graph, cluster, plan, judgement, request)?;
             notes.extend(found.notes);
             (found.plan, found.judgement)

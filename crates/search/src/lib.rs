@@ -42,6 +42,7 @@ mod request;
 mod runner;
 mod scan;
 mod search;
+mod single_changes;
 mod space;
 mod step_part;
 mod subset;

@@ -215,6 +215,14 @@ impl Request {
         self.runner.as_ref().is_none_or(|it| it.runs(cluster, plan))
     }
 
+    /// Whether updates may be validated afterwards, where they depend on the norm of all gradients at all. A scale of
+    /// the loss that may change has every step wait for the norm of the one before, and of others it is not known that
+    /// they validate updates.
+    pub(crate) fn may_validate_afterwards(&self) -> bool {
+        let waits = self.precision.compute == Number::Fp16 || self.runner.is_some();
+        self.clip_norm.is_some() && !waits
+    }
+
     /// The same without anything that plans must have.
     pub(crate) fn free(&self) -> Request {
         let schedules = ScheduleKind::SEARCHED.to_vec();

@@ -3,7 +3,7 @@
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
-use shardloom_plan::{Number, Plan};
+use shardloom_plan::Plan;
 use shardloom_sim::estimate::{Candidate, Estimator};
 
 use crate::auto::Finalist;
@@ -136,10 +136,7 @@ impl<'a> Search<'a> {
     /// If one cannot be simulated.
     pub fn finalists(&mut self, baselines: &[Baseline]) -> Result<Vec<Finalist>, SearchError> {
         let mut finalists = self.simulate_best(baselines)?;
-        // A scale of the loss that may change has every step wait for the norm of the one before.
-        // Nor is it known of others that they validate updates.
-        let waits = self.request.precision.compute == Number::Fp16 || self.request.runner.is_some();
-        if self.request.clip_norm.is_some() && !waits {
+        if self.request.may_validate_afterwards() {
             self.validate_afterwards(&mut finalists)?;
         }
         Ok(finalists)

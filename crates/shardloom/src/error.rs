@@ -231,6 +231,15 @@ pub enum Error {
         /// What is wrong, with the file.
         source: Box<ClusterError>,
     },
+    /// Another file where a profile is to be written.
+    #[error(
+        "{} is no profile, and would be overwritten by one; name another file, or delete it",
+        path.display()
+    )]
+    ProfileOverOther {
+        /// The file.
+        path: PathBuf,
+    },
     /// A cluster file where a profile was asked for.
     #[error(
         "{} is a cluster file, as `shardloom profile -o` writes; give it to --cluster, and to --profile what \

@@ -109,6 +109,7 @@ impl LocalProfile {
         progress: &mut dyn FnMut(&str, f64),
     ) -> Result<Profile> {
         let path = self.path()?;
+        require_replaceable(path)?;
         require_writable(path)?;
         let mut profile = measure(&InProcess, options, progress)?;
         // As long as others are at work it would come to the same.
@@ -139,6 +140,24 @@ pub(crate) fn has_all_formats(profile: &Profile) -> bool {
 /// matter; 0 otherwise.
 pub fn disturbed_percent(profile: &Profile) -> u32 {
     profile.measured_on.as_ref().map_or(0, |it| it.others_percent)
+}
+
+/// Sees that a file is a profile, of whatever version, or is not there, or has nothing in it, so that nothing else is
+/// lost.
+pub(crate) fn require_replaceable(path: &Path) -> Result<()> {
+    if !path.is_file() {
+        return Ok(());
+    }
+    let text = model::read(path).unwrap_or_else(|_| "no text".into());
+    let tables = toml::from_str::<toml::Table>(&text);
+    let is_profile = tables.is_ok_and(|it| {
+        it.is_empty() || ["device", "node"].iter().all(|key| it.contains_key(*key))
+    });
+    // A cluster's file, or a machine's, says several of these.
+    match is_profile && Cluster::from_toml(&text).is_err() {
+        true => Ok(()),
+        false => Err(Error::ProfileOverOther { path: path.to_path_buf() }),
+    }
 }
 
 /// Sees that a file can be written before work is done for it.

@@ -295,7 +295,8 @@ fn padding_of_categories(
     let fullest = |of: &Judgement| of.memory.iter().map(|it| it.peak_bytes).max().unwrap_or(0);
     let smaller = fullest(judgement).saturating_sub(fullest(&other));
     let tables = whole.len() + divided.len();
-    Ok((saved >= 0.01 || smaller > 0).then(|| {
+    let is_much = smaller as f64 >= 0.01 * fullest(judgement) as f64;
+    Ok((saved >= 0.01 || is_much).then(|| {
         format!(
             "tensor parallelism of width {tp} does not divide the rows of {} of {tables} tables, which each rank has \
              whole; with padding (--pad-vocabulary {tp}), which changes no loss, the same plan would take {} less and \

@@ -112,7 +112,8 @@ impl Launched {
     /// # Errors
     /// With both numbers.
     pub fn require_shares(&self, plan: &Plan) -> Result<()> {
-        let (ranks, processes) = (plan.device_count(), self.processes.process().of);
+        let colocated = if plan.sync.has_colocated_servers() { plan.pipeline.len() } else { 0 };
+        let (ranks, processes) = (plan.device_count() + colocated, self.processes.process().of);
         let is_by_device = plan.least_devices() <= processes as usize;
         match is_by_device || ranks.is_multiple_of(processes as usize) {
             true => Ok(()),

@@ -271,8 +271,7 @@ impl Session {
         if let (Some(kept), Some(keeps)) = (kept, keeps)
             && kept != keeps
         {
-            let rule =
-                "the rest is trained on in an order of its own, so resume with the same share";
+            let rule = "the rest is trained on in an order of its own, so resume with the same --validate-every and share";
             let text = |samples: &str| format!("{samples} samples");
             return other("what is kept for validation", text(kept), text(keeps), rule);
         }

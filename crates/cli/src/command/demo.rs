@@ -1,6 +1,7 @@
 //! `shardloom demo`: everything once, on this machine.
 
 use std::fs;
+use std::io;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
@@ -66,10 +67,7 @@ impl Demo {
     /// Runs the demo.
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
         let folder = &self.output;
-        fs::create_dir_all(folder).map_err(|error| {
-            let what = format!("cannot create {}: {error}", folder.display());
-            Failure::file(folder, format!("{what}; --output names another folder"))
-        })?;
+        take(folder)?;
         let local = self.profile.local();
         if let Err(stale @ shardloom::Error::OtherMachine { .. }) = local.load() {
             terminal.note(format_args!("{stale}; it is measured again now"));
@@ -152,6 +150,33 @@ impl Demo {
         }
         terminal.line(format_args!("\nIt now writes:\n{}", generator.text()?))
     }
+}
+
+/// What a demo's folder has, by which the next one knows that what is there may be replaced.
+const MARK: &str = ".shardloom-demo";
+
+/// Takes a folder for the demo: one that is empty, that it makes, or that an earlier demo has made.
+fn take(folder: &Path) -> Result<(), Failure> {
+    let other = "--output names another folder";
+    let refuse = |error: io::Error| {
+        let what = format!("cannot create {}: {error}", folder.display());
+        Failure::file(folder, format!("{what}; {other}"))
+    };
+    fs::create_dir_all(folder).map_err(refuse)?;
+    let mark = folder.join(MARK);
+    let mut entries = fs::read_dir(folder).map_err(refuse)?;
+    if let Some(Ok(entry)) = entries.next()
+        && !mark.exists()
+    {
+        let found = entry.file_name();
+        let message = format!(
+            "{} has {}, which is of no demo and would be replaced or mixed with this one's; {other}",
+            folder.display(),
+            found.display()
+        );
+        return Err(Failure::file(folder, message));
+    }
+    fs::write(mark, "").map_err(refuse)
 }
 
 /// The folder that this program was built from, if it is still there.

@@ -7,7 +7,7 @@ use serde::Serialize;
 use shardloom::exchange::{Given, Project, project_of};
 use shardloom::{Defaults, Model, import_plan, read_text, stack_of};
 
-use super::{ProfileFile, load_cluster, project};
+use super::{ProfileFile, load_cluster, load_model, project};
 use crate::failure::Failure;
 use crate::number::{size, whole};
 use crate::output_file::OutputFile;
@@ -104,6 +104,10 @@ impl Import {
             None => project_of(&place, &text).map_err(shardloom::Error::from)?,
         };
         let model = match &self.model {
+            // What these projects configure does not say how long samples are.
+            Some(text) if matches!(project, Project::DeepSpeed | Project::Accelerate) => {
+                Some(load_model(text, self.seq, terminal)?)
+            }
             Some(text) => {
                 let defaults = Defaults { sequence_length: self.seq, vocabulary: None };
                 Some(Model::load_with(text, defaults)?)

@@ -49,7 +49,7 @@ impl Manual {
             let usage = command.clone().render_usage().to_string();
             let usage = usage.trim_start_matches("Usage:").trim_start().to_owned();
             Man::new(command.override_usage(usage)).render(&mut text)?;
-            files.push((name, text));
+            files.push((name, with_examples(&String::from_utf8_lossy(&text)).into_bytes()));
         }
         let pages = write_folder(folder, files, self.force)?;
         if terminal.json() {
@@ -57,5 +57,37 @@ impl Manual {
             return terminal.object(&Answer { pages });
         }
         terminal.line(format_args!("{} pages written to {}", pages.len(), folder.display()))
+    }
+}
+
+/// A page whose further text, which clap_mangen calls extra, is examples that stand as they are, neither filled up nor
+/// with words divided, so that they can be copied, and notes.
+fn with_examples(page: &str) -> String {
+    let Some((before, extra)) = page.split_once(".SH EXTRA\nExamples:\n") else {
+        return page.to_owned();
+    };
+    let (examples, notes) = extra.split_once("\n\n").unwrap_or((extra, ""));
+    let notes = match notes {
+        "" => String::new(),
+        notes => format!(".SH NOTES\n{notes}"),
+    };
+    format!("{before}.SH EXAMPLES\n.nf\n.nh\n{}\n.hy\n.fi\n{notes}", examples.trim_end())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn examples_stand_as_they_are_and_what_follows_them_is_notes() {
+        let page =
+            ".SH NAME\nplan\n.SH EXTRA\nExamples:\n  plan a \\\\\n      b\n\nMODEL is\na model.";
+        let found = with_examples(page);
+        let examples = ".SH EXAMPLES\n.nf\n.nh\n  plan a \\\\\n      b\n.hy\n.fi\n";
+        assert_eq!(found, format!(".SH NAME\nplan\n{examples}.SH NOTES\nMODEL is\na model."));
+        let without = ".SH NAME\nplan\n.SH EXTRA\nFurther text.";
+        assert_eq!(with_examples(without), without);
+        let alone = ".SH EXTRA\nExamples:\n  demo\n";
+        assert_eq!(with_examples(alone), ".SH EXAMPLES\n.nf\n.nh\n  demo\n.hy\n.fi\n");
     }
 }

@@ -129,7 +129,7 @@ pub struct Plan {
     #[arg(long)]
     fp8: bool,
 
-    /// Tokens to train on in all, such as 15T, to say how long that takes and what it costs
+    /// Tokens, or samples of models without tokens, to train on in all, such as 15T, to say how long that takes and what it costs
     #[arg(long, value_name = "TOKENS", value_parser = tokens)]
     tokens: Option<f64>,
 
@@ -231,10 +231,11 @@ struct Budget {
 }
 
 impl Budget {
-    fn described(&self) -> String {
+    /// In words, where what is trained on is called so.
+    fn described(&self, targets: &str) -> String {
         let Budget { tokens, days, price } = self;
         let price = price.map(|price| format!(" and {} US dollars", digits(price)));
-        format!("{tokens:e} tokens take {} days{}", digits(*days), price.unwrap_or_default())
+        format!("{tokens:e} {targets} take {} days{}", digits(*days), price.unwrap_or_default())
     }
 }
 
@@ -431,7 +432,7 @@ impl Plan {
             terminal.line(format_args!("Cost: {}", cost.described()))?;
         }
         if let Some(budget) = budget {
-            terminal.line(budget.described())?;
+            terminal.line(budget.described(targets))?;
         }
         for note in &outcome.notes {
             terminal.line(note)?;

@@ -9,7 +9,7 @@ use serde::Serialize;
 use shardloom::cluster::{Cluster, NodeGroup, Precision, Profile as Machine};
 use shardloom::fabric::InProcess;
 use shardloom::profile::{Effort, Options, Scope, check, measure};
-use shardloom::program::quantity::{bytes, digits, seconds, signed_percent};
+use shardloom::program::quantity::{bytes, digits, percent, seconds, signed_percent};
 use shardloom::{Launched, disturbed_percent};
 
 use super::{ProfileFile, in_processes};
@@ -222,6 +222,7 @@ impl Profile {
             });
             let heading = ["operator", "size", "by the profile", "measured", "error"];
             terminal.text(table(&heading, &cells.collect::<Vec<_>>()))?;
+            terminal.line(in_short(&rows))?;
         }
         let path = path.display();
         terminal.line(format_args!("Measured in {}; written to {path}", seconds(elapsed_seconds)))
@@ -239,6 +240,24 @@ impl Profile {
             None => Ok(()),
         }
     }
+}
+
+/// How far the profile is off in all.
+fn in_short(rows: &[Row]) -> String {
+    let mut order: Vec<&Row> = rows.iter().collect();
+    order.sort_by(|one, other| one.error.abs().total_cmp(&other.error.abs()));
+    let (Some(middle), Some(worst)) = (order.get(order.len() / 2), order.last()) else {
+        return "nothing was compared".into();
+    };
+    format!(
+        "{} of {} are within 10%; half are within {}, and the worst is {} {} with {}",
+        order.iter().filter(|row| row.error.abs() <= 0.1).count(),
+        order.len(),
+        percent(middle.error.abs()),
+        worst.operator,
+        worst.size,
+        signed_percent(worst.error)
+    )
 }
 
 /// What links between machines do.

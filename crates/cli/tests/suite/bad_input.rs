@@ -372,6 +372,13 @@ fn profiles_and_checkpoints() {
     place.run("generate folder --prompt a --temperature -1 --json").refuses("usage", "temperature");
     place.run("generate folder --prompt a --top-k 0 --json").refuses("usage", "top-k");
     place.run("profile --ranks 100000 --json").refuses("usage", "cores");
+    // Nothing else is overwritten by a profile, and nothing is measured before that is known.
+    for text in ["my own text", "[model]\nname = \"mine\"", "[[group]]\nnodes = 1"] {
+        place.write("other.toml", text);
+        let refused = place.run("profile --profile other.toml --json");
+        refused.refuses("profile", "other.toml is no profile, and would be overwritten");
+        assert_eq!(std::fs::read_to_string(place.path("other.toml")).expect("kept"), text);
+    }
     place.run("profile -o c.toml --profile p.toml --json").refuses("usage", "--profile");
     place.run("export folder --weights text.txt --json").refuses("file", "--force");
     place.run("export folder --weights w/w --json").refuses("file", "no folder w");

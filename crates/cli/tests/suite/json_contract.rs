@@ -247,6 +247,13 @@ fn the_demo_trains_on_its_own_source_text() {
     let summary = outcome.summary();
     has(&outcome, &summary, &["final_validation_loss", "checkpoint"]);
     outcome.check(summary["predicted_step_seconds"].is_number(), "no prediction");
+    // What it has left is replaced, and what another has is not.
+    place.run("demo --steps 2 --output shown --json").succeeds();
+    std::fs::create_dir(place.path("mine")).expect("a folder");
+    place.write("mine/report.html", "my own");
+    let refused = place.run("demo --steps 2 --output mine --json");
+    refused.refuses("file", "mine has report.html, which is of no demo");
+    assert_eq!(std::fs::read_to_string(place.path("mine/report.html")).expect("kept"), "my own");
 }
 
 #[test]

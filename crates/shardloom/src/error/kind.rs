@@ -31,6 +31,7 @@ impl Error {
             Error::NoProfilePlace
             | Error::Profile { .. }
             | Error::ProfileOfCluster { .. }
+            | Error::ProfileOverOther { .. }
             | Error::OtherMachine { .. } => "profile",
             Error::Io { .. }
             | Error::Exists { .. }

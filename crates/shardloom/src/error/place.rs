@@ -59,6 +59,7 @@ impl Error {
             Error::Documents { tokenizer } => tokenizer.clone(),
             Error::TokenizerChanged { path }
             | Error::ProfileOfCluster { path }
+            | Error::ProfileOverOther { path }
             | Error::NonFiniteWeights { path, .. }
             | Error::ClassNames { path }
             | Error::NotFolder { path } => Some(path.display().to_string()),

@@ -42,9 +42,9 @@ impl FromStr for Hosts {
             if name.is_empty() || name.starts_with('-') || !name.chars().all(allowed) {
                 return Err(format!("`{name}` is no machine's name"));
             }
-            let processes = processes
-                .parse()
-                .map_err(|_| format!("`{part}` needs a whole number above 0 behind the colon"))?;
+            let processes = processes.parse().map_err(|_| {
+                format!("`{part}` needs a whole number from 1 to {} behind the colon", u32::MAX)
+            })?;
             if hosts.iter().any(|(other, _)| other == name) {
                 return Err(format!(
                     "`{name}` is listed twice; give the number of all its processes"
@@ -80,7 +80,8 @@ mod tests {
     fn what_is_wrong_is_named() {
         assert_eq!(refused("a"), "`a` has no number of processes; write a:8");
         for part in ["a:0", "a:x", "a:-1", "a:"] {
-            let expected = format!("`{part}` needs a whole number above 0 behind the colon");
+            let expected =
+                format!("`{part}` needs a whole number from 1 to 4294967295 behind the colon");
             assert_eq!(refused(part), expected);
         }
         assert_eq!(refused("a:1,a:2"), "`a` is listed twice; give the number of all its processes");

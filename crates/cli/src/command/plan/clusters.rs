@@ -69,7 +69,7 @@ pub(super) fn run(
         terminal.line(format_args!("{cluster}: {reason}"))?;
     }
     for (cluster, answered) in &found {
-        let budget = asked.budget(answered).map(|budget| budget.described());
+        let budget = asked.budget(answered).map(|budget| budget.described(answered.targets));
         for said in budget.iter().chain(&answered.planned.outcome.notes) {
             terminal.line(format_args!("{cluster}: {said}"))?;
         }

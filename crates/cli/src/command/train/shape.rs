@@ -181,6 +181,7 @@ fn fastest(
     if terminal.json() {
         terminal.note(format_args!("plan: {}", plan_line(&outcome.plan)));
     }
+    outcome.notes.iter().for_each(|note| terminal.note(note));
     Ok(Chosen { plan: outcome.plan.clone(), search: Some(outcome) })
 }
 

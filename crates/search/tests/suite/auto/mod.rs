@@ -6,6 +6,7 @@ mod effort;
 mod formats;
 mod nothing_fits;
 mod optimum;
+mod single_changes;
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
