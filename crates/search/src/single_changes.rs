@@ -13,7 +13,7 @@ use crate::judge::unless_too_large;
 use crate::{Judgement, Request, SearchError, edits, judge};
 
 /// Micro-batches times blocks that are simulated at most; what a simulation takes is proportional to them.
-const EFFORT: usize = 5_000;
+const EFFORT: usize = 4_000;
 
 /// From which saving on a plan is another one.
 const LEAST_SAVING: f64 = 5e-4;

@@ -40,6 +40,9 @@ fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
             0 => "every worker's device has a server, and there are no others: servers on machines of their own \
                   would not make a step shorter"
                 .into(),
+            _ if !summation.colocated => "servers compute nothing, so machines without accelerators will do for \
+                                          them, at the end of the cluster"
+                .into(),
             _ => format!(
                 "servers on machines of their own sum {part:.1}% of the gradients and those on the workers' devices \
                  the rest, by the published split; the first compute nothing, so machines without accelerators will \

@@ -77,11 +77,17 @@ pub(super) fn fastest_plan(
             let lasting =
                 judgement.memory.iter().map(|it| (it.persistent.total(), it.memory_bytes));
             let mut lasting = lasting.map(|(held, all)| held as f64 / all as f64);
-            if lasting.any(|share| share > request.memory_share) {
+            let lasts_too_much = lasting.any(|share| share > request.memory_share);
+            if lasts_too_much {
                 left.drain(..left.len().saturating_sub(1));
             }
+            // Where servers hold nothing, workers hold as much with any number of them.
+            let is_alike = plan.sync.summation.is_some() && plan.parameters.is_empty();
             if selection.offer(plan, judgement) {
                 break;
+            }
+            if lasts_too_much && is_alike && left.is_empty() {
+                break 'counts;
             }
         }
     }
