@@ -157,7 +157,7 @@ fn every_method_of_four_processes_comes_to_what_threads_come_to() {
             "--dp 2 --summation-servers 2 --summation-share balanced",
             "--dp 2 --summation-servers 2 --summation-order next-use --no-clip",
             "--dp 2 --summation-servers 2 --summation-order next-use --summation-credits 1",
-            "--dp 3 --summation-servers 1 --summation-share balanced --colocated-servers --global-batch 12",
+            "--dp 2 --summation-servers 2 --summation-share 0.5 --colocated-servers",
             "--dp 4 --zero 1 --shard-within 2",
             "--dp 4 --zero 3 --shard-within 2 --optimizer sgd",
             "--dp 4 --algorithm hierarchical:2",
