@@ -324,6 +324,14 @@ impl Program {
         self.classes.iter().enumerate().map(|(index, class)| (ClassId(index as u32), class))
     }
 
+    /// Whether ranks of a class have no stage and are on devices of some that have, as servers may be.
+    pub fn is_colocated(&self, id: ClassId) -> bool {
+        let class = self.class(id);
+        let has_one = |other: &Class| class.devices.iter().any(|it| other.devices.contains(it));
+        let mut others = self.classes.iter().filter(|other| !other.stages.is_empty());
+        class.stages.is_empty() && others.any(has_one)
+    }
+
     /// The device of each rank.
     pub fn devices(&self) -> Vec<u32> {
         let device = |rank| {

@@ -142,6 +142,9 @@ pub struct Track {
     /// The number of its class in the program: ranks of one class run the same instructions.
     #[serde(default)]
     pub class: u32,
+    /// Whether it is on the device of another track, as a server may be on a worker's.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_colocated: bool,
     /// What it did, in order of start on each lane.
     pub intervals: Vec<Interval>,
     /// Messages to and from other stages, in order of their end on each lane. Each is among `intervals`, too, as far as
@@ -175,6 +178,11 @@ pub struct Timeline {
 }
 
 impl Track {
+    /// How many devices it stands for: none where it is on another track's.
+    pub fn devices(&self) -> f64 {
+        if self.is_colocated { 0.0 } else { self.multiplicity as f64 }
+    }
+
     /// Bytes that all ranks together sent that this track stands for.
     pub fn sent_bytes_by_all(&self) -> u64 {
         let alike = || self.sent_bytes.saturating_mul(self.multiplicity);
@@ -285,15 +293,15 @@ impl Timeline {
         self.bubble_fraction() - self.dependency_idle_fraction()
     }
 
-    /// Share of `ranks x makespan` that is not what `time` says of each track.
+    /// Share of `devices x makespan` that is not what `time` says of each track.
     fn share_without(&self, time: impl Fn(&Track) -> Picos) -> f64 {
         let makespan = self.makespan().seconds();
-        let ranks: u64 = self.tracks.iter().map(|track| track.multiplicity).sum();
-        if makespan == 0.0 || ranks == 0 {
+        let devices: f64 = self.tracks.iter().map(Track::devices).sum();
+        if makespan == 0.0 || devices == 0.0 {
             return 0.0;
         }
-        let of_track = |track: &Track| time(track).seconds() * track.multiplicity as f64;
-        1.0 - self.tracks.iter().map(of_track).sum::<f64>() / (ranks as f64 * makespan)
+        let of_track = |track: &Track| time(track).seconds() * track.devices();
+        1.0 - self.tracks.iter().map(of_track).sum::<f64>() / (devices * makespan)
     }
 }
 

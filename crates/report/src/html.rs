@@ -351,6 +351,7 @@ mod tests {
             multiplicity: 2,
             place: "stage 0".to_owned(),
             class: 0,
+            is_colocated: false,
             intervals: vec![interval(Activity::Forward, "F0", 0, end)],
             messages: vec![],
             memory: vec![(Picos(0), 1 << 20)],

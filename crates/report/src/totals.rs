@@ -44,18 +44,17 @@ impl<'a> Summed<'a> {
     /// The numbers that sum it up.
     pub(crate) fn totals(&self) -> Totals {
         let &Summed { timeline, makespan, .. } = self;
-        let (mut exposed, mut idle, mut ranks) = (0.0, 0.0, 0.0);
+        let (mut exposed, mut idle, mut devices) = (0.0, 0.0, 0.0);
         let (mut peak_bytes, mut sent_bytes) = (0, 0u64);
         for (track, shares) in timeline.tracks.iter().zip(&self.shares) {
-            let multiplicity = track.multiplicity as f64;
-            exposed += shares.exposed * multiplicity;
-            idle += shares.idle * multiplicity;
-            ranks += multiplicity;
+            exposed += shares.exposed * track.devices();
+            idle += shares.idle * track.devices();
+            devices += track.devices();
             peak_bytes = peak_bytes.max(track.peak_bytes);
             sent_bytes = sent_bytes.saturating_add(track.sent_bytes_by_all());
         }
-        let mean = |sum: f64| if ranks > 0.0 { sum / ranks } else { 0.0 };
-        let empty = makespan == Picos::ZERO || ranks == 0.0;
+        let mean = |sum: f64| if devices > 0.0 { sum / devices } else { 0.0 };
+        let empty = makespan == Picos::ZERO || devices == 0.0;
         Totals {
             step_seconds: makespan.seconds(),
             busy_fraction: if empty { 0.0 } else { 1.0 - timeline.bubble_fraction() },

@@ -136,6 +136,7 @@ pub(crate) mod tests {
             multiplicity: n.1,
             place,
             class: n.0 % 3,
+            is_colocated: false,
             intervals,
             messages: vec![],
             memory,

@@ -52,15 +52,15 @@ pub fn judge(graph: &Graph, cluster: &Cluster, plan: &Plan) -> Result<Judgement,
     let program = lower(graph, plan, cluster.device_count() as usize)?;
     let simulation = simulate(graph, cluster, &program, Options::default())?;
     let summary = simulation.summary();
-    let ranks: f64 = summary.ranks.iter().map(|rank| rank.multiplicity as f64).sum();
+    let devices: f64 = summary.ranks.iter().map(RankSummary::devices).sum();
     let sum = |what: fn(&RankSummary) -> f64| -> f64 {
-        summary.ranks.iter().map(|rank| rank.multiplicity as f64 * what(rank)).sum()
+        summary.ranks.iter().map(|rank| rank.devices() * what(rank)).sum()
     };
     Ok(Judgement {
         step_seconds: summary.step_seconds,
         bubble_fraction: summary.bubble_fraction,
         dependency_idle_fraction: summary.dependency_idle_fraction,
-        waits: sum(|rank| rank.waits) / ranks,
+        waits: sum(|rank| rank.waits) / devices,
         sent_bytes: summary.ranks.iter().map(|rank| rank.sent_bytes_by_all).sum(),
         memory: simulation.memory_fits(&program, cluster)?,
     })

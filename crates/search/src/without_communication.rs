@@ -35,7 +35,7 @@ impl WithoutCommunication {
         let [mut computing, mut computing_servers] = [0.0; 2];
         for rank in measured.summary().ranks {
             let (class, _) = bench.program.locate(Rank(rank.rank));
-            let weight = rank.multiplicity as f64;
+            let weight = rank.devices();
             devices += weight;
             computing += weight * rank.busy_seconds;
             if bench.program.class(class).stages.is_empty() {

@@ -5,7 +5,7 @@ use shardloom_program::timeline::{Activity, Interval, Lane};
 
 use crate::Simulation;
 
-/// Shares of a step's time on average over all ranks; they add up to 1.
+/// Shares of a step's time on average over all devices; they add up to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct StepShares {
     /// Computing, whether there is communication meanwhile or not.
@@ -36,7 +36,7 @@ impl Simulation {
     /// What the ranks do with a step's time, once steps follow each other.
     pub fn shares(&self) -> StepShares {
         let step_seconds = self.step_time().seconds();
-        let mut ranks = 0.0;
+        let mut devices = 0.0;
         let mut seconds = [0.0; 3];
         for (index, track) in self.timeline.tracks.iter().enumerate() {
             let covered = |counts: &dyn Fn(&Interval) -> bool| {
@@ -47,13 +47,13 @@ impl Simulation {
             let computing = covered(&computes);
             let or_collectives = covered(&|it| computes(it) || collective(it));
             let anything = covered(&|_| true);
-            let weight = track.multiplicity as f64;
-            ranks += weight;
+            let weight = track.devices();
+            devices += weight;
             seconds[0] += weight * computing;
             seconds[1] += weight * (or_collectives - computing);
             seconds[2] += weight * (anything - or_collectives);
         }
-        let all = ranks * step_seconds * self.steps_of_period() as f64;
+        let all = devices * step_seconds * self.steps_of_period() as f64;
         if all <= 0.0 {
             return StepShares::default();
         }

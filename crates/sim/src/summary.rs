@@ -16,7 +16,7 @@ use crate::{SimError, Simulation};
 pub struct Summary {
     /// How long a step takes once steps follow each other.
     pub step_seconds: f64,
-    /// Share of all ranks' time in which they do not compute: the sum of the next two.
+    /// Share of all devices' time in which they do not compute: the sum of the next two.
     pub bubble_fraction: f64,
     /// Share of it in which they neither compute nor communicate, as they wait for what others have not done yet.
     pub dependency_idle_fraction: f64,
@@ -34,6 +34,9 @@ pub struct RankSummary {
     /// How many identical ranks it stands for.
     #[serde(skip_serializing_if = "is_one")]
     pub multiplicity: u64,
+    /// Whether it is on the device of another, as a server may be on a worker's.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_colocated: bool,
     /// Time in which it computes.
     pub busy_seconds: f64,
     /// Time in which it receives or takes part in collectives, plus time in which it sends, whether it
@@ -49,6 +52,13 @@ pub struct RankSummary {
     pub sent_bytes: u64,
     /// What all ranks that it stands for send together.
     pub sent_bytes_by_all: u64,
+}
+
+impl RankSummary {
+    /// How many devices it stands for: none where it is on another's.
+    pub fn devices(&self) -> f64 {
+        if self.is_colocated { 0.0 } else { self.multiplicity as f64 }
+    }
 }
 
 fn is_one(multiplicity: &u64) -> bool {
@@ -139,6 +149,7 @@ impl Simulation {
             RankSummary {
                 rank: track.rank,
                 multiplicity: track.multiplicity,
+                is_colocated: track.is_colocated,
                 busy_seconds: of_step(track.busy_in(last())),
                 communication_seconds: of_step(track.communicating_in(last())),
                 idle_seconds: (step_seconds - of_step(track.covered_in(last(), |_| true))).max(0.0),
@@ -150,7 +161,7 @@ impl Simulation {
         };
         let ranks: Vec<RankSummary> = self.timeline.tracks.iter().enumerate().map(rank).collect();
         let weigh = |what: fn(&RankSummary) -> f64| -> f64 {
-            ranks.iter().map(|rank| rank.multiplicity as f64 * what(rank)).sum()
+            ranks.iter().map(|rank| rank.devices() * what(rank)).sum()
         };
         let available = weigh(|_| 1.0) * step_seconds;
         let share = |seconds: f64| if available > 0.0 { seconds / available } else { 0.0 };

@@ -70,6 +70,7 @@ impl<'p> TrackWriter<'p> {
             multiplicity: u64::from(actor.multiplicity),
             place: place(program, actor, folded),
             class: actor.class.0,
+            is_colocated: program.is_colocated(actor.class),
             ..Track::default()
         };
         TrackWriter {

@@ -92,6 +92,25 @@ fn devices_of_servers_do_not_wait_for_other_stages_but_have_nothing_to_compute()
     }
 }
 
+/// Eight devices that compute nearly all the time, each with a worker and a server.
+#[test]
+fn servers_on_workers_devices_are_no_devices_that_compute_nothing() {
+    let mut uniform = Uniform { mesh: Mesh::of(8, 1, 1), ..Uniform::default() };
+    (uniform.global_batch, uniform.microbatches) = (512, 32);
+    let servers = Servers { colocated: true, ..Servers::of(0, Staleness::SYNCHRONOUS) };
+    uniform.sync.servers = Some(servers);
+    uniform.sync.bucket_bytes = 1_000_000;
+    let plan = uniform.plan(&model(TEXT), TEXT, "c");
+    let shares = explained(&plan, &[]);
+    let shares = about(&shares, Topic::Share);
+    assert!(shares.iter().all(|it| !it.sentence.contains("servers")), "{shares:?}");
+    let computing = shares.iter().find(|it| it.sentence.ends_with("is computing"));
+    let computing = computing.expect("a share").number;
+    assert!(computing > 0.8, "{computing}");
+    let judged = judge(&model(TEXT), &h100(2, 4, 80_000_000_000), &plan).expect("it runs");
+    assert!((judged.bubble_fraction - (1.0 - computing)).abs() < 1e-9, "{judged:?}");
+}
+
 #[test]
 fn tensor_parallelism_across_a_slow_link_is_found_out() {
     let explanation = explained(&plan(1, 1, 8, 4), &[]);

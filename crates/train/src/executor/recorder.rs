@@ -16,15 +16,15 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Of a rank of `class` at a place, which holds `live_bytes` from now on.
+    /// Of a rank, which may be colocated with another, of `class` at a place, which holds `live_bytes` from now on.
     pub fn new(
         origin: Instant,
-        rank: u32,
+        (rank, is_colocated): (u32, bool),
         (class, place): (ClassId, String),
         live_bytes: u64,
     ) -> Recorder {
         let class = class.0;
-        let track = Track { rank, multiplicity: 1, place, class, ..Track::default() };
+        let track = Track { rank, multiplicity: 1, place, class, is_colocated, ..Track::default() };
         let mut recorder = Recorder { origin, track, issued: vec![] };
         recorder.track.memory.push((recorder.picos(Instant::now()), live_bytes));
         recorder

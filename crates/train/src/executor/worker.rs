@@ -263,7 +263,8 @@ impl Worker {
     fn recorder(&self, origin: Instant) -> Recorder {
         let place = (self.rank.class_id(), self.rank.place());
         let live = self.rank.memory().live_bytes() as u64;
-        Recorder::new(origin, self.endpoint.rank(), place, live)
+        let is_colocated = self.rank.program().is_colocated(self.rank.class_id());
+        Recorder::new(origin, (self.endpoint.rank(), is_colocated), place, live)
     }
 
     fn sent_bytes(&self) -> u64 {
