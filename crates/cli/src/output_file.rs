@@ -24,7 +24,7 @@ impl OutputFile {
     /// If it exists, is a folder, is named for something else in the command, its folder does not exist, or nothing
     /// can be written there.
     pub fn new(path: &Path, force: bool) -> Result<OutputFile, Failure> {
-        OutputFile::named(path, force, is_named_twice(path))
+        OutputFile::named(path, force, is_named_twice(path), "file")
     }
 
     /// A file in a folder that the command names.
@@ -33,10 +33,11 @@ impl OutputFile {
     /// As [`OutputFile::new`], also if it is named itself.
     pub fn within(folder: &Path, name: &str, force: bool) -> Result<OutputFile, Failure> {
         let path = folder.join(name);
-        OutputFile::named(&path, force, times_named(&path) > 0)
+        OutputFile::named(&path, force, times_named(&path) > 0, "folder")
     }
 
-    fn named(path: &Path, force: bool, is_input: bool) -> Result<OutputFile, Failure> {
+    /// The file at `path`, or why it cannot be, where the command names a `place` for it, a file or a folder.
+    fn named(path: &Path, force: bool, is_input: bool, place: &str) -> Result<OutputFile, Failure> {
         let at = path.display();
         if path == Path::new("-") {
             let message = "- is read as the name of a file: write /dev/stdout for standard output, or ./- if that is its name";
@@ -51,7 +52,8 @@ impl OutputFile {
         }
         let file = OutputFile { path: path.to_path_buf(), force };
         if path.exists() && !force && file.stream().is_none() {
-            let message = format!("{at} exists; name another file, or overwrite it with --force");
+            let message =
+                format!("{at} exists; name another {place}, or overwrite it with --force");
             return Err(Failure::file(path, message));
         }
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());

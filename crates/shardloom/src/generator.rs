@@ -7,7 +7,7 @@ use shardloom_data::Tokenizer;
 use shardloom_train::Sampler;
 
 use crate::saved::{available_bytes, model_of, open_checkpoint, weights_of};
-use crate::trained_tokenizer::trained_tokenizer;
+use crate::trained_tokenizer::{other_tokenizer, trained_tokenizer};
 use crate::training_data::require_vocabulary;
 use crate::{Error, Result, TextTokenizer};
 
@@ -31,6 +31,7 @@ pub struct Generator {
     drawing: Drawing,
     random: SplitMix64,
     refused: Vec<Refused>,
+    trained_with: Option<String>,
 }
 
 impl Generator {
@@ -58,6 +59,7 @@ impl Generator {
             Some(name) => TextTokenizer::open(name)?,
             None => trained_tokenizer(&checkpoint)?,
         };
+        let trained_with = given.and_then(|_| other_tokenizer(&checkpoint, &tokenizer));
         let weights = weights_of(&checkpoint, &model)?;
         let sampler =
             Sampler::new(model.graph().clone(), &weights, available_bytes()).map_err(|error| {
@@ -76,7 +78,13 @@ impl Generator {
         })?;
         let random = SplitMix64(seed);
         let model = model.spec().name().to_owned();
-        Ok(Generator { model, sampler, tokenizer, tokens: vec![], drawing, random, refused })
+        let tokens = vec![];
+        Ok(Generator { model, sampler, tokenizer, tokens, drawing, random, refused, trained_with })
+    }
+
+    /// The tokenizer that the model was trained with, if another was given, whose tokens mean something else.
+    pub fn trained_with(&self) -> Option<&str> {
+        self.trained_with.as_deref()
     }
 
     /// Newer checkpoints that were not used.

@@ -34,6 +34,18 @@ pub(crate) fn trained_tokenizer(checkpoint: &Checkpoint) -> Result<TextTokenizer
     }
 }
 
+/// What the checkpoint was trained with, if that is another tokenizer than this one.
+pub(crate) fn other_tokenizer(checkpoint: &Checkpoint, given: &TextTokenizer) -> Option<String> {
+    let extra = &checkpoint.meta().extra;
+    let mark = given.mark();
+    let is_same = match extra.get(DIGEST) {
+        Some(digest) => *digest == mark.digest,
+        // Checkpoints of earlier versions have no digest.
+        None => extra.get(NAME).is_none_or(|name| *name == mark.name),
+    };
+    (!is_same).then(|| extra.get(NAME).map_or("bytes", String::as_str).to_owned())
+}
+
 /// The text of its file, or why there is none.
 pub(crate) fn text_of_tokenizer(checkpoint: &Checkpoint) -> Result<String, String> {
     let bytes = "it was trained on bytes, for which there is no tokenizer.json: token n is byte n";

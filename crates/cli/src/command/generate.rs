@@ -64,6 +64,11 @@ impl Generate {
         for refused in generator.refused() {
             terminal.note(refused);
         }
+        if let Some(trained_with) = generator.trained_with() {
+            terminal.note(format_args!(
+                "the model was trained with the tokenizer {trained_with}, and its tokens mean something else with another"
+            ));
+        }
         generator.prompt(&self.prompt)?;
         let mut shown = String::new();
         for _ in 0..self.tokens {

@@ -41,6 +41,21 @@ fn a_tokenizer_with_more_tokens_than_the_model_writes_no_text() {
 }
 
 #[test]
+fn a_tokenizer_that_a_model_was_not_trained_with_is_said_to_be_another() {
+    let place = Place::new();
+    place.run(&format!("train {TINY} --steps 1 --checkpoint run")).succeeds();
+    place.run("vocabulary --data text.txt --size 20 -o words.json").succeeds();
+    for (tokenizer, is_other) in
+        [("", false), ("--tokenizer bytes", false), ("--tokenizer words.json", true)]
+    {
+        let outcome =
+            place.run(&format!("generate run --prompt a --tokens 2 {tokenizer}")).succeeds();
+        let is_said = outcome.stderr.contains("was trained with the tokenizer bytes");
+        outcome.check(is_said == is_other, "not as it is");
+    }
+}
+
+#[test]
 fn models() {
     let place = Place::new();
     place.write("broken.json", "{\"model_type\": ");
