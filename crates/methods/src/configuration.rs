@@ -14,6 +14,9 @@
 //! one of these numbers is reached, and further ones only until one fits. (An asynchronous or interleaved
 //! schedule is faster than that estimate, so that with many configurations the very best may be missed.)
 
+#[cfg(test)]
+mod tests;
+
 use shardloom_plan::{Arrangement, Axis, Mesh, Recompute, ScheduleKind, Weights};
 use shardloom_search::{Request, Space};
 use shardloom_sim::estimate::{Candidate, Cut as EstimatedCut, Estimator};

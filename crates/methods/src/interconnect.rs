@@ -123,4 +123,35 @@ mod tests {
         let links = Interconnect::of(&Cluster::parse("tpu-v4:4x4").expect("a preset"));
         assert_eq!(links.across, links.within);
     }
+
+    /// What leaves a node among others goes over its card, be it one of a torus or not.
+    #[test]
+    fn beside_other_nodes_a_torus_is_left_over_cards() {
+        let own = |name: &str| {
+            let cluster = Cluster::parse(name).expect("a preset");
+            cluster.groups()[0].clone()
+        };
+        let rate = |group: &NodeGroup, talking: u32| {
+            let node = &group.profile.node;
+            let uplink = node.uplink_bytes_per_second / node.oversubscription;
+            f64::min(node.inter.bytes_per_second, uplink / f64::from(talking))
+                * node.inter.reachable
+        };
+        let torus = own("tpu-v4:4x4");
+        for other in ["v100-16g:3x4", "h100-80g:2x8", "a100-80g:2x2"] {
+            let both = [torus.clone(), own(other)];
+            let cluster = Cluster::parse(&format!("tpu-v4:4x4+{other}")).expect("presets");
+            let links = Interconnect::of(&cluster);
+            let slowest = |talking: &dyn Fn(&NodeGroup) -> u32| {
+                both.iter().map(|it| rate(it, talking(it))).fold(f64::INFINITY, f64::min)
+            };
+            for (link, expected) in [
+                (&links.across, slowest(&|it| it.devices_per_node)),
+                (&links.between, slowest(&|_| 1)),
+            ] {
+                let found = link.reachable_bytes_per_second();
+                assert!((found / expected - 1.0).abs() < 1e-9, "{other}: {found} for {expected}");
+            }
+        }
+    }
 }

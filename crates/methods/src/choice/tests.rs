@@ -2,7 +2,7 @@
 
 use shardloom_cluster::{Cluster, NodeGroup, PlanDefaults, Profile};
 use shardloom_graph::ModelSpec;
-use shardloom_plan::{Axis, DeviceList, Mesh, Optimizer, ParameterGroup, Weights};
+use shardloom_plan::{Axis, DeviceList, Mesh, Optimizer, ParameterGroup, Precision, Weights};
 
 use super::*;
 use crate::cut::Cut;
@@ -293,6 +293,24 @@ fn tensor_parallel_plans_are_valid_whatever_the_vocabulary() {
             let splits = |dim| plan.layout.splits(dim, Axis::TP);
             assert!(splits("heads") && splits("ffn"), "{:?}", plan.layout);
             assert_eq!(splits("vocab"), vocab % width == 0, "width {width}, vocabulary {vocab}");
+        }
+    }
+}
+
+/// Whatever others there are.
+#[test]
+fn blocks_are_timed_on_the_first_device_with_the_samples_that_are_asked_for() {
+    let graph = graph();
+    for (cluster, first) in
+        [("h100-80g:1+v100-16g:1", "h100-80g:1"), ("v100-16g:1+h100-80g:1", "v100-16g:1")]
+    {
+        let request = Request { precision: Precision::FP32, ..Request::new(GPT, cluster, 64) };
+        let [cluster, first] = [cluster, first].map(|it| Cluster::parse(it).expect("presets"));
+        let mut task = Task::new("a method", &graph, &cluster, &request);
+        for samples in [4, 16, 4] {
+            let formats = (Precision::FP32, &[][..]);
+            let alone = profile(&graph, &first, DeviceId(0), formats, samples).expect("a profile");
+            assert_eq!(task.layers(samples).expect("profiles"), alone, "{samples} samples");
         }
     }
 }

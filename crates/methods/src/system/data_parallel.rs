@@ -67,3 +67,48 @@ pub(super) fn replicated(
     }
     candidates
 }
+
+#[cfg(test)]
+mod tests {
+    use shardloom_cluster::{NodeGroup, Profile};
+
+    use super::*;
+
+    fn h100(nodes: u32, devices_per_node: u32) -> Cluster {
+        let profile = Profile::preset("h100-80g").expect("a preset");
+        Cluster::new(vec![NodeGroup { profile, nodes, devices_per_node }]).expect("a cluster")
+    }
+
+    /// Of each policy in turn the largest micro-batch of a replica's share first, whatever is sharded.
+    #[test]
+    fn replicas_are_as_many_as_divide_the_batch_and_take_the_largest_micro_batches_first() {
+        let policies = [Recompute::None, Recompute::Full];
+        for (nodes, per_node) in [(1, 1), (1, 2), (1, 3), (2, 3), (2, 4)] {
+            let devices = nodes * per_node;
+            for batch in 1..=24 {
+                let request = Request::new("a model", "cluster", batch as usize);
+                for zero in 0..=3 {
+                    let found = replicated(&h100(nodes, per_node), &request, zero, &policies);
+                    let mut dp = devices;
+                    while batch % dp > 0 {
+                        dp -= 1;
+                    }
+                    let mut expected = vec![];
+                    for recompute in policies {
+                        let sizes = (1..=batch / dp).rev().filter(|it| batch / dp % it == 0);
+                        expected.extend(sizes.map(|it| (recompute, it, batch / dp / it)));
+                    }
+                    let each =
+                        found.iter().map(|it| (it.recompute, it.microbatch, it.microbatches));
+                    let at = format!("{batch} samples on {devices} devices");
+                    assert_eq!(each.collect::<Vec<_>>(), expected, "{at}");
+                    for it in &found {
+                        assert_eq!((it.pp, it.cp, it.tp, it.chunks), (1, 1, 1, 1), "{at}");
+                        assert_eq!((it.dp, it.sharing), (dp, dp), "{at}");
+                        assert_eq!(it.zero, if dp == 1 { 0 } else { zero }, "{at}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -106,4 +106,33 @@ mod tests {
         assert_eq!(of(Precision { master: false, ..Precision::MIXED }), (4.0 + 8.0) / 2.0);
         assert_eq!(state_bytes_per_weight_byte(Precision::FP32, &Optimizer::sgd(0.0)), 1.0);
     }
+
+    /// In the order in which they are named first, each from the least recomputation on.
+    #[test]
+    fn shapes_keep_their_places_and_fall_back_from_none_to_all_recomputed() {
+        let of = |width| Shape { width, depth: 2, microbatch: 1, microbatches: 4 };
+        let stack = Stack::default();
+        let full = Recompute::Full.under(&stack);
+        let both = vec![Recompute::None, full];
+        for (planned, expected) in [
+            (
+                vec![(3, false), (1, false), (3, true), (1, true)],
+                vec![(3, both.clone()), (1, both.clone())],
+            ),
+            (
+                vec![(3, true), (1, true), (1, false), (3, false)],
+                vec![(3, both.clone()), (1, both.clone())],
+            ),
+            (
+                vec![(1, true), (2, false), (3, true)],
+                vec![(1, vec![full]), (2, vec![Recompute::None]), (3, vec![full])],
+            ),
+            (vec![], vec![]),
+        ] {
+            let named = planned.into_iter().map(|(width, recompute)| (of(width), recompute));
+            let found =
+                shapes(named, &stack).into_iter().map(|(shape, policies)| (shape.width, policies));
+            assert_eq!(found.collect::<Vec<_>>(), expected);
+        }
+    }
 }

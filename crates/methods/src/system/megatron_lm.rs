@@ -76,3 +76,93 @@ fn candidates(
     });
     Ok(candidates)
 }
+
+#[cfg(test)]
+mod tests {
+    use shardloom_cluster::{NodeGroup, Profile};
+    use shardloom_collectives::Algorithm;
+    use shardloom_graph::ModelSpec;
+
+    use super::*;
+
+    /// Stages, replicas, width of tensor parallelism, samples of a micro-batch, and micro-batches.
+    type Words = (u32, u32, u32, u32, u32);
+
+    /// All splits of `devices` on nodes of so many and of the batch, of which tensor parallelism divides four heads.
+    fn all(devices: u32, per_node: u32, batch: u32) -> Vec<Words> {
+        let widest = [4, 2, 1].into_iter().find(|it| *it <= per_node).expect("one device");
+        let mut all = vec![];
+        for (pp, tp) in (1..=8).flat_map(|pp| [1, 2, 4].map(|tp| (pp, tp))) {
+            let divides = tp <= per_node && pp * tp <= devices && (devices / tp).is_multiple_of(pp);
+            if !divides || (pp > 1 && tp != widest) {
+                continue;
+            }
+            let dp = (1..=devices / tp / pp)
+                .rev()
+                .find(|it| batch.is_multiple_of(*it))
+                .expect("one does");
+            for microbatch in (1..=batch / dp).filter(|it| (batch / dp).is_multiple_of(*it)) {
+                all.push((pp, dp, tp, microbatch, batch / dp / microbatch));
+            }
+        }
+        let used = |it: &Words| it.0 * it.1 * it.2;
+        let fills = |it: &Words| it.4 >= 4 * it.0;
+        all.sort_by(|one, other| {
+            let shapes = (one.0, one.2).cmp(&(other.0, other.2));
+            let sizes = fills(other).cmp(&fills(one)).then(other.3.cmp(&one.3));
+            used(other).cmp(&used(one)).then(shapes).then(sizes)
+        });
+        all
+    }
+
+    #[test]
+    fn the_rules_name_all_splits_with_the_least_model_parallelism_first() {
+        use ScheduleKind::{Afab, OneForwardOneBackward};
+        for (seq, kind) in
+            [(24, AttentionKind::Fused), (6, AttentionKind::Unfused), (9, AttentionKind::Fused)]
+        {
+            let text = format!("gpt:layers=6,hidden=64,heads=4,seq={seq},vocab=64");
+            let model = ModelSpec::parse(&text).and_then(|spec| spec.graph()).expect("a model");
+            for ((nodes, per_node), batch) in [(1, 1), (2, 2), (2, 4), (3, 2)]
+                .into_iter()
+                .flat_map(|machines| [1, 6, 32, 48].map(|batch| (machines, batch)))
+            {
+                let profile = Profile::preset("h100-80g").expect("a preset");
+                let group = NodeGroup { profile, nodes, devices_per_node: per_node };
+                let cluster = Cluster::new(vec![group]).expect("a cluster");
+                for (algorithm, schedules, schedule) in [
+                    (Algorithm::Ring, vec![OneForwardOneBackward], OneForwardOneBackward),
+                    (
+                        Algorithm::BinaryTree,
+                        vec![Afab, OneForwardOneBackward],
+                        OneForwardOneBackward,
+                    ),
+                    (Algorithm::Ring, vec![Afab], Afab),
+                ] {
+                    let attention = Some(kind);
+                    let request = Request::new(&text, "cluster", batch);
+                    let request = Request { algorithm, schedules, attention, ..request };
+                    let graph = request.graph_of(&model, &cluster).expect("a graph");
+                    let found = candidates(&graph, &cluster, &request).expect("candidates");
+                    let words =
+                        |it: &Candidate| (it.pp, it.dp, it.tp, it.microbatch, it.microbatches);
+                    let names: Vec<Words> = found.iter().map(words).collect();
+                    let at = format!("{seq}, {nodes} x {per_node}, {batch} samples, {algorithm}");
+                    assert_eq!(names, all(nodes * per_node, per_node, batch as u32), "{at}");
+                    let recompute = match kind {
+                        AttentionKind::Fused => Recompute::None,
+                        AttentionKind::Unfused => Recompute::Selective,
+                    };
+                    for it in &found {
+                        let shares = it.dp > 1 && algorithm == Algorithm::Ring;
+                        assert_eq!((it.cp, it.zero), (1, u8::from(shares)), "{at}");
+                        assert_eq!((it.sharing, it.recompute), (it.dp, recompute), "{at}");
+                        let splits = it.tp > 1 && seq % it.tp == 0;
+                        assert_eq!((it.sequence_parallel, it.cut), (splits, Cut::Even), "{at}");
+                        assert!(it.pp == 1 || it.schedule == schedule, "{at}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! The profile of a graph's blocks against the simulation of the same graph on the same device.
 
 use shardloom_cluster::{Cluster, DeviceId};
-use shardloom_graph::{Graph, ModelSpec};
+use shardloom_graph::{Extents, Graph, ModelSpec, OpId};
 use shardloom_methods::partition::{LayerProfile, Level, StageTime, pipedream, profile};
 use shardloom_plan::{ParameterGroup, Precision, ScheduleKind, Uniform};
 use shardloom_program::{BodyKind, lower};
@@ -132,4 +132,49 @@ fn frozen_parameters_are_held_and_have_no_gradients_to_exchange() {
         assert_eq!(some.gradient_bytes, exchanged, "block {block}");
     }
     assert!(all[1].gradient_bytes > 0.0);
+}
+
+/// A device is what it is in whatever company.
+#[test]
+fn each_device_of_a_cluster_is_timed_as_one_of_its_kind_alone() {
+    let graph = graph();
+    let mixed = Cluster::parse("h100-80g:2+v100-16g:2+a100-80g:1").expect("presets");
+    let formats = (Precision::FP32, &[][..]);
+    let kinds = ["h100-80g:1", "h100-80g:1", "v100-16g:1", "v100-16g:1", "a100-80g:1"];
+    for (device, kind) in (0..).zip(kinds) {
+        let found = profile(&graph, &mixed, DeviceId(device), formats, MICROBATCH);
+        let alone = Cluster::parse(kind).expect("a preset");
+        let alone = profile(&graph, &alone, DeviceId(0), formats, MICROBATCH);
+        assert_eq!(found.expect("a profile"), alone.expect("a profile"), "device {device}");
+    }
+}
+
+/// What a block computes with, however often, is held once there; and once in each block that reads it.
+#[test]
+fn a_block_holds_each_parameter_that_it_reads_once() {
+    let cluster = Cluster::parse("a100-80g:1").expect("a preset");
+    let mut shared = 0;
+    for text in [
+        "gpt:layers=2,hidden=64,heads=4,seq=16,vocab=64,tied=true",
+        "u-transformer:layers=4,hidden=64,heads=4,seq=16,vocab=128",
+        "lstm:layers=2,hidden=32,embed=16,seq=4,vocab=64",
+        "mlp:inputs=8,hidden=16,layers=3,classes=4",
+    ] {
+        let graph = ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model");
+        let extents = Extents::global(&graph, MICROBATCH);
+        let layers = profiled(&graph, &cluster);
+        for (index, layer) in layers.iter().enumerate() {
+            let mut elements = 0;
+            for (_, value) in graph.parameters() {
+                let reads = |op: &&OpId| graph.op(**op).block.index() == index;
+                if value.consumers.iter().any(|op| reads(&op)) {
+                    elements += extents.shape(&value.axes).iter().product::<usize>();
+                    shared += usize::from(!value.consumers.iter().all(|op| reads(&op)));
+                }
+            }
+            assert_eq!(layer.parameter_bytes, (2 * elements) as f64, "{text}: block {index}");
+            assert_eq!(layer.gradient_bytes, (4 * elements) as f64, "{text}: block {index}");
+        }
+    }
+    assert!(shared > 0, "the tied embedding is in two blocks");
 }

@@ -540,3 +540,45 @@ fn workers_take_smaller_micro_batches_and_then_compute_twice_where_memory_is_sho
         assert!(*last != Recompute::None, "{method}: {found:?}");
     }
 }
+
+/// Each plan is asked for with less memory than the one before takes.
+#[test]
+fn replicas_take_smaller_micro_batches_and_compute_twice_only_where_they_share_states() {
+    let model = "gpt:layers=4,hidden=64,heads=4,seq=256,vocab=64";
+    for (method, twice) in [("data-parallel", false), ("horovod", false), ("zero", true)] {
+        let (mut memory, mut found, mut shared) = (PLENTY, vec![], 0);
+        while let Ok(Choice { plan, judgement, .. }) = ask(method, model, &h100(2, memory), 16) {
+            let peak = judgement.fullest().expect("a device").peak_bytes;
+            assert!(peak < memory, "{method}: {peak} of {memory}");
+            found.push((plan.recompute == Recompute::None, plan.microbatches));
+            (memory, shared) = (peak, plan.sync.zero);
+        }
+        // What takes least shares parameters, too.
+        assert_eq!(shared, if twice { 3 } else { 0 }, "{method}");
+        assert_eq!(found.first(), Some(&(true, 1)), "{method}");
+        // All of the eight samples of each, one by one.
+        assert!(found.contains(&(true, 8)), "{method}: {found:?}");
+        assert_eq!(found.iter().any(|it| !it.0), twice, "{method}: {found:?}");
+        assert!(found.is_sorted_by_key(|&(once, count)| (!once, count)), "{method}: {found:?}");
+    }
+}
+
+#[test]
+fn a_batch_that_a_refusal_names_would_do() {
+    let model = "gpt:layers=6,hidden=16,heads=2,seq=4,vocab=16";
+    let mut named = BTreeSet::new();
+    for method in all().iter().filter(|it| it.family.name().contains("pipeline")) {
+        for (devices, batch) in [(2, 1), (4, 3), (6, 5)] {
+            let cluster = h100(devices, PLENTY);
+            let Err(error) = ask(method.name, model, &cluster, batch) else { continue };
+            let text = error.to_string();
+            let Some((before, _)) = text.split_once(" samples would do") else { continue };
+            let Some((_, number)) = before.rsplit_once("a multiple of ") else { continue };
+            let number: usize = number.parse().expect("a number");
+            let found = ask(method.name, model, &cluster, number);
+            assert!(found.is_ok(), "{} on {devices}: {number} after {text}", method.name);
+            named.insert(method.name);
+        }
+    }
+    assert!(named.len() > 5, "{named:?}");
+}

@@ -7,5 +7,7 @@ mod limits;
 mod pass_times;
 mod pipedream_partition;
 mod plans;
+mod requests;
+mod servers;
 mod two_bw;
 mod zero_bubble;

@@ -59,3 +59,42 @@ impl Trained for Linear {
         gradients
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::system::autosync::random::Random;
+
+    /// The first half of the weights is for means over shards, the second for sums over parts of the gradients.
+    #[test]
+    fn a_weight_counts_the_mean_of_its_feature_or_its_sum_by_the_shards_parts() {
+        let random = &mut Random::new(5);
+        for _ in 0..20 {
+            // Up to four variables of up to three shards, with their part and some other features.
+            let mut shard = || -> Features {
+                let others = (0..NUMBERS).filter(|&at| at != PART && at % 7 == random.below(7));
+                let mut features: Features = others.map(|at| (at, 1.0 + at as f64)).collect();
+                features.push((PART, random.unit()));
+                features
+            };
+            let count = 1 + shard().len() % 4;
+            let variables: Vec<Vec<Features>> =
+                (0..count).map(|it| (0..=it % 3).map(|_| shard()).collect()).collect();
+            let shards: Vec<&Features> = variables.iter().flatten().collect();
+            let of = |shard: &Features, place: usize| -> f64 {
+                shard.iter().filter(|it| it.0 == place).map(|it| it.1).sum()
+            };
+            for place in 0..NUMBERS {
+                let values: Vec<f64> = shards.iter().map(|shard| of(shard, place)).collect();
+                let mean = values.iter().sum::<f64>() / values.len() as f64;
+                let by_parts = shards.iter().zip(&values).map(|(shard, it)| of(shard, PART) * it);
+                for (weight, expected) in [(place, mean), (NUMBERS + place, by_parts.sum())] {
+                    let mut model = Linear::new();
+                    model.parameters()[weight] = 2.0;
+                    let found = model.scores(&[&variables])[0];
+                    assert!((found - 2.0 * expected).abs() < 1e-9, "{weight}: {found}");
+                }
+            }
+        }
+    }
+}

@@ -1,5 +1,6 @@
 //! Strategies, what becomes of them in programs, and what models learn of them.
 
+mod beginning;
 mod known;
 mod shapes;
 

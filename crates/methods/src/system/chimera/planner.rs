@@ -517,6 +517,10 @@ mod tests {
             assert_eq!(shapes, all, "{workers} workers, {batch} samples");
         }
         assert!(chimera(&request(0, 16), |b| Ok(blocks(b))).is_err());
+        for (workers, batch, key) in [(0, 16, "workers"), (4, 0, "global_batch")] {
+            let error = chimera(&request(workers, batch), |b| Ok(blocks(b))).expect_err(key);
+            assert!(matches!(error, MethodError::Planner { key: it, .. } if it == key), "{error}");
+        }
     }
 
     #[test]

@@ -104,4 +104,29 @@ mod tests {
         assert!(least_variance(&[1.0], 0).is_err());
         assert!(least_variance(&[f64::NAN], 1).is_err());
     }
+
+    /// Costs are whole numbers, whose squares are exact.
+    #[test]
+    fn of_equally_good_cuts_the_one_with_the_earliest_last_cut_is_given() {
+        let mut ties = 0;
+        for number in 0..3_u32.pow(6) {
+            let costs: Vec<f64> =
+                (0..6).map(|layer| f64::from(number / 3_u32.pow(layer) % 3)).collect();
+            for stages in 2..=5 {
+                let squares = |cuts: &[usize]| -> f64 {
+                    cuts.windows(2)
+                        .map(|run| costs[run[0]..run[1]].iter().sum::<f64>().powi(2))
+                        .sum()
+                };
+                let all = all_cuts(costs.len(), stages);
+                let least = all.iter().map(|it| squares(it)).fold(f64::INFINITY, f64::min);
+                let best = all.iter().filter(|it| squares(it) == least);
+                let earliest = best.clone().map(|it| it[stages - 1]).min().expect("a cut");
+                ties += usize::from(best.clone().any(|it| it[stages - 1] != earliest));
+                let found = least_variance(&costs, stages).expect("enough layers");
+                assert_eq!((squares(&found), found[stages - 1]), (least, earliest), "{costs:?}");
+            }
+        }
+        assert!(ties > 100, "{ties}");
+    }
 }

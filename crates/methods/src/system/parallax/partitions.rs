@@ -166,4 +166,39 @@ mod tests {
             assert!(error(Model { c: model.c + step, ..model }) > least);
         }
     }
+
+    /// The least of the model may be at either end of what was tried, or between two of them.
+    #[test]
+    fn the_best_number_is_the_least_of_the_model_within_what_was_tried() {
+        let time =
+            |a: f64, b: f64, pieces: usize| b / pieces as f64 + a * (pieces as f64 - 1.0) + 2.0;
+        let mut ends = [0; 3];
+        for (a, b) in [(0.001, 50.0), (0.1, 4.0), (0.3, 20.0), (1.0, 31.0), (5.0, 0.5), (0.02, 1.3)]
+        {
+            for tried in [[1, 2, 4], [4, 8, 2], [8, 16, 4], [3, 6, 12], [1, 9, 3]] {
+                let (least, most) =
+                    (tried.iter().min().expect("three"), tried.iter().max().expect("three"));
+                let mut expected = *least;
+                for pieces in *least..=*most {
+                    if time(a, b, pieces) < time(a, b, expected) {
+                        expected = pieces;
+                    }
+                }
+                let known = tried.map(|pieces| (pieces, time(a, b, pieces)));
+                assert_eq!(best(&known), Some(expected), "{a}, {b}, {tried:?}");
+                let place = if expected == *least {
+                    0
+                } else if expected == *most {
+                    2
+                } else {
+                    1
+                };
+                ends[place] += 1;
+            }
+        }
+        assert!(ends.iter().all(|count| *count > 2), "{ends:?}");
+        // Two are too few for a model, and the faster one is taken.
+        assert_eq!(best(&[(2, 3.0), (8, 2.0)]), Some(8));
+        assert_eq!(best(&[]), None);
+    }
 }

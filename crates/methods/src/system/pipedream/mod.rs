@@ -226,3 +226,66 @@ fn workers(task: &Task<'_>) -> Vec<u32> {
     }
     devices
 }
+
+#[cfg(test)]
+mod tests {
+    use shardloom_cluster::{Cluster, NodeGroup, Profile};
+    use shardloom_graph::ModelSpec;
+    use shardloom_search::Request;
+
+    use super::*;
+
+    /// Replicas of each stage.
+    fn replicas(partition: &Partition) -> Vec<usize> {
+        partition.stages.iter().map(|it| it.workers.len()).collect()
+    }
+
+    /// The least number of minibatches after which all stages are at their first replica again.
+    fn least_turns(partition: &Partition) -> usize {
+        let all = replicas(partition);
+        if all.len() == 1 {
+            return 1;
+        }
+        (1..).find(|turns| all.iter().all(|it| turns % it == 0)).expect("their product")
+    }
+
+    /// Each is for minibatches of the share of a step that the one before leaves to one.
+    #[test]
+    fn partitions_follow_from_each_other_until_one_has_come_before() {
+        let text = "gpt:layers=3,hidden=256,heads=4,seq=128,vocab=2000,tied=false";
+        let graph = ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model");
+        let mut lengths = std::collections::BTreeMap::<usize, usize>::new();
+        for (devices_per_node, rate) in
+            (4..=7).flat_map(|it| [1e9, 5e9, 1e10].map(|rate| (it, rate)))
+        {
+            let mut profile = Profile::preset("h100-80g").expect("a preset");
+            profile.node.intra.bytes_per_second = rate;
+            let group = NodeGroup { profile, nodes: 1, devices_per_node };
+            let cluster = Cluster::new(vec![group]).expect("a cluster");
+            for batch in [60, 64, 120] {
+                let request = Request::new(text, "cluster", batch);
+                let mut task = Task::new("pipedream", &graph, &cluster, &request);
+                let found = partitions(&mut task).expect("partitions");
+                let mut expected: Vec<Partition> = vec![];
+                let mut samples = Some(batch);
+                while let Some(each) = samples.filter(|_| expected.len() < 4) {
+                    let next = partition_of(&mut task, each).expect("a partition");
+                    if expected.iter().any(|it| it.stages == next.stages) {
+                        break;
+                    }
+                    let turns = least_turns(&next);
+                    samples = (batch % turns == 0).then_some(batch / turns);
+                    expected.push(next);
+                }
+                let [found, expected] = [found, expected].map(|all| {
+                    all.iter()
+                        .map(|it| (it.stages.clone(), it.bottleneck_seconds))
+                        .collect::<Vec<_>>()
+                });
+                assert_eq!(found, expected, "{batch} samples, {devices_per_node} devices, {rate}");
+                *lengths.entry(found.len()).or_default() += 1;
+            }
+        }
+        assert!([1, 2, 4].iter().all(|it| lengths.contains_key(it)), "by length: {lengths:?}");
+    }
+}

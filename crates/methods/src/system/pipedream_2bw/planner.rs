@@ -380,5 +380,9 @@ mod tests {
         let none = TwoBwRequest { memory_bytes: 1.0, ..request(2, 16) };
         assert!(two_bw(&none, |b| Ok(blocks(b))).expect("an answer").is_empty());
         assert!(two_bw(&request(0, 16), |b| Ok(blocks(b))).is_err());
+        for (workers, batch, key) in [(0, 16, "workers"), (4, 0, "global_batch")] {
+            let error = two_bw(&request(workers, batch), |b| Ok(blocks(b))).expect_err(key);
+            assert!(matches!(error, MethodError::Planner { key: it, .. } if it == key), "{error}");
+        }
     }
 }

@@ -41,3 +41,46 @@ impl Adam {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::system::autosync::random::Random;
+
+    /// Means weighted by powers of the betas, of gradients no longer than a quarter with decay, by definition.
+    #[test]
+    fn a_step_is_the_weighted_mean_of_gradients_over_the_root_of_that_of_their_squares() {
+        let random = &mut Random::new(17);
+        let mut parameters = vec![1.0, -0.5, 2.0, 0.0];
+        let mut adam = Adam::new(parameters.len());
+        // By step and parameter.
+        let mut known: Vec<Vec<f64>> = vec![];
+        let (mut long, mut short) = (0, 0);
+        for step in 0..30 {
+            let scale = [0.05, 0.3, 4.0][step % 3];
+            let gradients: Vec<f64> = (0..4).map(|_| scale * (random.unit() - 0.5)).collect();
+            let norm = gradients.iter().map(|it| it * it).sum::<f64>().sqrt();
+            *(if norm > 0.25 { &mut long } else { &mut short }) += 1;
+            let shrunk = gradients.iter().map(|it| it * f64::min(1.0, 0.25 / norm));
+            let decayed = shrunk.zip(&parameters).map(|(it, own)| it + 3e-4 * own);
+            known.push(decayed.collect());
+            let rate = 0.01 / (1.0 + step as f64);
+            let before = parameters.clone();
+            adam.step(&mut parameters, &gradients, rate);
+            for (at, (now, before)) in parameters.iter().zip(before).enumerate() {
+                // The newest counts one, each before it the power of its age.
+                let mean = |beta: f64, of: &dyn Fn(f64) -> f64| {
+                    let newest_first = known.iter().rev().enumerate();
+                    let weighed = newest_first.map(|(age, it)| (beta.powi(age as i32), of(it[at])));
+                    let (sum, all) = weighed.fold((0.0, 0.0), |(sum, all), (weight, value)| {
+                        (sum + weight * value, all + weight)
+                    });
+                    sum / all
+                };
+                let moved = rate * mean(0.9, &|it| it) / (mean(0.999, &|it| it * it).sqrt() + 1e-8);
+                assert!((before - moved - now).abs() < 1e-12, "step {step}: {before} to {now}");
+            }
+        }
+        assert!(long > 5 && short > 5, "{long} are clipped and {short} are not");
+    }
+}

@@ -76,3 +76,108 @@ fn cost_models_see_parts_of_the_most_that_there_are() {
         }
     });
 }
+
+/// A network without tables, most of whose memory is for what 64 samples keep.
+const MLP: &str = "mlp:inputs=8,hidden=16,layers=2,classes=4";
+
+/// Workers, servers and micro-batches.
+type Words = (u32, u32, usize);
+
+/// The words of each shape on devices that are alike, of whose memory plans may take a share,
+/// and the bytes that the first of them takes.
+fn shapes_on(devices: u32, batch: usize, memory_share: f64) -> Option<(Vec<Words>, u64)> {
+    let model = ModelSpec::parse(MLP).and_then(|spec| spec.graph()).expect("a model");
+    let cluster = Cluster::parse(&format!("a100-40g:1x{devices}")).expect("a preset");
+    let request = Request { memory_share, ..Request::new(MLP, "cluster", batch) };
+    let graph = request.graph_of(&model, &cluster).expect("a graph");
+    let mut task = Task::new("autosync", &graph, &cluster, &request);
+    let found = match problem(&mut task) {
+        Ok(found) => found,
+        Err(MethodError::Impossible { key: "devices", .. }) => return None,
+        Err(error) => panic!("{error}"),
+    };
+    let mut peak = None;
+    for shape in &found.shapes {
+        // It fits, and with fewer micro-batches it would not.
+        let fewer = divisors(batch as u32 / shape.workers).map(|it| it as usize);
+        for microbatches in fewer.filter(|&it| it <= shape.microbatches) {
+            let mut other = found.clone();
+            other.shapes = vec![Shape { microbatches, ..shape.clone() }];
+            let plan = words::plan(&task, &other, &alike(&other, 0));
+            let judgement = judge(&graph, &cluster, &plan).expect("a plan");
+            assert_eq!(
+                judgement.fits(memory_share),
+                microbatches == shape.microbatches,
+                "{shape:?}"
+            );
+            peak = peak.or(judgement.fullest().map(|it| it.peak_bytes));
+        }
+        // Each micro-batch takes as long as the passes of all blocks with its samples.
+        let samples = batch / shape.workers as usize / shape.microbatches;
+        let layers = task.layers(samples).expect("a profile");
+        let pass: f64 = layers.iter().map(|it| it.forward_seconds + it.backward_seconds).sum();
+        let all = pass * shape.microbatches as f64;
+        assert!((shape.compute_seconds - all).abs() < 1e-9 * all, "{shape:?}");
+    }
+    let words = |it: &Shape| (it.workers, it.server_bandwidths.len() as u32, it.microbatches);
+    Some((found.shapes.iter().map(words).collect(), peak?))
+}
+
+/// No server, one, two and four, of which workers are as many at least, and as many as divide the batch.
+#[test]
+fn servers_are_at_most_half_of_the_devices_and_workers_divide_the_batch() {
+    for (devices, batch) in (1..=8).flat_map(|devices| [5, 12].map(|batch| (devices, batch))) {
+        let mut expected = vec![];
+        for servers in [0, 1, 2, 4].into_iter().filter(|&servers| 2 * servers <= devices) {
+            let left = devices - servers;
+            let workers = (1..=left).rev().find(|it| batch % it == 0).expect("one divides all");
+            expected.push((workers, servers, 1));
+        }
+        let (found, _) = shapes_on(devices, batch as usize, 0.95).expect("shapes");
+        assert_eq!(found, expected, "{devices} devices, {batch} samples");
+    }
+}
+
+#[test]
+fn workers_take_the_fewest_micro_batches_that_fit() {
+    let (_, peak) = shapes_on(4, 64, 0.95).expect("shapes");
+    let (mut more, mut refused) = (BTreeSet::new(), 0);
+    for part in 1..20 {
+        let memory_share = f64::from(part) / 20.0 * peak as f64 / 40e9;
+        match shapes_on(4, 64, memory_share) {
+            Some((found, _)) => more.extend(found.iter().map(|it| it.2)),
+            None => refused += 1,
+        }
+    }
+    assert!(more.len() > 2 && refused > 0, "{more:?} micro-batches, and {refused} refused");
+}
+
+/// Sixteen servers, twenty groups, what is compressed and how, servers or workers, and four quantities.
+#[test]
+fn everything_that_cost_models_know_of_a_shard_has_a_place_of_its_own() {
+    with(|_, problem| {
+        let mut problem = problem.clone();
+        problem.variables.truncate(1);
+        let shape = problem.shapes[0].clone();
+        problem.shapes = vec![Shape { server_bandwidths: vec![1e9; 16], ..shape }];
+        let places = |by: Synchroniser| -> BTreeSet<usize> {
+            let found = features(&problem, &Strategy { shape: 0, synchronisers: vec![by] });
+            found[0][0].iter().map(|&(place, _)| place).collect()
+        };
+        let mut all: Vec<BTreeSet<usize>> =
+            (0..16).map(|server| places(Synchroniser::Servers(vec![server]))).collect();
+        let of_servers = 2 + 4;
+        assert!(all.iter().all(|it| it.len() == of_servers));
+        for (group, compression) in
+            (0..20).flat_map(|group| super::super::sampler::COMPRESSIONS.map(|it| (group, it)))
+        {
+            let found = places(Synchroniser::AllReduce { group, compression });
+            assert_eq!(found.len(), 3 + 4);
+            all.push(found);
+        }
+        // No two are alike, and together they have all places.
+        assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), 16 + 20 * 3);
+        let places: BTreeSet<usize> = all.into_iter().flatten().collect();
+        assert_eq!(places.len(), 16 + 20 + 3 + 2 + 4);
+    });
+}
