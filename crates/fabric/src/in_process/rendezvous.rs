@@ -290,3 +290,81 @@ impl fmt::Debug for Participant {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Numbers from 0 to below `bound`, from the middle of a linear congruence.
+    fn drawn(state: &mut u64, bound: usize) -> usize {
+        *state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (*state >> 33) as usize % bound
+    }
+
+    /// Members come to barriers and give them up in any order. A barrier is complete once all have come to it, and
+    /// stays so; from the first that is given up before, nobody comes to any, and all hear of that one's reason.
+    #[test]
+    fn barriers_are_complete_once_all_came_and_given_up_for_all_before_that() {
+        let (mut completed, mut too_late) = (0, 0);
+        for (seed, members) in (0..60).flat_map(|seed| [1, 2, 3, 4].map(|members| (seed, members)))
+        {
+            let state = &mut (1000 * seed + members as u64);
+            let ranks: Vec<u32> = (10..10 + members as u32).collect();
+            let roster = Arc::new(Roster::new(20, Duration::from_secs(120)));
+            let mut all = rendezvous(&roster, &ranks);
+            // How often each has come, and why they come no more.
+            let mut came = vec![0_u64; members];
+            let mut reason: Option<FabricError> = None;
+            for step in 0..40 {
+                let at = drawn(state, members);
+                let all_came = came.iter().copied().min().expect("a member");
+                let waits = came[at] > all_came;
+                if drawn(state, 12) > 0 {
+                    if waits {
+                        continue;
+                    }
+                    assert_eq!(all[at].arrive(), reason.is_none(), "{seed}, step {step}");
+                    came[at] += u64::from(reason.is_none());
+                } else {
+                    // It waits for those that are missing, or has not come to the next one.
+                    let own = all[at].timeout(Call::Barrier, vec![step]);
+                    let first = reason.get_or_insert(own.clone()).clone();
+                    let told = match waits {
+                        true => all[at].abandon(came[at], own).expect_err("some are missing"),
+                        false => all[at].break_off(own),
+                    };
+                    assert_eq!(told, first, "{seed}, step {step}");
+                    // What all came to before is not given up any more.
+                    if came[at] > 0 && !waits {
+                        let later = all[at].timeout(Call::Barrier, vec![100]);
+                        assert_eq!(all[at].abandon(came[at], later), Ok(()), "{seed}, step {step}");
+                        too_late += 1;
+                    }
+                }
+                let all_came = came.iter().copied().min().expect("a member");
+                completed = all_came.max(completed);
+                for (member, &own) in all.iter().zip(&came) {
+                    assert_eq!(member.broken(), reason, "{seed}, step {step}");
+                    let found = match member.arrived() {
+                        Arrival::Complete => "complete",
+                        Arrival::Abandoned => "abandoned",
+                        Arrival::Pending => "pending",
+                    };
+                    let expected = match (own <= all_came, &reason) {
+                        (true, _) => "complete",
+                        (false, Some(_)) => "abandoned",
+                        (false, None) => "pending",
+                    };
+                    assert_eq!(found, expected, "{seed}, step {step}");
+                    let missing = came.iter().zip(&ranks).filter(|(it, _)| **it < own);
+                    let missing: Vec<u32> = missing.map(|(_, rank)| *rank).collect();
+                    assert_eq!(member.absent().collect::<Vec<_>>(), missing, "{seed}, step {step}");
+                }
+            }
+        }
+        assert!(completed > 5 && too_late > 20, "{completed} in a row, {too_late} too late");
+    }
+}

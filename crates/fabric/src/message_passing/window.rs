@@ -214,3 +214,40 @@ impl<B: Lent> Window<B> for MessagePassingWindow<B> {
         waited(found, (rank, operation), (others().collect(), connection.timeout))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(ask: u64, number: u64, parts: u32, elements: usize) -> Arrival {
+        Arrival { ask, number, parts, body: Contents::zeroed(Format::F32, elements) }
+    }
+
+    /// Parts come one by one, and behind those of earlier asks that were given up in the middle.
+    #[test]
+    fn what_was_asked_for_is_there_once_all_of_its_parts_are() {
+        for parts in 1..5 {
+            // Of the ask before, which nobody waits for any more, so many have come, and others come late.
+            for (early, late) in
+                (0..=parts).flat_map(|early| (0..=parts - early).map(move |it| (early, it)))
+            {
+                let window = WindowState::default();
+                (0..early).for_each(|_| window.arrive(part(1, 7, parts, 9)));
+                assert!(window.take(2).is_none());
+                for place in 0..parts {
+                    if place < late {
+                        window.arrive(part(1, 7, parts, 9));
+                    }
+                    assert!(window.take(2).is_none(), "{place} of {parts}");
+                    window.arrive(part(2, 8, parts, place as usize));
+                }
+                let found = window.take(2).expect("all parts are there");
+                let words = found.iter().map(|it| (it.ask, it.number, it.body.view().elements()));
+                let expected = (0..parts).map(|place| (2, 8, place as usize));
+                assert!(words.eq(expected), "{parts} parts, {early} early and {late} late");
+                // They are there once.
+                assert!(window.take(2).is_none() && window.take(3).is_none());
+            }
+        }
+    }
+}

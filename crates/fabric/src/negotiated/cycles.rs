@@ -349,4 +349,47 @@ mod tests {
         }
         assert!(all > 0);
     }
+
+    /// In the order in which they are ready: runs of the same kind, as long as their bytes go together.
+    #[test]
+    fn requests_of_a_kind_that_follow_each_other_are_one_list_up_to_the_bytes_that_are_said() {
+        let timeout = Duration::from_secs(30);
+        let settings = Settings { timeout, arithmetic: Arc::new(Unused) };
+        let mut endpoints: Vec<Box<dyn Endpoint<Contents>>> =
+            InProcess.connect(1, &settings).unwrap();
+        let of = |format, reduction, elements| Request {
+            algorithm: Algorithm::Direct,
+            reduction,
+            format,
+            elements,
+        };
+        let requests = vec![
+            of(Format::F32, Reduction::Sum, 3),  // 12 bytes
+            of(Format::F32, Reduction::Sum, 5),  // 20 bytes
+            of(Format::F64, Reduction::Sum, 2),  // 16 bytes
+            of(Format::F32, Reduction::Max, 5),  // 20 bytes
+            of(Format::Bf16, Reduction::Sum, 4), // 8 bytes
+            of(Format::Bf16, Reduction::Sum, 6), // 12 bytes
+            of(Format::F32, Reduction::Sum, 1),  // 4 bytes
+        ];
+        let cycle = Duration::ZERO;
+        for (fused_bytes, ready, expected) in [
+            (32, vec![0, 1, 6], vec![vec![0, 1], vec![6]]),
+            (36, vec![0, 1, 6], vec![vec![0, 1, 6]]),
+            (31, vec![0, 1, 6], vec![vec![0], vec![1, 6]]),
+            (23, vec![0, 1, 6], vec![vec![0], vec![1], vec![6]]),
+            (0, vec![1, 0], vec![vec![1], vec![0]]),
+            (1000, vec![0, 2, 1, 3, 6], vec![vec![0], vec![2], vec![1], vec![3], vec![6]]),
+            (20, vec![5, 4, 0, 6], vec![vec![5, 4], vec![0, 6]]),
+            (19, vec![4, 5, 6, 0], vec![vec![4], vec![5], vec![6, 0]]),
+            (1000, vec![], vec![]),
+        ] {
+            let group = endpoints[0].group_apart(&[0]).unwrap();
+            let requests = requests.clone();
+            let negotiation = Negotiation { requests, cycle, fused_bytes, timeout };
+            let told = Contents::zeroed(Format::U32, 7);
+            let cycles = Cycles::new(group, negotiation, told, vec![]);
+            assert_eq!(cycles.fuse(ready.clone()), expected, "{fused_bytes} bytes of {ready:?}");
+        }
+    }
 }

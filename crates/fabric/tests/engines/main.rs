@@ -162,6 +162,48 @@ facts! {
     }
 }
 
+/// Facts that have all the time that they want, of an engine that finds one packet at a time.
+macro_rules! whole_facts {
+    ($($module:ident { $($fact:ident)+ })+) => {
+        mod one_packet_at_a_time {
+            use crate::separate::OnePacketAtATime;
+
+            $($(#[test]
+            fn $fact() {
+                crate::$module::$fact(&OnePacketAtATime);
+            })+)+
+        }
+    };
+}
+
+whole_facts! {
+    collectives {
+        every_format_is_exchanged_and_reduced
+    }
+    counts {
+        every_part_arrives_whatever_the_counts
+    }
+    failures {
+        what_a_rank_sent_before_it_left_still_arrives
+        different_calls_are_reported_to_all_naming_both
+    }
+    groups {
+        subgroups_and_world_interleave
+        the_uses_of_one_list_are_matched_in_order_and_kept_apart
+    }
+    messages {
+        messages_of_a_tag_stay_in_order_and_others_wait_until_asked_for
+        messages_of_every_format_arrive_as_they_were_sent
+        two_buffers_pass_any_number_of_messages
+    }
+    windows {
+        who_fetches_finds_one_publication_whole_and_none_older_than_asked_for
+        ranks_that_fetch_from_each_other_hold_nobody_up
+        what_is_fetched_counts_for_who_fetches
+        what_does_not_fit_is_refused_by_who_fetches
+    }
+}
+
 /// What only ranks that are threads of one process may rely on.
 #[test]
 fn a_message_in_one_process_is_moved_and_not_copied() {

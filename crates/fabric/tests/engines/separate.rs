@@ -1,8 +1,14 @@
 //! Processes without MPI: each is an engine of its own, and they share no more than queues of bytes.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
-use shardloom_fabric::{Contents, Endpoint, Engine, FabricError, MessagePassing, Queues, Settings};
+use shardloom_fabric::{
+    Arrived, Contents, Endpoint, Engine, FabricError, MessagePassing, Packet, Queues, Settings,
+    Transport,
+};
 
 /// As many processes as are asked for, with an equal share of the ranks each.
 pub struct Separate {
@@ -26,6 +32,66 @@ impl Engine<Contents> for Separate {
             if ranks.is_multiple_of(self.ranks_each) { ranks / self.ranks_each } else { 1 };
         let mut endpoints = vec![];
         for transport in Queues::between(processes) {
+            let engine = Arc::new(MessagePassing::over(Box::new(transport))?);
+            for endpoint in engine.connect(ranks, settings)? {
+                let resident = Resident { endpoint, _process: Arc::clone(&engine) };
+                endpoints.push(Box::new(resident) as Box<dyn Endpoint<Contents>>);
+            }
+        }
+        Ok(endpoints)
+    }
+}
+
+/// Processes of one rank each, of which none finds more than one packet at a time: whatever is sent together may come
+/// in parts.
+pub struct OnePacketAtATime;
+
+struct Trickle {
+    queues: Queues,
+    /// Whether the next that arrives waits for the next look.
+    pauses: AtomicBool,
+}
+
+impl Transport for Trickle {
+    fn process(&self) -> u32 {
+        self.queues.process()
+    }
+
+    fn processes(&self) -> u32 {
+        self.queues.processes()
+    }
+
+    fn send(&self, to: u32, packet: Packet) {
+        self.queues.send(to, packet);
+    }
+
+    fn receive(&self) -> Option<Arrived> {
+        if self.pauses.swap(false, Ordering::Relaxed) {
+            return None;
+        }
+        let arrived = self.queues.receive();
+        self.pauses.store(arrived.is_some(), Ordering::Relaxed);
+        arrived
+    }
+
+    fn is_under_way(&self) -> bool {
+        self.queues.is_under_way()
+    }
+
+    fn reuse(&self, body: Contents) {
+        self.queues.reuse(body);
+    }
+}
+
+impl Engine<Contents> for OnePacketAtATime {
+    fn connect(
+        &self,
+        ranks: u32,
+        settings: &Settings,
+    ) -> Result<Vec<Box<dyn Endpoint<Contents>>>, FabricError> {
+        let mut endpoints = vec![];
+        for queues in Queues::between(ranks) {
+            let transport = Trickle { queues, pauses: AtomicBool::new(false) };
             let engine = Arc::new(MessagePassing::over(Box::new(transport))?);
             for endpoint in engine.connect(ranks, settings)? {
                 let resident = Resident { endpoint, _process: Arc::clone(&engine) };

@@ -124,6 +124,11 @@ pub fn what_does_not_fit_is_refused_by_who_fetches(engine: &Tested) {
     let fewer = windows[0].fetch(1, 1, &mut parts()[..1]).unwrap_err();
     let expected = "rank 0 cannot fetch what rank 1 publishes: 2 parts for room for 1";
     assert_eq!(fewer.to_string(), expected);
+    let mut larger = parts();
+    larger.push(reals(&[0.0]));
+    let more = windows[0].fetch(1, 1, &mut larger).unwrap_err();
+    let expected = "rank 0 cannot fetch what rank 1 publishes: 2 parts for room for 3";
+    assert_eq!(more.to_string(), expected);
     let mut smaller = parts();
     smaller[0] = reals(&[0.0; 6]);
     let smaller = windows[0].fetch(1, 1, &mut smaller).unwrap_err();
