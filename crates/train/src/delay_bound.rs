@@ -287,6 +287,19 @@ mod tests {
     }
 
     #[test]
+    fn a_bound_is_taken_at_both_limits_and_refused_beyond_them() {
+        for (least, most, from) in (0..5 * 5 * 5).map(|it| (it / 25, it / 5 % 5, it % 5)) {
+            let made = DelayBound::new(least, most, &plan(Some(Staleness::Within(from))));
+            // In order, with no step at which servers wait for all.
+            let mut ordered = [least, from, most];
+            ordered.sort_unstable();
+            let is_within = least > 0 && ordered == [least, from, most];
+            let next = made.ok().map(|it| it.next());
+            assert_eq!(next, is_within.then_some(from), "{from} within {least} and {most}");
+        }
+    }
+
+    #[test]
     fn plans_without_such_a_bound_and_limits_that_are_none_are_refused() {
         let within = |steps| Some(Staleness::Within(steps));
         for (least, most, staleness, expected) in [

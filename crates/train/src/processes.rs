@@ -330,6 +330,24 @@ mod tests {
     }
 
     #[test]
+    fn ranks_live_in_processes_of_their_own_only_where_there_are_as_many_processes() {
+        let spec = ModelSpec::parse("mlp:inputs=4,hidden=8,layers=2,classes=2").expect("a model");
+        let graph = spec.graph().expect("a model");
+        let all = processes(["one"; 3]);
+        for ranks in 1..=6 {
+            let mesh = Mesh::of(ranks, 1, 1);
+            let uniform = Uniform { mesh, global_batch: ranks as usize, ..Uniform::default() };
+            let plan = uniform.plan(&graph, "model", "local");
+            let program = lower(&graph, &plan, ranks as usize).expect("a program");
+            // Three processes have the devices 0 to 2.
+            let expected = (ranks <= 3).then(|| (0..ranks).collect::<Vec<u32>>());
+            for process in &all {
+                assert_eq!(process.process_of_ranks(&program), expected, "{ranks} ranks");
+            }
+        }
+    }
+
+    #[test]
     fn the_machine_of_a_process_that_is_gone_is_named() {
         let all = processes(["one", "other", "third"]);
         all[1].leave("it was stopped");

@@ -106,6 +106,42 @@ mod tests {
         assert_eq!(noting(read, &[true, true]).now(), 64.0);
     }
 
+    /// The scale after these steps: half of it after one that is not finite, but no less than 1, and twice as much
+    /// after each three finite ones in a row.
+    fn counted(initial: f64, finite: &[bool]) -> f64 {
+        let mut scale = initial;
+        for row in finite.split_inclusive(|finite| !finite) {
+            let ends = row.iter().filter(|finite| !*finite).count();
+            scale *= 2.0_f64.powi(((row.len() - ends) / 3) as i32);
+            scale = if ends == 1 { (scale / 2.0).max(1.0) } else { scale };
+        }
+        scale
+    }
+
+    #[test]
+    fn wherever_a_run_is_saved_or_gets_another_plan_its_scale_is_as_if_it_had_not() {
+        let begin =
+            |initial| LossScaling::new(Some(LossScale::Dynamic { initial, growth_interval: 3 }));
+        for (initial, code) in (0..512).flat_map(|code| [(1.0, code), (2.0, code), (64.0, code)]) {
+            let steps: Vec<bool> = (0..8).map(|step| code >> step & 1 == 1).collect();
+            let steps = &steps[..code % 9];
+            for at in 0..=steps.len() {
+                let before = noting(begin(initial), &steps[..at]);
+                let mut meta = Meta::default();
+                before.write(&mut meta);
+                // What is read or taken over replaces what was there.
+                let mut saved = noting(begin(initial), &[false, true]);
+                let mut replanned = saved.clone();
+                saved.read(&meta);
+                replanned.go_on_from(&before);
+                for scaling in [saved, replanned] {
+                    let found = noting(scaling, &steps[at..]).now();
+                    assert_eq!(found, counted(initial, steps), "{steps:?} from {initial} at {at}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn without_a_sound_scale_in_a_checkpoint_it_is_that_of_the_start() {
         for scale in [None, Some("0.5"), Some("NaN"), Some("inf"), Some("much")] {

@@ -292,6 +292,32 @@ fn one_logit_decides_between_two_classes_as_the_losses_of_samples_say() {
     }
 }
 
+/// Where all weights are zero but the last bias, that is the logit of every sample.
+#[test]
+fn one_logit_is_for_the_second_class_only_above_zero() {
+    let graph = graph("dlrm:dense=2,rows=4,embed=4,bottom=8,top=8");
+    let of_label = |class: u32| (0..24).filter(|&at| label(at) == class).count();
+    assert_ne!(of_label(0), of_label(1));
+    for (dp, tp, pp) in [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2)] {
+        let uniform = Uniform { pp, mesh: Mesh::of(dp, 1, tp), microbatches: 4, ..serial() };
+        let plan = uniform.plan(&graph, "model", "local");
+        let mut trainer = trainer(&graph, &plan, clicks(), 0.01);
+        let mut weights = trainer.weights().expect("weights");
+        weights.values_mut().for_each(|values| values.fill(0.0));
+        for (logit, class) in [(0.0, 0), (-0.0, 0), (-1e-30, 0), (1e-30, 1)] {
+            weights.insert("head.bias".into(), vec![logit]);
+            let classifier = Classifier::new(graph.clone(), &weights, Arc::new(clicks()), None);
+            let found = classifier.and_then(|mut it| it.classify()).expect("classes");
+            assert_eq!(found.len(), 24);
+            assert!(found.iter().all(|it| it.class == class && it.probability == 0.5), "{logit}");
+            trainer.set_weights(weights.clone()).expect("the same shapes");
+            let expected = of_label(class) as f64 / 24.0;
+            let found = evaluated(&mut trainer, 100).accuracy;
+            assert_eq!(found, Some(expected), "{logit} under\n{}", plan.to_toml());
+        }
+    }
+}
+
 #[test]
 fn language_models_have_none() {
     let plan = serial().plan(&gpt(), "model", "local");

@@ -1,6 +1,6 @@
 //! Validation takes each sample once, in order, whatever a micro-batch has.
 
-use crate::support::{Samples, gpt, serial, trainer, trainer_with_clock};
+use crate::support::{Samples, gpt, llama, serial, small_gpt, trainer, trainer_with_clock};
 use shardloom_cluster::Cluster;
 use shardloom_plan::{Mesh, Plan, ScheduleKind, Uniform};
 use shardloom_train::{RunClock, Trainer};
@@ -62,4 +62,31 @@ fn samples_that_make_no_whole_micro_batch_are_left_out() {
     assert!((found - expected).abs() < 1e-5 * expected, "{found} for {expected}");
     let mut too_many = trainer(&gpt(), &plan(1, 1, 13), samples(), 1e-3);
     assert_eq!(too_many.validate(100).expect("an evaluation"), None);
+}
+
+/// Samples are the same for training and validation, and a step says the loss before its update.
+#[test]
+fn the_loss_over_samples_is_what_a_step_on_them_says_and_that_of_a_guess_where_weights_are_zero() {
+    let models = [small_gpt(), llama()];
+    for (graph, (seq, vocab)) in models.into_iter().zip([(8, 32), (16, 64)]) {
+        for (pp, dp, tp) in [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2)] {
+            let mesh = Mesh::of(dp, 1, tp);
+            let uniform = Uniform { pp, mesh, microbatches: 2, ..serial() };
+            let plan = uniform.plan(&graph, "model", "local");
+            let mut run = trainer(&graph, &plan, Samples::patterned(12, seq, vocab), 1e-3);
+            // A step of 8 samples in two micro-batches.
+            let each = plan.microbatch_samples() as u64;
+            let found = loss(&mut run, 8 / each);
+            let trained = run.step().expect("a step").loss;
+            assert!((found - trained).abs() < 1e-5 * trained, "{found} for {trained}");
+            let mut weights = run.weights().expect("weights");
+            weights.values_mut().for_each(|values| values.fill(0.0));
+            run.set_weights(weights).expect("the same shapes");
+            let guess = f64::from(vocab).ln();
+            let found = loss(&mut run, 8 / each);
+            assert!((found - guess).abs() < 1e-6 * guess, "{found} for {guess}");
+            let trained = run.step().expect("a step").loss;
+            assert!((trained - guess).abs() < 1e-6 * guess, "{trained} for {guess}");
+        }
+    }
 }

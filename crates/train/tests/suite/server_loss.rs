@@ -1,8 +1,9 @@
 //! Training goes on without a server that is lost where others have replicas of its ranges, wherever in a row of steps
 //! that is, and comes to the weights of a run without the loss, bit for bit.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use crate::support::two_nodes::{
     CLUSTER, assert_runs_as_predicted, data, gpt, started, train, weights,
@@ -13,15 +14,15 @@ use shardloom_checkpoint::{Meta, Store};
 use shardloom_fabric::{Endpoint, Engine, FabricError, InProcess, Lent, Settings};
 use shardloom_graph::Graph;
 use shardloom_plan::{Optimizer, Plan, Servers, Staleness, Sync, Uniform};
-use shardloom_program::Rank;
+use shardloom_program::{Program, Rank};
 use shardloom_train::learning_rate::Curve;
 use shardloom_train::{Blueprint, Error, RunClock, Trainer};
 
-/// The engine of one process, in which a rank panics with one of its messages, in the first run of ranks that it
-/// connects; in the next another may.
+/// The engine of one process, in which ranks panic with one of their messages, in the first run of ranks that it
+/// connects; in the next others may.
 struct Losing {
-    /// The rank, and how many messages it sends and receives before, in each run of ranks to come.
-    losses: Mutex<VecDeque<(u32, u64)>>,
+    /// The ranks, and how many messages each sends and receives before, in each run of ranks to come.
+    losses: Mutex<VecDeque<Vec<(u32, u64)>>>,
 }
 
 impl<B: Lent> Engine<B> for Losing {
@@ -30,9 +31,9 @@ impl<B: Lent> Engine<B> for Losing {
         ranks: u32,
         settings: &Settings,
     ) -> Result<Vec<Box<dyn Endpoint<B>>>, FabricError> {
-        let loss = self.losses.lock().expect("the losses").pop_front();
+        let losses = self.losses.lock().expect("the losses").pop_front().unwrap_or_default();
         let losing = |inner: Box<dyn Endpoint<B>>| -> Box<dyn Endpoint<B>> {
-            let left = loss.filter(|loss| loss.0 == inner.rank()).map(|loss| loss.1);
+            let left = losses.iter().find(|loss| loss.0 == inner.rank()).map(|loss| loss.1);
             Box::new(Watched { inner, watcher: Left(left) })
         };
         Ok(InProcess.connect(ranks, settings)?.into_iter().map(losing).collect())
@@ -64,11 +65,16 @@ fn served(graph: &Graph, workers: u32, servers: Servers, optimizer: Optimizer) -
     Uniform { sync, mesh: mesh(workers, 1, 1), ..plain }.plan(graph, "model", CLUSTER)
 }
 
-/// Ranks of which these are lost.
+/// Ranks of which these are lost, one after the other.
 fn losing(graph: &Graph, plan: &Plan, losses: &[(u32, u64)]) -> Trainer {
+    losing_at_once(graph, plan, losses.iter().map(|&loss| vec![loss]).collect())
+}
+
+/// Ranks of which these are lost, all of a list in the same run of ranks.
+fn losing_at_once(graph: &Graph, plan: &Plan, losses: VecDeque<Vec<(u32, u64)>>) -> Trainer {
     let settings = settings(Curve::Constant { peak: 0.05 });
     let blueprint = Blueprint::new(graph.clone(), plan, plan.least_devices(), settings);
-    let engine = Losing { losses: Mutex::new(losses.iter().copied().collect()) };
+    let engine = Losing { losses: Mutex::new(losses) };
     let blueprint = blueprint.expect("a plan that fits").with_engine(Arc::new(engine));
     Trainer::start(blueprint, Box::new(data())).expect("threads")
 }
@@ -155,6 +161,51 @@ fn with_two_replicas_two_servers_may_be_lost_one_after_the_other() {
     }
 }
 
+/// What each server of a program owns, by its number: names of parameters and elements of these.
+fn owned(graph: &Graph, program: &Program) -> BTreeMap<u32, BTreeSet<(String, usize)>> {
+    let servers = program.classes().filter(|(_, class)| class.serves().is_some());
+    let elements = servers.map(|(_, class)| {
+        let own = class.params.iter().filter(|it| class.bucket(it.bucket).replica_of.is_none());
+        let elements = own.flat_map(|param| {
+            let name = &graph.value(param.value).name;
+            param.part.clone().map(move |at| (name.clone(), at))
+        });
+        (class.replica.expect("servers have numbers"), elements.collect())
+    });
+    elements.collect()
+}
+
+/// They own elements of it afterwards, which nobody else does.
+#[test]
+fn of_servers_that_are_lost_at_once_it_is_said_of_each_who_owns_its_ranges_then() {
+    let graph = gpt();
+    let plan = served(&graph, 2, servers(4, 2), Optimizer::default());
+    let mut whole = started(&graph, &plan, RunClock::Wall);
+    let before = owned(&graph, whole.program());
+    let expected = trained(&mut whole);
+    let mut unlike = 0;
+    for (one, other) in (0..4).flat_map(|one| (one..4).map(move |other| (one, other))) {
+        let losses = [one, other].map(|server| (2 + server, 0));
+        let mut trainer = losing_at_once(&graph, &plan, VecDeque::from([losses.to_vec()]));
+        assert_eq!(trained(&mut trainer), expected, "{one} and {other}");
+        let after = owned(&graph, trainer.program());
+        let lost = trainer.lost_servers();
+        let numbers: Vec<u32> = lost.iter().map(|it| it.server).collect();
+        assert_eq!(numbers, if one == other { vec![one] } else { vec![one, other] });
+        for of in lost {
+            let ranges = &before[&of.server];
+            let has_some = |(_, owns): &(&u32, &BTreeSet<_>)| !owns.is_disjoint(ranges);
+            let owners: Vec<u32> =
+                after.iter().filter(has_some).map(|(&number, _)| number).collect();
+            assert_eq!(of.taken_over_by, owners, "{} of {one} and {other}", of.server);
+            let owned: usize = after.values().map(|it| it.intersection(ranges).count()).sum();
+            assert_eq!(owned, ranges.len());
+        }
+        unlike += usize::from(lost[0].taken_over_by != lost[lost.len() - 1].taken_over_by);
+    }
+    assert!(unlike > 0, "they are always the same");
+}
+
 #[test]
 fn after_a_loss_bytes_and_memory_are_those_of_the_plan_without_the_server() {
     let graph = gpt();
@@ -213,6 +264,30 @@ fn what_is_saved_after_a_loss_goes_on_under_the_plan_with_all_servers() {
     resumed.resume(latest.expect("the checkpoint").0).expect("resumed");
     train(&mut resumed, 2);
     assert_eq!(weights(&mut resumed), weights(&mut whole));
+}
+
+/// Those before the loss took as long as each other, and all together no longer than whoever waits for them waits.
+#[test]
+fn steps_before_a_loss_share_the_time_until_training_goes_on() {
+    let graph = gpt();
+    let plan = served(&graph, 2, servers(3, 1), Optimizer::default());
+    let mut several = 0;
+    for at in [30, 60, 90] {
+        let mut trainer = losing(&graph, &plan, &[(3, at)]);
+        let start = Instant::now();
+        let row = trainer.train_steps(9).unwrap_or_else(|error| panic!("{error}"));
+        let most = start.elapsed().as_secs_f64();
+        assert_eq!(row.iter().map(|it| it.step).collect::<Vec<_>>(), (0..9).collect::<Vec<_>>());
+        let [lost] = trainer.lost_servers() else { continue };
+        let (before, after) = row.split_at(lost.step as usize);
+        for part in [before, after] {
+            assert!(part.iter().all(|it| it.seconds > 0.0 && it.seconds == part[0].seconds));
+        }
+        let sum: f64 = row.iter().map(|it| it.seconds).sum();
+        assert!(sum <= most, "{sum} s of {most} s, with {} steps before", lost.step);
+        several += usize::from(before.len() > 1);
+    }
+    assert!(several > 0, "no loss is behind the second step");
 }
 
 #[test]
