@@ -629,4 +629,42 @@ mod tests {
             }
         }
     }
+
+    /// Of all pairs of ranks the time of one is the longest, and some of those that are tried takes as long.
+    #[test]
+    fn of_pairs_that_fetch_the_slowest_of_all_is_tried() {
+        let graph = graph();
+        let ordered: Vec<u32> = (0..24).collect();
+        let spread: Vec<u32> = (0..24).map(|it| it * 7 % 24).collect();
+        for devices in [ordered, spread] {
+            let program = program(&graph, &devices);
+            // On one node, and over several.
+            for cluster in
+                ["h100-80g:3x8", "h100-80g:6x4", "h100-80g:4x6", "h100-80g:2x5+a100-80g:2x8"]
+            {
+                let cluster = Cluster::parse(cluster).unwrap();
+                let mut modelled = Modelled::new(&graph, &cluster, &program).unwrap();
+                for (id, class) in program.classes() {
+                    let node = |position: usize| cluster.node_of(class.devices[position]).unwrap();
+                    let all = 0..class.devices.len();
+                    let mut seconds = |(to, from): (usize, usize)| {
+                        // Those on a node share its way in, where they fetch from others.
+                        let here = all.clone().filter(|&it| node(it) == node(to)).count() as u32;
+                        let concurrent = if node(from) == node(to) { 1 } else { here };
+                        let [to, from] = [to, from].map(|it| class.devices[it]);
+                        modelled.costs.message_seconds(from, to, 1 << 20, concurrent).unwrap()
+                    };
+                    let pairs = all.clone().flat_map(|to| all.clone().map(move |from| (to, from)));
+                    let pairs = pairs.filter(|(to, from)| to != from);
+                    let slowest = pairs.map(&mut seconds).fold(0.0, f64::max);
+                    let mut alone = Modelled::new(&graph, &cluster, &program).unwrap();
+                    let tried = alone.unlike_pairs(id).unwrap();
+                    assert!(tried.iter().all(|(to, from)| to != from), "{tried:?}");
+                    let found = tried.into_iter().map(&mut seconds).fold(0.0, f64::max);
+                    assert!(slowest > 0.0);
+                    assert_eq!(found, slowest, "{:?}", class.devices);
+                }
+            }
+        }
+    }
 }

@@ -117,4 +117,62 @@ mod tests {
         }
         assert_eq!(found.parts()[0].0, "computing");
     }
+
+    /// By what the ranks do in each instant, of which there are 60.
+    #[test]
+    fn shares_are_those_of_the_instants_in_which_ranks_do_each_thing() {
+        let mut state = 7_u64;
+        let mut next = move |below: u64| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        for _ in 0..200 {
+            let mut ranks = 0.0;
+            let mut counts = [0.0; 4];
+            let mut tracks = vec![];
+            for multiplicity in [1, 1 + next(4)] {
+                let made = (0..next(5)).map(|_| {
+                    let (start, length) = (next(60), 1 + next(30));
+                    let (lane, activity) = match next(4) {
+                        0 => (Lane::Compute, Activity::Forward),
+                        1 => (Lane::CommunicationIn, Activity::Collective),
+                        2 => (Lane::CommunicationIn, Activity::Receive),
+                        _ => (Lane::CommunicationOut, Activity::Send),
+                    };
+                    interval(lane, activity, start, (start + length).min(60))
+                });
+                let intervals: Vec<Interval> = made.collect();
+                ranks += multiplicity as f64;
+                for instant in 0..60 {
+                    let now = intervals
+                        .iter()
+                        .filter(|it| it.start <= Picos(instant) && Picos(instant) < it.end);
+                    // The first of these that is done then.
+                    let of = |it: &Interval| match (it.lane, it.activity) {
+                        (Lane::Compute, _) => 0,
+                        (_, Activity::Collective) => 1,
+                        _ => 2,
+                    };
+                    counts[now.map(of).min().unwrap_or(3)] += multiplicity as f64;
+                }
+                tracks.push(track(multiplicity, intervals));
+            }
+            let simulation = Simulation {
+                timeline: Timeline { clock: Clock::Simulated, tracks },
+                step_ends: vec![vec![Picos(60)]; 2],
+                period: 1,
+                draining: 0,
+                folded: true,
+            };
+            let found = simulation.shares();
+            let found =
+                [found.computing, found.exposed_collectives, found.exposed_messages, found.waiting];
+            for (found, count) in found.into_iter().zip(counts) {
+                let right = count / (60.0 * ranks);
+                assert!((found - right).abs() < 1e-9, "{found} for {right} of {counts:?}");
+            }
+        }
+    }
 }

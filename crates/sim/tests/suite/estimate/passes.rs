@@ -71,6 +71,29 @@ fn a_balanced_cut_gives_a_heavy_head_fewer_neighbours() {
 }
 
 /// Each value crosses the cuts from its producer to its last reader.
+/// Each for the number of stages that it is for; with other numbers there is none.
+#[test]
+fn a_cut_of_ones_own_is_estimated_where_it_is() {
+    let graph = gpt(6, false);
+    let blocks = graph.blocks().len();
+    for first in 1..blocks {
+        let own_cuts = [(2, vec![0, first, blocks])].into();
+        let settings = Settings { norm: false, own_cuts, ..MIXED };
+        let cluster = h100(4);
+        let mut estimator = Estimator::new(&graph, &cluster, settings.clone()).expect("settings");
+        let own = |pp: u32| Candidate { cut: Cut::Own, ..pipeline(pp, 1, 4) };
+        let cuts = estimator.cuts(&own(2)).expect("costs").expect("a layout");
+        assert_eq!(cuts, [0, first, blocks]);
+        assert_eq!(estimator.cuts(&own(4)).expect("costs"), None);
+        let found = times(&graph, &cluster, &settings, &[own(2), pipeline(2, 1, 4)]);
+        assert_as_simulated(&found, 0.05);
+        // What one stage has more than half of, all wait for.
+        if first < 2 || first + 2 > blocks {
+            assert!(found[0].0 > found[1].0, "{found:?}");
+        }
+    }
+}
+
 #[test]
 fn messages_over_slow_links_are_estimated() {
     let mut groups = Cluster::parse("h100-80g:2x1").expect("a preset").groups().to_vec();
