@@ -643,7 +643,7 @@ mod tests {
                 ["h100-80g:3x8", "h100-80g:6x4", "h100-80g:4x6", "h100-80g:2x5+a100-80g:2x8"]
             {
                 let cluster = Cluster::parse(cluster).unwrap();
-                let mut modelled = Modelled::new(&graph, &cluster, &program).unwrap();
+                let modelled = Modelled::new(&graph, &cluster, &program).unwrap();
                 for (id, class) in program.classes() {
                     let node = |position: usize| cluster.node_of(class.devices[position]).unwrap();
                     let all = 0..class.devices.len();
