@@ -25,14 +25,15 @@ fn plan(sync: Sync, precision: Precision) -> Plan {
     uniform.plan(&gpt(), "model", CLUSTER)
 }
 
-/// Servers that say whom they answer, replicas that agree on the order of reductions, and replicas that take in what
-/// another has published.
-fn deciding() -> [Sync; 3] {
-    let servers = Some(Servers::of(2, Staleness::Within(1)));
+/// Servers that say whom they answer, where workers wait for each other in each step and where they do not; replicas
+/// that agree on the order of reductions; and replicas that take in what another has published.
+fn deciding() -> [Sync; 4] {
+    let [together, apart] = [0, 1].map(|it| Some(Servers::of(2, Staleness::Within(it))));
     let negotiation = Some(Negotiation { cycle_seconds: 1e-4, fusion_bytes: 3000 });
     let averaging = Some(Averaging::PAIRS);
     [
-        Sync { servers, bucket_bytes: 4000, ..Sync::default() },
+        Sync { servers: together, bucket_bytes: 4000, ..Sync::default() },
+        Sync { servers: apart, bucket_bytes: 4000, ..Sync::default() },
         Sync { negotiation, ..Sync::default() },
         Sync { averaging, bucket_bytes: 4000, ..Sync::default() },
     ]
