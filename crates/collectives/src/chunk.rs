@@ -16,7 +16,7 @@ pub fn chunk(elements: usize, parts: usize, index: usize) -> Range<usize> {
 }
 
 /// [`chunk`] of a range instead of a whole buffer.
-pub(crate) fn chunk_of(range: &Range<usize>, parts: usize, index: usize) -> Range<usize> {
+pub fn chunk_of(range: &Range<usize>, parts: usize, index: usize) -> Range<usize> {
     let within = chunk(range.len(), parts, index);
     range.start + within.start..range.start + within.end
 }

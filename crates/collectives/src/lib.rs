@@ -82,7 +82,7 @@ mod tree;
 pub use algorithm::Algorithm;
 pub use all_to_all_v::{Counts, all_to_all_v};
 pub use apply::{Element, Reduction};
-pub use chunk::chunk;
+pub use chunk::{chunk, chunk_of};
 pub use closed_form::{bottleneck_bytes, bytes_sent_per_member, rounds};
 pub use error::CollectiveError;
 pub use fusion::fused;

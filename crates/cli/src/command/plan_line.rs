@@ -209,8 +209,8 @@ fn workers_and(plan: &Plan, kind: &str, own: usize) -> String {
 #[cfg(test)]
 mod tests {
     use shardloom::plan::{
-        DeviceList, Mesh, ParameterGroup, Pipeline, Recompute, ScheduleKind, Stage, Summation,
-        Sync, Uniform,
+        DeviceList, Mesh, ParameterGroup, Pipeline, Recompute, ScheduleKind, Servers, Share, Stage,
+        Staleness, Summation, Sync, Uniform,
     };
     use shardloom::{Model, uniform_plan};
 
@@ -226,6 +226,40 @@ mod tests {
         };
         assert!(line(Recompute::None).ends_with("recompute none"));
         assert!(line(Recompute::Stage).ends_with("recompute stage except the last"));
+    }
+
+    #[test]
+    fn servers_are_said_with_whether_they_are_on_workers_devices() {
+        let model = Model::load("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=16").expect("a model");
+        let line = |sync| {
+            let numbers =
+                Uniform { sync, mesh: Mesh::of(4, 1, 1), ..numbers(ScheduleKind::Afab, 1, 1) };
+            let plan = uniform_plan(&model, &numbers, "local:8").expect("a plan");
+            plan_line(&plan).split(", 4 ").next().expect("a beginning").to_owned()
+        };
+        let summed = |servers, colocated| {
+            let share = Share::Part(0.25);
+            let summation = Summation { colocated, share, ..Summation::of(servers) };
+            line(Sync { summation: Some(summation), ..Sync::default() })
+        };
+        let held = |count, colocated| {
+            let servers = Servers { colocated, ..Servers::of(count, Staleness::SYNCHRONOUS) };
+            line(Sync { servers: Some(servers), ..Sync::default() })
+        };
+        assert_eq!(
+            summed(2, false),
+            "6 devices: 4 workers and 2 summing servers of 25.0% of gradients"
+        );
+        assert_eq!(
+            summed(1, true),
+            "5 devices: 4 workers, each with a summing server, and 1 summing server besides of 25.0% of gradients"
+        );
+        assert_eq!(summed(0, true), "4 devices: 4 workers, each with a summing server");
+        assert_eq!(held(2, false), "6 devices: 4 workers and 2 servers, staleness 0");
+        assert_eq!(
+            held(1, true),
+            "5 devices: 4 workers, each with a server, and 1 server besides, staleness 0"
+        );
     }
 
     #[test]

@@ -40,8 +40,8 @@ fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
             0 => "every worker's device has a server, and there are no others: servers on machines of their own \
                   would not make a step shorter"
                 .into(),
-            _ if !summation.colocated => "servers compute nothing, so machines without accelerators will do for \
-                                          them, at the end of the cluster"
+            _ if !summation.colocated => "servers sum all of the gradients; they compute nothing, so machines \
+                                          without accelerators will do for them, at the end of the cluster"
                 .into(),
             _ => format!(
                 "servers on machines of their own sum {part:.1}% of the gradients and those on the workers' devices \
@@ -52,7 +52,7 @@ fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
     }
     if choice.plan.sync.summation.is_some() && choice.plan.looks_at_norm() {
         choice.notes.push(
-            "the next step waits for all sums, as its updates depend on the norm of all gradients; with --no-clip it \
+            "the next step waits for all sums, as its updates depend on the norm of all gradients; without clip_norm it \
              begins with the layers whose sums are there"
                 .into(),
         );

@@ -136,7 +136,7 @@ fn devices_that_the_batch_leaves_over_are_told_of() {
         for name in ["herring", "byteps", "parameter-server"] {
             let method = shardloom_methods::named(name).expect("registered");
             let choice = method.choose(&graph(), &cluster, &request).expect("a plan");
-            let (plan, servers) = (&choice.plan, choice.plan.sync.server_count() as usize);
+            let (plan, servers) = (&choice.plan, choice.plan.sync.own_server_count() as usize);
             assert_eq!(batch % plan.pipeline.len(), 0, "{name}: {batch} samples");
             let idle = devices - plan.pipeline.len() - servers;
             let told = said(&choice, &format!("{idle} of {devices} devices do nothing"));

@@ -33,12 +33,17 @@ fn byteps_says_which_share_its_servers_sum_by_the_published_split() {
         let summation = choice.plan.sync.summation.expect("there are servers");
         assert_eq!((summation.ranges, summation.order), (Ranges::Hashed, SendOrder::NextUse));
         let [n, k] = [choice.plan.pipeline.len() as u32, summation.servers].map(f64::from);
-        // Without another worker servers sum all that there is.
-        let share = match n {
-            1.0 => 1.0,
-            _ => k * 2.0 * (n - 1.0) / (n * n + k * n - 2.0 * k),
+        let share = k * 2.0 * (n - 1.0) / (n * n + k * n - 2.0 * k);
+        let (colocated, words) = match k {
+            0.0 => (true, "every worker's device has a server, and there are no others".into()),
+            _ if k < n => {
+                let share = 100.0 * share;
+                (true, format!("servers on machines of their own sum {share:.1}% of the gradients"))
+            }
+            // From as many servers as workers on, these sum all that there is.
+            _ => (false, "servers sum all of the gradients".to_owned()),
         };
-        let words = format!("servers sum {:.1}% of the gradients", 100.0 * share);
+        assert_eq!(summation.colocated, colocated);
         assert!(says(&choice, &words), "{words}: {:?}", choice.notes);
     }
 }

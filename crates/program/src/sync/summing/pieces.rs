@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use shardloom_collectives::chunk;
+use shardloom_collectives::{chunk, chunk_of};
 use shardloom_plan::{Ranges, Summation};
 
 use crate::ProgramError;
@@ -85,7 +85,8 @@ pub(super) fn dealt(
 
 /// A part of a bucket in as many pieces as these servers, which are equal but for an element.
 fn equal_pieces(part: Range<usize>, servers: Range<u32>) -> Vec<ServedRange> {
-    let pieces = in_pieces(part, servers.len()).zip(servers.map(ClassId));
+    let count = servers.len();
+    let pieces = (0..count).map(|piece| chunk_of(&part, count, piece)).zip(servers.map(ClassId));
     let pieces = pieces.filter(|(range, _)| !range.is_empty());
     pieces.map(|(range, server)| ServedRange::of(range, server)).collect()
 }
@@ -97,7 +98,7 @@ fn hashed_pieces(
 ) -> Vec<Vec<ServedRange>> {
     let cut = |(part, most): (Range<usize>, usize)| {
         let count = part.len().div_ceil(most);
-        in_pieces(part, count).collect()
+        (0..count).map(|piece| chunk_of(&part, count, piece)).collect()
     };
     let pieces: Vec<Vec<Range<usize>>> = parts.map(cut).collect();
     let sizes: Vec<usize> = pieces.iter().flatten().map(Range::len).collect();
@@ -110,14 +111,6 @@ fn hashed_pieces(
         ranges.map(|(range, server)| ServedRange::of(range, server)).collect()
     };
     pieces.into_iter().map(of_bucket).collect()
-}
-
-/// A part in so many pieces, which are equal but for an element.
-fn in_pieces(part: Range<usize>, count: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..count).map(move |piece| {
-        let range = chunk(part.len(), count, piece);
-        part.start + range.start..part.start + range.end
-    })
 }
 
 /// Cuts each parameter of a bucket along its first axis into a piece for each of these servers, if it has so many
