@@ -2,6 +2,7 @@
 
 mod averaging;
 mod blocking;
+mod colocated_servers;
 mod control;
 mod eight_bits;
 mod every_kind;

@@ -15,7 +15,7 @@ use shardloom_program::{
     Point, Program, Rank, Window, lower,
 };
 
-fn graph(spec: &str) -> Graph {
+pub(crate) fn graph(spec: &str) -> Graph {
     ModelSpec::parse(spec).and_then(|spec| spec.graph()).expect("a model")
 }
 
@@ -23,11 +23,11 @@ fn small() -> Graph {
     graph("mlp:inputs=8,hidden=8,layers=3,classes=4")
 }
 
-fn summation(servers: u32, ranges: Ranges, share: Share) -> Summation {
+pub(crate) fn summation(servers: u32, ranges: Ranges, share: Share) -> Summation {
     Summation { ranges, share, ..Summation::of(servers) }
 }
 
-fn uniform(workers: u32, summation: Summation) -> Uniform {
+pub(crate) fn uniform(workers: u32, summation: Summation) -> Uniform {
     Uniform {
         mesh: Mesh::of(workers, 1, 1),
         global_batch: 2 * workers as usize,
@@ -37,7 +37,7 @@ fn uniform(workers: u32, summation: Summation) -> Uniform {
     }
 }
 
-fn lowered(graph: &Graph, plan: &Plan) -> Program {
+pub(crate) fn lowered(graph: &Graph, plan: &Plan) -> Program {
     lower(graph, plan, plan.device_count()).unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -50,7 +50,7 @@ fn all(servers: u32) -> Summation {
     summation(servers, Ranges::Hashed, Share::default())
 }
 
-fn elements(class: &Class) -> usize {
+pub(crate) fn elements(class: &Class) -> usize {
     class.buckets.iter().map(|bucket| bucket.elements).sum()
 }
 
@@ -175,49 +175,6 @@ fn each_link_carries_what_the_closed_forms_say() {
                 if share == Share::default() && !class.sums() {
                     assert_eq!(sent as f64, 4.0 * whole);
                 }
-            }
-        }
-    }
-}
-
-/// Servers on machines of their own sum M_c each and those on workers' devices M_g, which workers do not sum themselves:
-/// a device sends what its worker and its server do to others.
-#[test]
-fn devices_with_a_worker_and_a_server_send_what_the_closed_form_says() {
-    let graph = graph("mlp:inputs=32,hidden=32,layers=4,classes=32");
-    for (workers, servers) in [(1, 0), (2, 0), (2, 1), (3, 1), (4, 1), (4, 3), (8, 3)] {
-        for share in [Share::Balanced, Share::Part(0.5)] {
-            let of = Summation { colocated: true, ..summation(servers, Ranges::Equal, share) };
-            let plan = uniform(workers, of).plan(&graph, "model", "local");
-            let program = lowered(&graph, &plan);
-            assert_eq!(verify(&program), Ok(()));
-            let devices: Vec<u32> = (0..workers + servers).chain(0..workers).collect();
-            assert_eq!(program.devices(), devices);
-            assert_eq!(plan.device_count() as u32, workers + servers);
-            let collectives = program.classes().flat_map(|(_, class)| class.instructions());
-            let is_collective = |it: &Instruction| matches!(it.action, Action::Collective { .. });
-            assert!(!collectives.into_iter().any(|(_, _, it)| is_collective(it)));
-            let whole = elements(&program.classes[0]) as f64;
-            let (n, k) = (f64::from(workers), f64::from(servers));
-            let part = if servers == 0 { 0.0 } else { share.part(workers as usize, servers) };
-            let by_server = if servers == 0 { 0.0 } else { part * whole / k };
-            let by_worker = (1.0 - part) * whole / n;
-            let pieces = 2.0 * n * program.classes[0].buckets.len() as f64;
-            for device in 0..workers + servers {
-                let routes = program.routes.iter().filter(|route| {
-                    let [from, to] =
-                        [route.from, route.to].map(|it| program.class(it).devices[0].0);
-                    from == device && to != device
-                });
-                let bytes: u64 = routes
-                    .flat_map(|route| route.messages.iter().map(|it| route.message_bytes(it)))
-                    .sum();
-                let expected = match device < workers {
-                    true => k * by_server + 2.0 * (n - 1.0) * by_worker,
-                    false => n * by_server,
-                };
-                let apart = (bytes as f64 / 4.0 - expected).abs();
-                assert!(apart <= pieces, "{workers}, {servers}, {share}, {device}: {bytes}");
             }
         }
     }

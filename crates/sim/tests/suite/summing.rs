@@ -203,6 +203,31 @@ fn servers_on_workers_devices_take_the_published_time_too() {
     }
 }
 
+/// What one needs at most is not there for the other.
+#[test]
+fn a_worker_and_the_server_on_its_device_share_its_memory() {
+    let graph = gpt(2, false);
+    let sync = summed(0, Ranges::Hashed, Share::default());
+    let summation = sync.summation.map(|it| Summation { colocated: true, ..it });
+    let program = program(&graph, 2, Sync { summation, ..sync });
+    let cluster = h100(2);
+    let options = Options { steps: 1, folded: false };
+    let found = simulate(&graph, &cluster, &program, options).expect("it runs");
+    let fits = found.memory_fits(&program, &cluster).expect("there are two devices");
+    let device = cluster.memory_bytes(&cluster.groups()[0].profile.device);
+    let (workers, servers) = fits.split_at(2);
+    for (worker, server) in workers.iter().zip(servers) {
+        assert!(worker.peak_bytes > server.peak_bytes && server.peak_bytes > 0);
+        assert_eq!(worker.memory_bytes, device - server.peak_bytes);
+        assert_eq!(server.memory_bytes, device - worker.peak_bytes);
+    }
+    // Two devices, not four ranks, stand for all that is averaged.
+    let summary = found.summary();
+    let busy: f64 = summary.ranks[..2].iter().map(|rank| rank.busy_seconds).sum();
+    let idle = 1.0 - busy / (2.0 * summary.step_seconds);
+    assert!((summary.bubble_fraction - idle).abs() < 1e-9);
+}
+
 /// All of the gradients on one server: what comes to it, from all workers at once, goes over one link, and so does
 /// what it sends them, at the same time.
 #[test]
