@@ -108,7 +108,8 @@ impl Algorithm {
         }
     }
 
-    pub(crate) fn name(self) -> &'static str {
+    /// Its name, without the size of inner groups.
+    pub fn name(self) -> &'static str {
         match self {
             Algorithm::Direct => "direct",
             Algorithm::Ring => "ring",

@@ -53,6 +53,9 @@ pub enum Push {
 }
 
 impl Push {
+    /// All of them.
+    pub const ALL: [Push; 2] = [Push::Gradients, Push::Deltas];
+
     fn is_default(&self) -> bool {
         *self == Push::default()
     }
@@ -70,8 +73,7 @@ impl FromStr for Push {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Push, String> {
-        let all = [Push::Gradients, Push::Deltas];
-        let found = all.into_iter().find(|push| push.name() == text);
+        let found = Push::ALL.into_iter().find(|push| push.name() == text);
         found.ok_or_else(|| format!("{text} is neither gradients nor deltas"))
     }
 }

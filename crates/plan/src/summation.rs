@@ -107,6 +107,9 @@ pub(crate) fn with_colocated(own: u32, colocated: bool, workers: usize) -> u32 {
 }
 
 impl SendOrder {
+    /// All of them.
+    pub const ALL: [SendOrder; 2] = [SendOrder::Backward, SendOrder::NextUse];
+
     fn is_default(&self) -> bool {
         *self == SendOrder::default()
     }
@@ -124,8 +127,7 @@ impl FromStr for SendOrder {
     type Err = String;
 
     fn from_str(text: &str) -> Result<SendOrder, String> {
-        let all = [SendOrder::Backward, SendOrder::NextUse];
-        let found = all.into_iter().find(|it| it.name() == text);
+        let found = SendOrder::ALL.into_iter().find(|it| it.name() == text);
         found.ok_or_else(|| format!("{text} is neither backward nor next-use"))
     }
 }
@@ -137,6 +139,9 @@ impl fmt::Display for SendOrder {
 }
 
 impl Ranges {
+    /// All of them.
+    pub const ALL: [Ranges; 2] = [Ranges::Hashed, Ranges::Equal];
+
     fn is_default(&self) -> bool {
         *self == Ranges::default()
     }
@@ -154,8 +159,7 @@ impl FromStr for Ranges {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Ranges, String> {
-        let all = [Ranges::Hashed, Ranges::Equal];
-        let found = all.into_iter().find(|it| it.name() == text);
+        let found = Ranges::ALL.into_iter().find(|it| it.name() == text);
         found.ok_or_else(|| format!("{text} is neither hashed nor equal"))
     }
 }

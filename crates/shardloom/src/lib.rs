@@ -64,7 +64,7 @@ pub use lowering::{
 };
 pub use machines::{load_cluster, names_only_this_machine};
 pub use model::{Defaults, Model};
-pub use optimizer::parse_optimizer;
+pub use optimizer::{optimizer_names, parse_optimizer};
 pub use planning::{
     Planned, circumstances, explain, find_plan, measured_step_seconds, plan_by_measured_trials,
     plan_by_method, step_parts, usual_request,

@@ -40,6 +40,11 @@ const KINDS: [(&str, Settings); 4] = [
     ),
 ];
 
+/// The names that [`parse_optimizer`] knows.
+pub fn optimizer_names() -> impl Iterator<Item = &'static str> {
+    KINDS.into_iter().map(|(name, _)| name)
+}
+
 /// The optimizer that `text` names: `sgd`, `adamw`, `lamb` or `adafactor`, with settings after a colon
 /// where they are not the usual ones. Usual are momentum 0.9; for AdamW what GPT-3 was trained with
 /// (Brown et al. 2020, appendix B); for LAMB You et al. 2020; for Adafactor Shazeer and Stern 2018,

@@ -478,10 +478,15 @@ pub fn recompute(name: &str) -> Result<Recompute, String> {
     named(name, Recompute::ALL, Recompute::name)
 }
 
+/// The recomputation policies that searches take.
+pub fn searched_recomputes() -> impl Iterator<Item = Recompute> {
+    Recompute::ALL.into_iter().filter(|&it| it != Recompute::Stage)
+}
+
 /// Parses the name of a recomputation policy for a search, which refuses one by stage and says why.
 pub fn searched_recompute(name: &str) -> Result<Recompute, String> {
-    let searched = Recompute::ALL.into_iter().filter(|&it| it != Recompute::Stage);
-    named(name, searched, Recompute::name).or_else(|known| recompute(name).map_err(|_| known))
+    let found = named(name, searched_recomputes(), Recompute::name);
+    found.or_else(|known| recompute(name).map_err(|_| known))
 }
 
 /// Parses how attention is computed.

@@ -120,10 +120,15 @@ impl OrderOptions {
     }
 }
 
+/// The rules for weight versions.
+pub fn version_rules() -> [Weights; 4] {
+    let newest = Weights::Newest { corrections: Corrections::default() };
+    [Weights::Stash, Weights::VerticalSync, Weights::DoubleBuffer, newest]
+}
+
 /// Parses a rule for weight versions.
 fn versions(text: &str) -> Result<Weights, String> {
-    let newest = Weights::Newest { corrections: Corrections::default() };
-    let rules = [Weights::Stash, Weights::VerticalSync, Weights::DoubleBuffer, newest];
+    let rules = version_rules();
     rules.into_iter().find(|rule| rule.name().eq_ignore_ascii_case(text)).ok_or_else(|| {
         let names = rules.map(Weights::name).join(", ");
         format!("there are {names}; what corrects late gradients is for a plan file to say")

@@ -272,6 +272,33 @@ fn the_tokenizer_of_a_folder_is_its_models_unless_another_is_named() {
     assert!(Path::new(&place.path("out/tokenizer_config.json")).is_file());
 }
 
+/// A script for bash offers the names that an option may have, files where it takes one, and else nothing.
+fn completes_what_options_take(script: &Outcome) {
+    let offers = |command: &str, option: &str| {
+        let (_, of) =
+            script.stdout.split_once(&format!("shardloom__subcmd__{command})")).expect(command);
+        let of = of.split_once(&format!(" {option})\n")).expect(option).1;
+        of.split_once("return 0").expect("the end of a case").0.to_owned()
+    };
+    let named = [
+        ("plan", "--recompute", "none selective full block"),
+        ("simulate", "--recompute", "none selective full block stage"),
+        ("simulate", "--precision", "fp32 bf16 fp16"),
+        ("plan", "--optimizer", "sgd adamw lamb adafactor"),
+        ("train", "--zero", "0 1 2 3"),
+        ("simulate", "--versions", "stash vertical-sync double-buffer newest"),
+        ("train", "--attention", "unfused fused"),
+    ];
+    for (command, option, names) in named {
+        let offered = offers(command, option);
+        script.check(offered.contains(&format!("-W \"{names}\"")), &offered);
+    }
+    for (option, takes_file) in [("--tp", false), ("--data", true), ("--tokenizer", true)] {
+        let offered = offers("train", option);
+        script.check(offered.contains("compgen -f") == takes_file, &offered);
+    }
+}
+
 #[test]
 fn shells_and_man_know_every_command() {
     let place = Place::new();
@@ -291,6 +318,7 @@ fn shells_and_man_know_every_command() {
                 .check(script.stdout.contains(word), &format!("{shell} does not complete {word}"));
         }
     }
+    completes_what_options_take(&place.run("completions bash").succeeds());
     place.run("manual -o pages").succeeds();
     let own = commands.iter().filter(|&&command| command != "help");
     for page in own.map(|command| format!("shardloom-{command}.1")).chain(["shardloom.1".into()]) {

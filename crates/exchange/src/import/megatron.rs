@@ -211,10 +211,12 @@ fn refuse_what_plans_have_not(arguments: &Arguments) -> Result<(), ExchangeError
         ("account-for-embedding-in-pipeline-split", "write --pipeline-model-parallel-layout"),
         ("account-for-loss-in-pipeline-split", "write --pipeline-model-parallel-layout"),
     ];
-    for (name, rule) in refused {
-        if arguments.has(name) {
-            return arguments.error(name, "given", rule);
-        }
+    // Whoever asks is told of all at once.
+    let mut given = refused.into_iter().filter(|(name, _)| arguments.has(name));
+    if let Some((name, rule)) = given.next() {
+        let others: String =
+            given.map(|(name, rule)| format!("; nor is --{name} taken: {rule}")).collect();
+        return arguments.error(name, "given", format!("{rule}{others}"));
     }
     for name in ["exp-avg-dtype", "exp-avg-sq-dtype", "main-params-dtype", "main-grads-dtype"] {
         if let Some(format) = arguments.text(name)?.filter(|&format| format != "fp32") {

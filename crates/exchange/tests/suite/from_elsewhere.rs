@@ -124,6 +124,11 @@ fn what_megatron_says_and_plans_do_not_is_refused_with_its_option() {
         ("--step-batch-size-schedule 0:16", "--step-batch-size-schedule = given"),
         ("--delay-wgrad-compute", "--delay-wgrad-compute = given"),
         ("--apply-layernorm-1p", "--apply-layernorm-1p = given"),
+        (
+            "--cpu-offloading --apply-layernorm-1p --rampup-batch-size 8 8 100",
+            "keep activations on devices; nor is --rampup-batch-size taken: a plan has one global batch; nor is \
+             --apply-layernorm-1p taken: gains",
+        ),
         ("--exp-avg-dtype fp8", "--exp-avg-dtype = fp8"),
         ("--reset-position-ids", "--reset-position-ids = given"),
         (
