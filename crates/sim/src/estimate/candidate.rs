@@ -58,7 +58,12 @@ pub struct Candidate {
 impl Candidate {
     /// The devices it uses.
     pub fn devices(&self) -> u32 {
-        self.pp * self.mesh().size() as u32
+        self.pp * self.mesh_devices()
+    }
+
+    /// The devices of a stage.
+    pub fn mesh_devices(&self) -> u32 {
+        self.dp * self.sample_devices()
     }
 
     /// The mesh of a stage.

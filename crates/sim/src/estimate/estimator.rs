@@ -1,12 +1,15 @@
 //! Estimates of many candidates on one model and cluster.
 
 mod bounds;
+mod filled;
+mod known_stages;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::rc::Rc;
 
 use shardloom_cluster::{Cluster, PlanDefaults};
-use shardloom_collectives::{Algorithm, Kind};
+use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, Representative};
 use shardloom_plan::{
     Arrangement, Optimizer, ParameterGroup, ParameterGroups, PassTimes, Precision, Recompute,
@@ -15,15 +18,16 @@ use shardloom_plan::{
 use shardloom_program::{NeededGradients, ProgramError};
 use shardloom_schedule::Succession;
 
+use self::filled::run_starts;
+use self::known_stages::KnownStages;
 use super::block::BlockCost;
-use super::collective::Collective;
 use super::ends::Ends;
 use super::orders::{self, Orders, pass_times, rounded};
 use super::parameters::Shared;
 use super::pipeline::{self, Instance, Step};
 use super::place::Place;
 use super::sequence::Sequence;
-use super::stage::{Peaks, Replicas, StageCost, Terms, persistent_bytes};
+use super::stage::{StageCost, persistent_bytes};
 use super::table::{BlockTable, SplitTable};
 use super::{Candidate, Cut, cut, reduced};
 use crate::SimError;
@@ -132,6 +136,8 @@ pub struct Estimator<'a> {
     settings: Settings,
     place: Place<'a>,
     representative: Representative,
+    /// For each block the first of those up to it that are all of its kind.
+    run_starts: Vec<usize>,
     /// How many parameters the model has.
     parameters: usize,
     update_rate: String,
@@ -147,8 +153,10 @@ pub struct Estimator<'a> {
     cut_ids: BTreeMap<(usize, Arrangement, u32, u32), usize>,
     made_cuts: Vec<Vec<usize>>,
     orders: Orders,
-    /// The stages of the candidate that was looked at last, and where they live.
-    stages: Vec<StageCost>,
+    known_stages: KnownStages,
+    /// The table of blocks of the candidate that was looked at last, its stages, and where they live.
+    table: Option<usize>,
+    stages: Vec<Rc<StageCost>>,
     pipelines: Vec<Vec<Instance>>,
 }
 
@@ -170,6 +178,7 @@ impl<'a> Estimator<'a> {
             cluster,
             settings,
             place,
+            run_starts: run_starts(representative.stand_ins()),
             representative,
             parameters: graph.parameters().count(),
             update_rate: format!("update.{name}"),
@@ -182,6 +191,8 @@ impl<'a> Estimator<'a> {
             cut_ids: BTreeMap::new(),
             made_cuts: vec![],
             orders: Orders::default(),
+            known_stages: KnownStages::default(),
+            table: None,
             stages: vec![],
             pipelines: vec![],
         })
@@ -258,7 +269,7 @@ impl<'a> Estimator<'a> {
     fn run(&mut self, candidate: &Candidate) -> Option<Step> {
         let ends = self.ends(candidate);
         let persistent = self.persistent_bytes(candidate);
-        let instances: Vec<Instance> = self.pipelines.iter().flatten().copied().collect();
+        let instances: Vec<Instance> = self.pipelines.iter().flatten().cloned().collect();
         let times = self.order_times(candidate);
         let succession = match self.settings.norm {
             true => Succession::Common,
@@ -283,7 +294,7 @@ impl<'a> Estimator<'a> {
         for it in self.pipelines.iter().flatten() {
             held[it.device] += it.cost.persistent_bytes;
         }
-        for each in self.shared(candidate) {
+        for each in self.shared() {
             let sharers = [candidate.sharers(), candidate.sharing];
             let once = persistent_bytes(
                 &self.settings,
@@ -330,136 +341,21 @@ impl<'a> Estimator<'a> {
         let (devices, chunks) = (candidate.pp as usize, candidate.chunks as usize);
         let Ok(places) = candidate.arrangement().places(devices, chunks) else { return Ok(false) };
         self.balance(candidate, id);
-        // Costs are large, and so their memory is used again.
-        let mut stages = std::mem::take(&mut self.stages);
-        let mut pipelines = std::mem::take(&mut self.pipelines);
-        stages.clear();
-        let mut terms = self.terms(candidate, &self.blocks[id]);
-        let mut whole_terms = whole.map(|id| self.terms(candidate, &self.blocks[id]));
-        let size = candidate.mesh().size() as u32;
-        let mut before = 0..0;
-        let mut sent = Vec::with_capacity(candidate.stages() + 1);
-        sent.push(0.0);
-        for range in self.stage_blocks(candidate, id) {
-            let alike = terms.split.parameters.shared.is_empty()
-                && terms.kinds[range.clone()] == terms.kinds[before.clone()];
-            let made = |terms: &mut Terms<'_, 'a>| StageCost::of(range.start, range.end, terms);
-            let cost = match stages.last() {
-                Some(&known) if alike => known,
-                _ => {
-                    let mut cost = made(&mut terms);
-                    if let Some(terms) = &mut whole_terms {
-                        let Peaks { backward, first_backward, .. } = made(terms).peak_bytes;
-                        cost.peak_bytes = Peaks { backward, first_backward, ..cost.peak_bytes };
-                    }
-                    cost
-                }
-            };
-            stages.push(cost);
-            sent.push(f64::from(candidate.microbatch) * terms.split.cut_bytes[range.end]);
-            before = range;
-        }
-        let instance = |chain: &Vec<usize>, stage: usize| {
-            let to = |cut: usize, other: Option<&usize>| {
-                let meshes = other.map(|&other| [chain[stage], other].map(|mesh| mesh as u32));
-                meshes.map_or(0.0, |it| self.place.message_seconds(sent[cut], size, it))
-            };
-            let before = stage.checked_sub(1).filter(|&before| stages[before].has_backward());
-            let before = before.and_then(|before| chain.get(before));
-            Instance {
-                device: chain[stage],
-                cost: stages[stage],
-                send_seconds: [to(stage + 1, chain.get(stage + 1)), to(stage, before)],
-                alternates: candidate.sample_devices() > 1,
-            }
-        };
-        pipelines.resize_with(places.len(), Vec::new);
-        for (pipeline, chain) in pipelines.iter_mut().zip(&places) {
-            pipeline.clear();
-            pipeline.extend((0..chain.len()).map(|stage| instance(chain, stage)));
-        }
-        if places.len() > 1 {
-            // Every stage lives on as many meshes as there are pipelines, which add up its gradients.
-            let shape = self.place.holders(places.len() as u32, size, candidate.devices());
-            let Settings { algorithm, precision, .. } = self.settings;
-            let bytes = precision.gradients.bytes();
-            let sum = Collective::new(&self.place, Kind::AllReduce, algorithm, shape, bytes);
-            for it in pipelines.iter_mut().flatten() {
-                it.cost.once_seconds += sum.seconds(it.cost.owned_elements);
-            }
-        }
-        if terms.shards_weights() {
-            for each in &terms.split.parameters.shared {
-                keep_apart(&mut pipelines, &each.blocks);
-            }
-        }
-        (self.stages, self.pipelines) = (stages, pipelines);
+        self.fill_stages(candidate, id, whole);
+        self.fill_pipelines(candidate, id, &places);
+        self.table = Some(id);
         Ok(true)
-    }
-
-    fn terms<'t>(&'t self, candidate: &Candidate, blocks: &'t BlockTable) -> Terms<'t, 'a> {
-        let Settings { precision, algorithm, plan_defaults, .. } = self.settings;
-        let over = |kind, algorithm, shape, bytes| {
-            Collective::new(&self.place, kind, algorithm, shape, bytes)
-        };
-        let reduced = match candidate.zero {
-            0 => Kind::AllReduce,
-            zero if plan_defaults.all_reduces(zero) => Kind::AllReduce,
-            _ => Kind::ReduceScatter,
-        };
-        let gradient_bytes = precision.gradients.bytes();
-        let (others, far) =
-            (candidate.dp / candidate.sharing, candidate.sharing * candidate.sample_devices());
-        let across = self.place.replicas(others, far);
-        let of = |sharers, apart| {
-            let shape = self.place.replicas(sharers, apart);
-            Replicas {
-                sharers,
-                reduce: over(reduced, algorithm, shape, gradient_bytes),
-                across: over(Kind::AllReduce, algorithm, across, gradient_bytes),
-                gather: over(Kind::AllGather, algorithm, shape, precision.compute.bytes()),
-            }
-        };
-        let tensor = self.place.world(candidate.tp);
-        let statistics = |owners| over(Kind::AllReduce, Algorithm::Direct, owners, 4);
-        let [split_owners, whole_owners] = match candidate.zero {
-            0 => [tensor, self.place.world(1)],
-            _ => [
-                self.place.world(candidate.sharers() * candidate.tp),
-                self.place.replicas(candidate.sharers(), candidate.tp),
-            ],
-        };
-        Terms {
-            kinds: self.representative.stand_ins(),
-            blocks,
-            split: &self.splits[blocks.split],
-            settings: &self.settings,
-            place: &self.place,
-            zero: candidate.zero,
-            tp: candidate.tp,
-            replicas: [
-                of(candidate.sharers(), candidate.tp),
-                of(candidate.sharing, candidate.sample_devices()),
-            ],
-            partial: over(Kind::AllReduce, algorithm, tensor, gradient_bytes),
-            statistics: [statistics(split_owners), statistics(whole_owners)],
-            update_rate: &self.update_rate,
-            statistics_rate: &self.statistics_rate,
-            last_unit: None,
-        }
     }
 
     /// What happens between steps; the stages of `candidate` are filled in.
     fn ends(&self, candidate: &Candidate) -> Ends {
-        Ends::of(&self.settings, &self.place, candidate, &self.pipelines, self.shared(candidate))
+        Ends::of(&self.settings, &self.place, candidate, &self.pipelines, self.shared())
     }
 
-    /// Parameters that several blocks use; none before the blocks of `candidate` are tabulated.
-    fn shared(&self, candidate: &Candidate) -> &[Shared] {
-        match self.block_ids.get(&self.block_key(candidate)) {
-            Some(&Some(blocks)) => &self.splits[self.blocks[blocks].split].parameters.shared,
-            _ => &[],
-        }
+    /// Parameters that several blocks use; the stages of a candidate are filled in.
+    fn shared(&self) -> &[Shared] {
+        let blocks = self.table.map(|id| &self.blocks[id]);
+        blocks.map_or(&[], |blocks| &self.splits[blocks.split].parameters.shared)
     }
 
     /// The blocks of each stage; a balanced cut is known.
@@ -593,19 +489,6 @@ fn representative(graph: &Graph, settings: &Settings) -> Result<Representative, 
     });
     let labels: Vec<Vec<bool>> = labels.collect();
     Ok(Representative::of_labelled(graph, &labels))
-}
-
-/// A pass that gathers weights comes before or after all of another one that uses them: on a mesh that has
-/// several stages with one of `blocks`.
-fn keep_apart(pipelines: &mut [Vec<Instance>], blocks: &[usize]) {
-    let all = || pipelines.iter().flatten();
-    let holders = all().filter(|it| it.cost.has_one_of(blocks)).map(|it| it.device);
-    let mut counts = vec![0; all().map(|it| it.device + 1).max().unwrap_or(0)];
-    holders.for_each(|device| counts[device] += 1);
-    let users = pipelines.iter_mut().flatten().filter(|it| it.cost.has_one_of(blocks));
-    for instance in users.filter(|it| counts[it.device] > 1) {
-        instance.alternates = false;
-    }
 }
 
 fn split_key(candidate: &Candidate) -> SplitKey {

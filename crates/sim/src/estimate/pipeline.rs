@@ -1,5 +1,7 @@
 //! A step of a pipeline from the costs of its stages, in its schedule's order.
 
+use std::rc::Rc;
+
 use shardloom_schedule::PassKind;
 
 use super::ends::Ends;
@@ -7,11 +9,11 @@ use super::sequence::{Node, Sequence};
 use super::stage::StageCost;
 
 /// A stage of one pipeline in its place.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Instance {
     /// The mesh that it lives on.
     pub device: usize,
-    pub cost: StageCost,
+    pub cost: Rc<StageCost>,
     /// A message to the stage after it, and to the one before it; 0 on the same mesh.
     pub send_seconds: [f64; 2],
     /// Whether pieces of its passes alternate with those of a pass that runs at the same time.

@@ -145,16 +145,17 @@ impl<'c> Place<'c> {
         self.group.group_shape(count, 1, concurrent)
     }
 
-    /// Seconds of a message of `bytes` from each device of a mesh of `size` devices to its neighbour in
-    /// another one, where meshes lie one behind the other; none within a mesh.
-    pub fn message_seconds(&self, bytes: f64, size: u32, [from, to]: [u32; 2]) -> f64 {
-        if from == to {
-            return 0.0;
-        }
-        let node = |mesh: u32| mesh * size / self.per_node;
-        let inside =
-            size < self.per_node && self.per_node.is_multiple_of(size) && node(from) == node(to);
-        let (path, concurrent) = match (inside, self.within, self.across) {
+    /// Whether two meshes of `size` devices are on one node, where meshes lie one behind the other and nodes hold
+    /// whole ones.
+    pub fn share_a_node(&self, size: u32, meshes: [u32; 2]) -> bool {
+        let [one, other] = meshes.map(|mesh| mesh * size / self.per_node);
+        size < self.per_node && self.per_node.is_multiple_of(size) && one == other
+    }
+
+    /// Seconds of a message of `bytes` from each device of a mesh of `size` devices to its neighbour in another one,
+    /// on the same node if they are `near`.
+    pub fn message_seconds(&self, bytes: f64, size: u32, near: bool) -> f64 {
+        let (path, concurrent) = match (near, self.within, self.across) {
             (true, Some(path), _) | (_, Some(path), None) => (path, 1),
             (_, _, Some(path)) => (path, size.min(self.per_node)),
             (_, None, None) => return 0.0,

@@ -1,7 +1,8 @@
 //! Bounds that a search prunes by: nothing estimated or simulated is below them.
 
+use shardloom_graph::ModelSpec;
 use shardloom_plan::Precision;
-use shardloom_sim::estimate::{Estimator, Settings};
+use shardloom_sim::estimate::{Candidate, Estimator, Settings};
 
 use super::candidates::{candidates, candidates_in_all_orders, pipeline, possible, sample};
 use super::simulated::{MIXED, times};
@@ -67,6 +68,38 @@ fn no_estimate_in_any_order_is_below_its_bounds() {
                 assert!(!exceeds(bytes.expect("a layout"), estimate.peak_bytes), "{candidate:?}");
             }
         }
+    }
+}
+
+/// What stages cost is remembered for candidates that have such stages too: all 8 or 16 devices, all widths, ways to
+/// shard, orders and cuts of blocks that are alike, of two kinds by turns, and with parameters in common.
+#[test]
+fn candidates_that_were_looked_at_before_change_no_estimate() {
+    let by_turns = "llama:layers=12,hidden=64,heads=4,ffn=128,seq=32,vocab=64,windows=1x8-0";
+    let by_turns = ModelSpec::parse(by_turns).and_then(|spec| spec.graph()).expect("a model");
+    let cluster = h100(16);
+    for graph in [gpt(30, false), gpt(12, true), by_turns] {
+        let new = || Estimator::new(&graph, &cluster, MIXED).expect("an estimator");
+        let mut seasoned = new();
+        let few = candidates(16, 64).into_iter().chain(candidates(8, 64)).collect();
+        let mut all = sample(few, 60);
+        all.extend(sample(candidates_in_all_orders(8, 32), 40));
+        all.extend(sample(candidates_in_all_orders(16, 32), 40));
+        let shared = all.iter().filter(|it| it.zero > 0 && it.dp > 2);
+        let shared: Vec<Candidate> = shared.map(|&it| Candidate { sharing: 2, ..it }).collect();
+        all.extend(shared);
+        for candidate in &all {
+            seasoned.estimate(candidate).expect("costs");
+        }
+        for candidate in &all {
+            let mut alone = new();
+            let of_both = [&mut seasoned, &mut alone].map(|it| {
+                let estimate = it.estimate(candidate).expect("costs");
+                (estimate, it.bound(candidate).expect("costs"))
+            });
+            assert_eq!(of_both[0], of_both[1], "{candidate:?}");
+        }
+        assert!(all.len() > 100, "{}", all.len());
     }
 }
 
