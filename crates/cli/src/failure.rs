@@ -241,7 +241,7 @@ fn in_plain_words(message: &str) -> String {
 
 /// A message whose long words, and numbers of very many digits, as of 1e300, are given by their beginning and how long
 /// they are.
-fn shortened(message: &str) -> String {
+pub fn shortened(message: &str) -> String {
     const MOST: usize = 300;
     let short = |word: &str| match word.trim_end().chars().count() {
         length if length > MOST => {

@@ -23,7 +23,7 @@ use command::{
     Compare, Completions, Demo, Explain, Export, Generate, Import, Launch, Manual, Methods, Plan,
     Predict, Profile, Program, Schedule, Simulate, Train, Validate, Vocabulary,
 };
-use failure::Failure;
+use failure::{Failure, shortened};
 use other_names::with_own_name;
 use terminal::Terminal;
 
@@ -131,6 +131,10 @@ fn with_suggestion(mut error: clap::Error) -> clap::Error {
     {
         let near = ContextValue::String(near.to_owned());
         error.insert(ContextKind::SuggestedValue, near);
+    }
+    if let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidValue) {
+        let given = ContextValue::String(shortened(given));
+        error.insert(ContextKind::InvalidValue, given);
     }
     error
 }

@@ -12,11 +12,12 @@ use crate::{DataError, Result, character_map, vocabulary};
 /// offsets a tokenizer keeps take many times the memory of its text.
 pub(crate) const PART_BYTES: usize = 1 << 20;
 
-/// How many bytes a part may become by normalization for its size to be kept; else parts are smaller.
-const USUAL_BYTES: f64 = (16 * PART_BYTES) as f64;
+/// How many bytes a part may become by normalization for its size to be kept; else parts are smaller. Each takes 17
+/// bytes of memory and more, where words are of one letter 240.
+const USUAL_BYTES: f64 = (4 * PART_BYTES) as f64;
 
-/// How many bytes a part may become at most, each of which takes 17 and more.
-const MOST_BYTES: f64 = (64 * PART_BYTES) as f64;
+/// How many bytes a part may become at most.
+const MOST_BYTES: f64 = (8 * PART_BYTES) as f64;
 
 /// How many times as long a text may become, and how many bytes may be added to any.
 const MOST_GROWTH: Growth = Growth { factor: 4096.0, added_bytes: (1 << 16) as f64 };
@@ -191,13 +192,13 @@ impl Tokenizer {
     /// after that much that stands between two characters other than
     /// whitespace, the second of which is no slash, and that belongs to no added token. The pre-tokenizers of GPT-2 and Llama 3 and later cut there
     /// anyway; one that marks the start of a text marks that of each part. Parts are
-    /// smaller where normalization may make a text more than 16 times as long.
+    /// smaller where normalization may make a text more than 4 times as long.
     ///
     /// # Errors
     ///
     /// [`DataError::NotUtf8`] if the bytes are not UTF-8, unless this is the byte
     /// tokenizer; [`DataError::Tokenize`] if the tokenizer fails, for instance on a
-    /// character it has no token for, or might make more than 64 MiB of a part.
+    /// character it has no token for, or might make more than 8 MiB of a part.
     pub fn encode(&self, text: impl AsRef<[u8]>) -> Result<Vec<u32>> {
         let text = text.as_ref();
         match &self.kind {

@@ -149,7 +149,7 @@ fn software(bench: &Bench<'_>) -> Result<Vec<Circumstance>, SearchError> {
 
 /// Another value of one key of the plan.
 fn plans(graph: &Graph, cluster: &Cluster, plan: &Plan) -> Result<Vec<Circumstance>, SearchError> {
-    let mut others = edits::changed(plan, cluster.stack());
+    let mut others = edits::changed(plan, cluster);
     let keeps = Plan { keeps_gathered: !plan.keeps_gathered, ..plan.clone() };
     others.push((format!("keeps_gathered = {}", keeps.keeps_gathered), keeps));
     if plan.sync.bucket_bytes < ONE_BUCKET {

@@ -1,11 +1,13 @@
 //! What small changes of a plan would bring, each simulated.
 
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
 
-use shardloom_cluster::{Cluster, Stack};
+use shardloom_cluster::{Cluster, DeviceId, NodeId};
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Arrangement, AttentionKind, Axis, LayoutRule, LossScale, Plan, Recompute, ScheduleKind, Sync,
+    Arrangement, AttentionKind, Axis, Communication, LayoutRule, LossScale, Plan, Recompute,
+    ScheduleKind, Sync,
 };
 use shardloom_program::quantity::percent;
 
@@ -16,6 +18,7 @@ use crate::{Judgement, SearchError, judge};
 const MOST: usize = 10;
 
 /// What changes of a plan would bring.
+#[derive(Default)]
 pub(crate) struct Edits {
     /// What each change of one key would, the best first. Those that cannot be are left out.
     pub facts: Vec<Fact>,
@@ -37,7 +40,7 @@ pub(crate) fn edits(
 ) -> Result<Edits, SearchError> {
     let mut facts = vec![];
     let [mut with_more_microbatches, mut with_fewer_microbatches] = [None; 2];
-    for (mut what, other) in changed(plan, cluster.stack()) {
+    for (mut what, other) in changed(plan, cluster) {
         if other.attention != plan.attention && !cluster.fuses_attention() {
             what += &format!(" ({} has no kernel for it here)", cluster.stack().name);
         }
@@ -72,9 +75,9 @@ fn fact(what: &str, judgement: &Judgement, step_seconds: f64) -> Fact {
 }
 
 /// `plan` with one key changed, and what that is.
-pub(crate) fn changed(plan: &Plan, stack: &Stack) -> Vec<(String, Plan)> {
+pub(crate) fn changed(plan: &Plan, cluster: &Cluster) -> Vec<(String, Plan)> {
     let mut found = vec![];
-    let policies = Recompute::by_block_under(stack, Some(plan.attention));
+    let policies = Recompute::by_block_under(cluster.stack(), Some(plan.attention));
     let by_stage = plan.stages().any(|(_, stage)| stage.recompute.is_some());
     for recompute in policies.into_iter().filter(|&it| it != plan.recompute && !by_stage) {
         let what = format!("recompute = {:?}", recompute.name());
@@ -121,7 +124,30 @@ pub(crate) fn changed(plan: &Plan, stack: &Stack) -> Vec<(String, Plan)> {
         let other = Plan { post_validation: true, ..plan.clone() };
         found.push(("post_validation = true".into(), other));
     }
+    if plan.communication == Communication::InLine && leaves_cores_free(plan, cluster) {
+        let other = Plan { communication: Communication::Thread, ..plan.clone() };
+        found.push(("communication = \"thread\"".into(), other));
+    }
     found
+}
+
+/// Whether ranks compute and communicate on the same cores, and every node has a core besides for each of them, so that
+/// a communication thread takes nothing from computation.
+fn leaves_cores_free(plan: &Plan, cluster: &Cluster) -> bool {
+    let used: Vec<DeviceId> = plan.devices().into_iter().map(DeviceId).collect();
+    let in_line =
+        |&device: &DeviceId| cluster.kind_of(device).is_ok_and(|kind| !kind.lanes_overlap);
+    if used.len() < 2 || !used.iter().all(in_line) {
+        return false;
+    }
+    // Cores of each node, of which each that is used takes itself and another one.
+    let mut left: BTreeMap<NodeId, i64> = BTreeMap::new();
+    let all = cluster.devices().map(|device| (device, 1));
+    for (device, core) in all.chain(used.into_iter().map(|device| (device, -2))) {
+        let Ok(node) = cluster.node_of(device) else { return false };
+        *left.entry(node).or_default() += core;
+    }
+    left.values().all(|&left| left >= 0)
 }
 
 /// Other schedules of a pipeline with a stage on each device.
@@ -140,6 +166,7 @@ fn schedules(plan: &Plan) -> impl Iterator<Item = ScheduleKind> + use<'_> {
 
 #[cfg(test)]
 mod tests {
+    use shardloom_cluster::Stack;
     use shardloom_graph::ModelSpec;
     use shardloom_plan::{Mesh, Ranges, Share, Summation, Uniform};
 
@@ -155,7 +182,8 @@ mod tests {
         let mut plan = uniform.plan(&graph, text, "c");
         also(&mut plan);
         plan.validate(&graph, plan.device_count()).expect("a plan");
-        let found = changed(&plan, &Stack::default());
+        let cluster = Cluster::parse("h100-80g:8").expect("a cluster").under(Stack::default());
+        let found = changed(&plan, &cluster);
         assert!(found.iter().all(|(_, other)| *other != plan));
         found.into_iter().map(|(what, _)| what).collect()
     }

@@ -10,7 +10,7 @@ use shardloom_sim::{Fit, MemoryFit, Simulation};
 
 use crate::edits::Edits;
 use crate::experiment::{Bench, Traffic, changed, traffic_of};
-use crate::search::Search;
+use crate::search::{MOST_BLOCKS, Search, is_deep};
 use crate::step_part::host_times;
 use crate::without_communication::{
     IDLE_SERVERS, WithoutCommunication, shortens_waiting, waiting_for,
@@ -95,20 +95,26 @@ pub fn explain(
     let bench = Bench::new(&planned, cluster, plan)?;
     let measured = bench.without(&[])?;
     let step_seconds = seconds(&measured);
-    let edits = edits::edits(graph, cluster, plan, step_seconds)?;
+    // What is told of a model takes some dozens of simulations, and of so many blocks each takes seconds.
+    let deep = is_deep(graph);
+    let edits = match deep {
+        true => Edits::default(),
+        false => edits::edits(graph, cluster, plan, step_seconds)?,
+    };
     let mut facts = shares(&bench, plan, &measured, &edits)?;
     let fits = measured.memory_fits(&bench.program, bench.cluster)?;
     facts.extend(memory(&bench, &fits));
-    facts.extend(machines(&bench, step_seconds)?);
-    facts.extend(batches(graph, cluster, plan, step_seconds)?);
-    facts.extend(roomier(graph, cluster, plan, step_seconds)?);
-    facts.extend(edits.facts);
-    let algorithms = algorithms::compared(graph, cluster, plan, step_seconds)?.into_iter();
-    facts.extend(algorithms.map(|(sentence, number)| Fact {
-        topic: Topic::Algorithm,
-        sentence,
-        number,
-    }));
+    match deep {
+        true => facts.push(Fact {
+            topic: Topic::Change,
+            sentence: format!(
+                "what changes of the plan, the batch or the machines would bring is not tried of a model with more than \
+                 {MOST_BLOCKS} blocks"
+            ),
+            number: 0.0,
+        }),
+        false => facts.extend(changes(&bench, (graph, cluster, plan), step_seconds, edits)?),
+    }
     for rival in rivals {
         facts.push(match *rival.plan == *plan {
             true => Fact {
@@ -120,6 +126,26 @@ pub fn explain(
         });
     }
     Ok(Explanation { step_seconds, memory: fits, facts })
+}
+
+/// What changes of the machines, the batch and the plan would bring.
+fn changes(
+    bench: &Bench<'_>,
+    (graph, cluster, plan): (&Graph, &Cluster, &Plan),
+    step_seconds: f64,
+    edits: Edits,
+) -> Result<Vec<Fact>, SearchError> {
+    let mut facts = machines(bench, step_seconds)?;
+    facts.extend(batches(graph, cluster, plan, step_seconds)?);
+    facts.extend(roomier(graph, cluster, plan, step_seconds)?);
+    facts.extend(edits.facts);
+    let algorithms = algorithms::compared(graph, cluster, plan, step_seconds)?.into_iter();
+    facts.extend(algorithms.map(|(sentence, number)| Fact {
+        topic: Topic::Algorithm,
+        sentence,
+        number,
+    }));
+    Ok(facts)
 }
 
 fn seconds(simulation: &Simulation) -> f64 {

@@ -3,7 +3,7 @@
 //! Estimates, by which candidates are chosen for simulation, may take two of them in the wrong order that are nearly as
 //! fast, and they wait for the norm of all gradients. So what [`explain`](crate::explain) would tell of the answer is
 //! tried before it is given: another ZeRO stage, order, recomputation or number of micro-batches, updates that are
-//! validated afterwards.
+//! validated afterwards, a communication thread where cores are free.
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
@@ -40,7 +40,7 @@ pub(crate) fn improved(
     let mut effort = 0;
     loop {
         let mut best: Option<(Plan, Judgement)> = None;
-        for (_, other) in edits::changed(&found.plan, cluster.stack()) {
+        for (_, other) in edits::changed(&found.plan, cluster) {
             if !is_allowed(&other, &found.plan, request) || !request.runs(cluster, &other) {
                 continue;
             }

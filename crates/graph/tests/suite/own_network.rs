@@ -358,6 +358,33 @@ fn more_operators_than_a_model_has_are_refused_with_their_number() {
     assert!(message.contains("262144 at most"), "{message}");
 }
 
+/// Each of little, and few of them repeated often.
+#[test]
+fn more_blocks_than_a_model_has_are_refused_with_their_number() {
+    let own = r#"
+        [model]
+        dims = { features = 4, classes = 2 }
+        [[input]]
+        name = "x"
+        axes = ["batch", "features"]
+        kind = "real"
+    "#;
+    let graph = |blocks: &[usize]| {
+        let block = |(index, repeat): (usize, &usize)| {
+            format!(
+                "[[block]]\nname = \"b{index}.{{i}}\"\nrepeat = {repeat}\n[[block.op]]\nname = \"a\"\n\
+                 kind = \"relu\"\ninputs = [\"input\"]\n"
+            )
+        };
+        let text: String = blocks.iter().enumerate().map(block).collect();
+        let spec = ModelSpec::from_toml(&format!("{own}{text}"), "net.toml");
+        spec.and_then(|spec| spec.graph()).expect_err("no loss").to_string()
+    };
+    assert!(graph(&[1000; 17]).contains("blocks = 17000"), "{}", graph(&[1000; 17]));
+    assert!(graph(&[10_000, 6384]).contains("no loss"), "{}", graph(&[10_000, 6384]));
+    assert!(graph(&[10_000, 6385]).contains("16384 at most"));
+}
+
 /// Of the table of a block or an operator, that of its header.
 #[test]
 fn errors_of_a_block_name_the_line_of_the_key_or_of_the_operator() {

@@ -9,6 +9,9 @@ use crate::op::{Activation, Gate, Visibility};
 use crate::spec::did_you_mean;
 use crate::{DimId, Graph, GraphBuilder, GraphError, Init, ValueId};
 
+/// Blocks of a model at most: what searches and simulations take grows with their number. One may repeat 10,000 times.
+const MAX_BLOCKS: usize = 1 << 14;
+
 impl CustomConfig {
     /// The network as a graph.
     ///
@@ -24,6 +27,15 @@ impl CustomConfig {
                 key: "operators".into(),
                 value: operators.to_string(),
                 rule: format!("a model has {MAX_OPS} at most, repeated blocks counted as often"),
+            });
+        }
+        let blocks = self.block.iter().map(|it| it.repeat).fold(0, usize::saturating_add);
+        if blocks > MAX_BLOCKS {
+            return Err(GraphError::Parameter {
+                model: name.into(),
+                key: "blocks".into(),
+                value: blocks.to_string(),
+                rule: format!("a model has {MAX_BLOCKS} at most, repeated ones counted as often"),
             });
         }
         let mut build = Build {

@@ -2,6 +2,10 @@
 //! short-term memory over the variables in both directions; a score is a linear function of the mean of what comes
 //! out.
 
+use shardloom_kernels::activation::{relu, relu_input_grad};
+use shardloom_kernels::elementwise::scale_in_place;
+use shardloom_kernels::reduce::sum_into;
+
 use super::features::{Features, NUMBERS};
 use super::network::{Dense, Lstm, Parameters, Trace};
 use super::random::Random;
@@ -21,18 +25,37 @@ pub(super) struct RankRnn {
 
 /// What a score leaves for its backward pass.
 struct Kept {
-    /// By variable and shard: what comes out of the two dense layers.
-    shards: Vec<Vec<[Vec<f64>; 2]>>,
+    /// By shard, variable by variable.
+    features: Vec<f32>,
+    dense: [Layer; 2],
     traces: [Trace; 2],
-    mean: Vec<(usize, f64)>,
+    mean: Vec<f32>,
 }
 
-fn positive(values: Vec<f64>) -> Vec<f64> {
-    values.into_iter().map(|it| it.max(0.0)).collect()
+/// What a dense layer puts out, and that with 0 where it is negative.
+struct Layer {
+    outputs: Vec<f32>,
+    positive: Vec<f32>,
 }
 
-fn numbered(values: &[f64]) -> Vec<(usize, f64)> {
-    values.iter().copied().enumerate().collect()
+impl Layer {
+    fn of(outputs: Vec<f32>) -> Layer {
+        let mut positive = vec![0.0; outputs.len()];
+        relu(&outputs, &mut positive);
+        Layer { outputs, positive }
+    }
+
+    /// The gradients of its outputs for those of what is positive.
+    fn of_outputs(&self, of_positive: &[f32]) -> Vec<f32> {
+        let mut of_outputs = vec![0.0; of_positive.len()];
+        relu_input_grad(&self.outputs, of_positive, &mut of_outputs, false);
+        of_outputs
+    }
+}
+
+/// Rows of so many numbers in the reverse order.
+fn reversed(rows: &[f32], width: usize) -> Vec<f32> {
+    rows.chunks(width).rev().flatten().copied().collect()
 }
 
 impl RankRnn {
@@ -50,89 +73,67 @@ impl RankRnn {
         RankRnn { parameters, dense, memory, score }
     }
 
-    fn run(&self, variables: &[Vec<Features>]) -> (f64, Kept) {
-        let parameters = &self.parameters.values;
-        let shards: Vec<Vec<[Vec<f64>; 2]>> = variables
-            .iter()
-            .map(|shards| {
-                let through = |features: &Features| {
-                    let first = positive(self.dense[0].forward(parameters, features));
-                    let second = positive(self.dense[1].forward(parameters, &numbered(&first)));
-                    [first, second]
-                };
-                shards.iter().map(through).collect()
-            })
-            .collect();
-        let sums: Vec<Vec<f64>> = shards
-            .iter()
-            .map(|shards| {
-                let mut sum = vec![0.0; WIDTHS.1];
-                for [_, second] in shards {
-                    sum.iter_mut().zip(second).for_each(|(sum, value)| *sum += value);
-                }
-                sum
-            })
-            .collect();
-        let (forward, forward_trace) =
-            self.memory[0].forward(parameters, sums.iter().map(Vec::as_slice));
-        let (backward, backward_trace) =
-            self.memory[1].forward(parameters, sums.iter().rev().map(Vec::as_slice));
-        let count = variables.len().max(1) as f64;
-        let mut mean = vec![0.0; 2 * WIDTHS.2];
-        for (outputs, begin) in [(&forward, 0), (&backward, WIDTHS.2)] {
-            for output in outputs {
-                for (at, value) in output.iter().enumerate() {
-                    mean[begin + at] += value / count;
-                }
-            }
-        }
-        let mean = numbered(&mean);
-        let score = self.score.forward(parameters, &mean)[0];
-        (score, Kept { shards, traces: [forward_trace, backward_trace], mean })
+    /// The parameters in the format of the kernels.
+    fn rounded(&self) -> Vec<f32> {
+        self.parameters.values.iter().map(|&it| it as f32).collect()
     }
 
-    /// The score of a strategy with these features.
-    pub fn score(&self, variables: &[Vec<Features>]) -> f64 {
-        self.run(variables).0
+    /// The score of a strategy with these features, by rounded parameters.
+    fn run(&self, parameters: &[f32], variables: &[Vec<Features>]) -> (f32, Kept) {
+        let (_, width, hidden) = WIDTHS;
+        let shards = || variables.iter().flatten();
+        let mut features = vec![0.0; shards().count() * NUMBERS];
+        for (row, known) in features.chunks_mut(NUMBERS).zip(shards()) {
+            known.iter().for_each(|&(at, value)| row[at] = value as f32);
+        }
+        let first = Layer::of(self.dense[0].forward(parameters, &features));
+        let second = Layer::of(self.dense[1].forward(parameters, &first.positive));
+        let mut sums = vec![0.0; variables.len() * width];
+        let mut of_shards = second.positive.chunks(width);
+        for (sum, shards) in sums.chunks_mut(width).zip(variables) {
+            of_shards.by_ref().take(shards.len()).for_each(|shard| sum_into(sum, shard));
+        }
+        let backward = reversed(&sums, width);
+        let runs = [(&self.memory[0], sums), (&self.memory[1], backward)];
+        let traces = runs.map(|(memory, sums)| memory.forward(parameters, sums));
+        let mut mean = vec![0.0; 2 * hidden];
+        for (trace, mean) in traces.iter().zip(mean.chunks_mut(hidden)) {
+            trace.outputs.chunks(hidden).for_each(|output| sum_into(mean, output));
+        }
+        scale_in_place(&mut mean, 1.0 / variables.len() as f32);
+        let score = self.score.forward(parameters, &mean)[0];
+        (score, Kept { features, dense: [first, second], traces, mean })
     }
 
     /// Adds to `gradients` what a change of the score by `slope` comes to.
     fn backward(
         &self,
+        parameters: &[f32],
         variables: &[Vec<Features>],
         kept: &Kept,
-        slope: f64,
-        gradients: &mut [f64],
+        slope: f32,
+        gradients: &mut [f32],
     ) {
-        let parameters = &self.parameters.values;
-        let mut of_mean = vec![0.0; 2 * WIDTHS.2];
-        self.score.backward(parameters, &kept.mean, &[slope], gradients, Some(&mut of_mean));
-        let count = variables.len();
-        of_mean.iter_mut().for_each(|it| *it /= count.max(1) as f64);
-        let (of_forward, of_backward) = of_mean.split_at(WIDTHS.2);
-        let of_memory = |at: usize, slopes: &[f64], gradients: &mut [f64]| {
-            let slopes = vec![slopes.to_vec(); count];
-            self.memory[at].backward(parameters, &kept.traces[at], &slopes, gradients)
+        let (_, width, hidden) = WIDTHS;
+        self.score.backward(&kept.mean, &[slope], gradients);
+        let mut of_mean = self.score.of_inputs(parameters, &[slope]);
+        scale_in_place(&mut of_mean, 1.0 / variables.len() as f32);
+        let mut of_inputs = |direction: usize| {
+            let of_outputs = of_mean[direction * hidden..][..hidden].repeat(variables.len());
+            let trace = &kept.traces[direction];
+            self.memory[direction].backward(parameters, trace, &of_outputs, gradients)
         };
-        let forward = of_memory(0, of_forward, gradients);
-        let backward = of_memory(1, of_backward, gradients);
-        for (index, (shards, features)) in kept.shards.iter().zip(variables).enumerate() {
-            let sum = forward[index].iter().zip(&backward[count - 1 - index]);
-            let of_sum: Vec<f64> = sum.map(|(one, other)| one + other).collect();
-            for ([first, second], features) in shards.iter().zip(features) {
-                let through = |slopes: &[f64], values: &[f64]| -> Vec<f64> {
-                    let slopes = slopes.iter().zip(values);
-                    slopes.map(|(slope, value)| if *value > 0.0 { *slope } else { 0.0 }).collect()
-                };
-                let of_second = through(&of_sum, second);
-                let mut of_first = vec![0.0; WIDTHS.0];
-                let [one, two] = &self.dense;
-                let into = Some(&mut of_first[..]);
-                two.backward(parameters, &numbered(first), &of_second, gradients, into);
-                let of_first = through(&of_first, first);
-                one.backward(parameters, features, &of_first, gradients, None);
-            }
-        }
+        let mut of_sums = of_inputs(0);
+        sum_into(&mut of_sums, &reversed(&of_inputs(1), width));
+        // Each shard of a variable has those of its sum.
+        let of_variables = of_sums.chunks(width).zip(variables);
+        let of_second: Vec<f32> =
+            of_variables.flat_map(|(of_sum, shards)| of_sum.repeat(shards.len())).collect();
+        let ([one, two], [first, second]) = (&self.dense, &kept.dense);
+        let of_second = second.of_outputs(&of_second);
+        two.backward(&first.positive, &of_second, gradients);
+        let of_first = first.of_outputs(&two.of_inputs(parameters, &of_second));
+        one.backward(&kept.features, &of_first, gradients);
     }
 }
 
@@ -142,7 +143,8 @@ impl super::ranker::Trained for RankRnn {
     }
 
     fn scores(&self, batch: &[&[Vec<Features>]]) -> Vec<f64> {
-        batch.iter().map(|it| self.score(it)).collect()
+        let parameters = self.rounded();
+        batch.iter().map(|it| f64::from(self.run(&parameters, it).0)).collect()
     }
 
     fn gradients(
@@ -150,13 +152,14 @@ impl super::ranker::Trained for RankRnn {
         batch: &[&[Vec<Features>]],
         slopes: &dyn Fn(&[f64]) -> Vec<f64>,
     ) -> Vec<f64> {
-        let run: Vec<(f64, Kept)> = batch.iter().map(|it| self.run(it)).collect();
-        let scores: Vec<f64> = run.iter().map(|(score, _)| *score).collect();
-        let mut gradients = vec![0.0; self.parameters.values.len()];
+        let parameters = self.rounded();
+        let run: Vec<(f32, Kept)> = batch.iter().map(|it| self.run(&parameters, it)).collect();
+        let scores: Vec<f64> = run.iter().map(|(score, _)| f64::from(*score)).collect();
+        let mut gradients = vec![0.0; parameters.len()];
         for ((variables, (_, kept)), slope) in batch.iter().zip(&run).zip(slopes(&scores)) {
-            self.backward(variables, kept, slope, &mut gradients);
+            self.backward(&parameters, variables, kept, slope as f32, &mut gradients);
         }
-        gradients
+        gradients.into_iter().map(f64::from).collect()
     }
 }
 
@@ -185,25 +188,93 @@ mod tests {
         ]
     }
 
+    /// A dense layer by definition, of the parameters from `begin` on; it moves that behind them.
+    fn dense(all: &[f64], begin: &mut usize, outputs: usize, input: &[f64]) -> Vec<f64> {
+        let (weights, behind) = all[*begin..].split_at(outputs * input.len());
+        *begin += outputs * (input.len() + 1);
+        let products = |row: &[f64]| row.iter().zip(input).map(|(a, b)| a * b).sum::<f64>();
+        weights.chunks(input.len()).zip(behind).map(|(row, bias)| products(row) + bias).collect()
+    }
+
+    /// One direction of the memory by definition: what it puts out, added up.
+    fn memory(all: &[f64], begin: &mut usize, inputs: &[Vec<f64>]) -> Vec<f64> {
+        let hidden = WIDTHS.2;
+        let (of_gates, own) = (*begin, *begin + 4 * hidden * (WIDTHS.1 + 1));
+        *begin = own + 4 * hidden * hidden;
+        let (mut output, mut cell) = (vec![0.0; hidden], vec![0.0; hidden]);
+        let mut sum = output.clone();
+        for input in inputs {
+            let mut gates = dense(all, &mut of_gates.clone(), 4 * hidden, input);
+            for (from, row) in all[own..*begin].chunks(4 * hidden).enumerate() {
+                gates.iter_mut().zip(row).for_each(|(gate, weight)| *gate += output[from] * weight);
+            }
+            let gate =
+                |which: usize, unit: usize| 1.0 / (1.0 + (-gates[which * hidden + unit]).exp());
+            for unit in 0..hidden {
+                let candidate = gates[2 * hidden + unit].tanh();
+                cell[unit] = gate(1, unit) * cell[unit] + gate(0, unit) * candidate;
+                output[unit] = gate(3, unit) * cell[unit].tanh();
+                sum[unit] += output[unit];
+            }
+        }
+        sum
+    }
+
+    /// The score by definition.
+    fn plain_score(all: &[f64], variables: &[Vec<Features>]) -> f64 {
+        let (first, second, _) = WIDTHS;
+        let mut begin = 0;
+        let mut sums = vec![];
+        for shards in variables {
+            let mut sum = vec![0.0; second];
+            for features in shards {
+                let mut input = vec![0.0; NUMBERS];
+                features.iter().for_each(|&(at, value)| input[at] = value);
+                begin = 0;
+                for outputs in [first, second] {
+                    input = dense(all, &mut begin, outputs, &input);
+                    input.iter_mut().for_each(|it| *it = it.max(0.0));
+                }
+                sum.iter_mut().zip(&input).for_each(|(sum, it)| *sum += it);
+            }
+            sums.push(sum);
+        }
+        let mut outputs = memory(all, &mut begin, &sums);
+        sums.reverse();
+        outputs.extend(memory(all, &mut begin, &sums));
+        outputs.iter_mut().for_each(|it| *it /= variables.len() as f64);
+        let score = dense(all, &mut begin, 1, &outputs)[0];
+        assert_eq!(begin, all.len(), "all parameters are used");
+        score
+    }
+
+    /// The kernels compute in fp32.
     #[test]
-    fn derivatives_are_differences_of_the_loss() {
+    fn scores_and_derivatives_are_those_of_the_definition() {
         let mut network = RankRnn::new(3);
         let batch = batch();
         let batch: Vec<&[Vec<Features>]> = batch.iter().map(Vec::as_slice).collect();
         let seconds = [1.0, 3.0, 2.0];
+        let mut all = network.parameters().clone();
+        for (found, variables) in network.scores(&batch).into_iter().zip(&batch) {
+            let expected = plain_score(&all, variables);
+            assert!((found - expected).abs() < 1e-6, "{found} {expected}");
+        }
         let gradients = network.gradients(&batch, &|scores| ranking::loss(scores, &seconds).1);
         assert!(gradients.iter().filter(|it| **it != 0.0).count() > gradients.len() / 4);
-        let count = network.parameters().len();
-        for index in (0..count).step_by(7) {
+        let largest = gradients.iter().fold(0.0f64, |largest, it| largest.max(it.abs()));
+        for index in 0..all.len() {
             let mut at = |step: f64| {
-                network.parameters()[index] += step;
-                let found = ranking::loss(&network.scores(&batch), &seconds).0;
-                network.parameters()[index] -= step;
-                found
+                let kept = all[index];
+                all[index] += step;
+                let scores: Vec<f64> = batch.iter().map(|it| plain_score(&all, it)).collect();
+                all[index] = kept;
+                ranking::loss(&scores, &seconds).0
             };
             let difference = (at(1e-5) - at(-1e-5)) / 2e-5;
             let gradient = gradients[index];
-            assert!((difference - gradient).abs() < 1e-7, "{index}: {difference} {gradient}");
+            let near = (difference - gradient).abs() < 1e-5 * largest;
+            assert!(near, "{index}: {difference} {gradient}, largest {largest}");
         }
     }
 
@@ -212,6 +283,7 @@ mod tests {
         let network = RankRnn::new(3);
         let one = &batch()[1];
         let reversed: Vec<Vec<Features>> = one.iter().rev().cloned().collect();
-        assert!((network.score(one) - network.score(&reversed)).abs() > 1e-6);
+        let scores = network.scores(&[one, &reversed]);
+        assert!((scores[0] - scores[1]).abs() > 1e-6, "{scores:?}");
     }
 }

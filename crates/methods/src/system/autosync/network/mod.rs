@@ -1,5 +1,6 @@
 //! The parts of RankRNN: dense layers, a long short-term memory, and the optimizer that trains them. All parameters
-//! of a network lie in one list, and so do their gradients; a part says where its own are.
+//! of a network lie in one list, and so do their gradients; a part says where its own are. Parts run by the kernels
+//! that training has, in fp32; the optimizer keeps parameters in double precision.
 
 mod adam;
 mod dense;
