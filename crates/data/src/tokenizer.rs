@@ -577,6 +577,12 @@ mod tests {
         assert_eq!(tokenizer.encode("x\n".repeat(100_000)).expect("short lines").len(), 200_000);
         let error = tokenizer.encode("a".repeat(100_000)).expect_err("long").to_string();
         assert!(error.contains("of the 100000 up to the next line end"), "{error}");
+        // Each byte takes much memory where words are short: 10 MB of them some gigabytes.
+        let each =
+            json!({"type": "Replace", "pattern": {"Regex": "."}, "content": "b ".repeat(25)});
+        let tokenizer = with("normalizer", each).expect("bounded");
+        let error = tokenizer.encode("a".repeat(200_000)).expect_err("long").to_string();
+        assert!(error.contains("of the 200000 up to the next line end"), "{error}");
     }
 
     /// As of XLM-RoBERTa, whose map has 33 bytes for one character of 3, before pre-tokenizers that may make a byte 4.

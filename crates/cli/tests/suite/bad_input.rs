@@ -100,6 +100,19 @@ fn models() {
 }
 
 #[test]
+fn numbers_of_hundreds_of_digits_are_not_repeated() {
+    let place = Place::new();
+    let number = "9".repeat(301);
+    for json in ["", " --json"] {
+        let line = format!("plan gpt-2 --cluster h100-80g:2 --global-batch {number}{json}");
+        let refused = place.run(&line);
+        refused.check(refused.status == Some(2), "exit status is not 2");
+        refused.check(refused.stderr.contains("it is too large"), "it does not say why");
+        refused.check(!refused.stderr.contains(&number[..100]), "all digits are there");
+    }
+}
+
+#[test]
 fn parallelism() {
     let place = Place::new();
     for (options, kind, hint) in [

@@ -29,20 +29,12 @@ impl CustomConfig {
                 rule: format!("a model has {MAX_OPS} at most, repeated blocks counted as often"),
             });
         }
-        let blocks = self.block.iter().map(|it| it.repeat).fold(0, usize::saturating_add);
-        if blocks > MAX_BLOCKS {
-            return Err(GraphError::Parameter {
-                model: name.into(),
-                key: "blocks".into(),
-                value: blocks.to_string(),
-                rule: format!("a model has {MAX_BLOCKS} at most, repeated ones counted as often"),
-            });
-        }
         let mut build = Build {
             net: GraphBuilder::new(name),
             dims: HashMap::new(),
             names: HashMap::new(),
             loss: None,
+            blocks: 0,
         };
         build.dims.insert("batch".into(), build.net.batch());
         for (name, &size) in &self.dims {
@@ -80,6 +72,8 @@ struct Build {
     dims: HashMap<String, DimId>,
     names: HashMap<String, ValueId>,
     loss: Option<ValueId>,
+    /// How many there were so far, repeated ones counted as often.
+    blocks: usize,
 }
 
 /// Where in the description something is, and the number of the repetition.
@@ -131,6 +125,14 @@ impl Build {
         }
         if !(1..=10_000).contains(&block.repeat) {
             let message = format!("{} is not possible: it is 1 to 10000", block.repeat);
+            return Err(place.error("repeat", message));
+        }
+        self.blocks += block.repeat;
+        if self.blocks > MAX_BLOCKS {
+            let message = format!(
+                "it makes {} blocks with those before, and a model has {MAX_BLOCKS} at most",
+                self.blocks
+            );
             return Err(place.error("repeat", message));
         }
         if block.repeat > 1 && !block.name.contains("{i}") {
