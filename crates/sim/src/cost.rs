@@ -418,6 +418,14 @@ impl<'a> CostModel<'a> {
         group: &[DeviceId],
         concurrent: u32,
     ) -> Result<f64, SimError> {
+        if self.program.classes.iter().any(|class| class.stages.is_empty()) {
+            // A server on a worker's device and that worker have nothing to send each other.
+            let devices: BTreeSet<DeviceId> = group.iter().copied().collect();
+            if devices.len() < group.len() {
+                let devices: Vec<DeviceId> = devices.into_iter().collect();
+                return self.collective_seconds(exchange, &devices, concurrent);
+            }
+        }
         if group.len() <= 1 || exchange.elements == 0 {
             return Ok(0.0);
         }

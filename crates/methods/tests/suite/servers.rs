@@ -54,7 +54,9 @@ fn parallax_puts_tables_on_all_its_servers_and_says_how_much_of_them_a_worker_lo
     for (devices, batch) in [(2, 8), (4, 12), (6, 64), (8, 32)] {
         let choice = chosen("parallax", devices, batch);
         let plan = &choice.plan;
-        let servers = plan.sync.summation.expect("there are servers").servers;
+        let summation = plan.sync.summation.expect("there are servers");
+        let servers = summation.of_workers(plan.pipeline.len());
+        assert_eq!(says(&choice, "every worker's device has a server"), summation.colocated);
         let lookups = batch / plan.pipeline.len() * 16;
         let share = 1.0 - (1.0 - 1.0 / 4096.0_f64).powi(lookups as i32);
         let words = format!("looks up {:.1}% of the rows of embedding.token", 100.0 * share);

@@ -68,6 +68,12 @@ fn both(graph: &Graph, workers: u32, servers: &[u32], uniform: &Uniform) -> [Pla
     [Plan { parameters: vec![table(servers), by_workers(Algorithm::Direct)], ..served }, gathered]
 }
 
+/// The same with the servers on the workers' devices, one on each, as published.
+fn colocated(plan: &Plan) -> Plan {
+    let summation = Some(Summation { colocated: true, ..Summation::of(0) });
+    Plan { sync: Sync { summation, ..plan.sync }, ..plan.clone() }
+}
+
 fn cluster() -> Cluster {
     Cluster::parse("a100-40g:2x8").expect("a preset")
 }
@@ -124,6 +130,11 @@ fn without_a_norm_training_is_bit_for_bit_that_of_replicas_that_gather_rows() {
                 let what = format!("{} of {workers} workers, {servers:?}", optimizer.name());
                 let expected = trained(&graph, &gathered, RunClock::Wall);
                 assert_same(&trained(&graph, &served, RunClock::Wall), &expected, &what);
+                if servers.iter().all(|&it| it < workers) {
+                    let served = colocated(&served);
+                    let what = format!("{what} on their devices");
+                    assert_same(&trained(&graph, &served, RunClock::Wall), &expected, &what);
+                }
                 let by_next_use = |it| Summation { order: SendOrder::NextUse, ..it };
                 let summation = served.sync.summation.map(by_next_use);
                 let sync = Sync { summation, ..served.sync };
@@ -149,6 +160,10 @@ fn twenty_steps_lead_to_the_weights_of_one_process_on_the_whole_batch() {
             let [mut plan, _] = both(&graph, workers, &[0, 1], &uniform);
             plan.parameters[1] = by_workers(Algorithm::Ring);
             run(&plan).assert_moved(&alone, 1e-5, &plan.to_toml());
+            if workers > 1 {
+                let plan = colocated(&plan);
+                run(&plan).assert_moved(&alone, 1e-5, &plan.to_toml());
+            }
         }
     }
 }
@@ -231,9 +246,12 @@ fn what_is_sent_are_the_published_bytes_of_different_rows_and_as_predicted() {
             trainer.sent_bytes_per_rank().iter().sum::<u64>() as usize
                 - 2 * (workers - 1) * table_bytes
         };
-        for clock in [RunClock::Wall, RunClock::Virtual(cluster())] {
-            let mut trainer = started(&graph, &plan, clock);
-            let mut before = vec![0; workers + 2];
+        let clocks = [RunClock::Wall, RunClock::Virtual(cluster())];
+        let plans = [plan.clone(), colocated(&plan)];
+        for (plan, clock) in plans.iter().flat_map(|plan| clocks.clone().map(|clock| (plan, clock)))
+        {
+            let mut trainer = started(&graph, plan, clock);
+            let mut before = vec![0; trainer.program().ranks()];
             for step in 0..3 {
                 train(&mut trainer, 1);
                 let sent = trainer.sent_bytes_per_rank().to_vec();
@@ -268,8 +286,9 @@ fn what_is_sent_are_the_published_bytes_of_different_rows_and_as_predicted() {
 fn executed_and_simulated_timelines_are_equal_and_memory_is_as_predicted() {
     let graph = gpt();
     let uniform = Uniform { microbatches: 2, ..uniform() };
-    for workers in [1, 2, 4] {
+    for (workers, on_their_devices) in [(1, false), (2, false), (4, false), (2, true), (4, true)] {
         let [plan, gathered] = both(&graph, workers, &[0, 1], &uniform);
+        let plan = if on_their_devices { colocated(&plan) } else { plan };
         let mut trainer = started(&graph, &plan, RunClock::Virtual(cluster()));
         let (_, executed) = trainer.train_steps_recorded(1).expect("steps");
         let mut recorded = Recorded::new(trainer.recording().expect("the virtual clock records"));

@@ -59,13 +59,13 @@ fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
         return Ok(choice);
     }
     task.require_none_frozen()?;
-    let mut choice = workers::fastest_plan(task, FewestServers::One, |servers, common| {
-        plan(task, (servers, servers as usize), common)
+    let mut choice = workers::fastest_plan(task, FewestServers::None, |servers, common| {
+        plan(task, servers, common)
     })?;
     let Some(summation) = choice.plan.sync.summation else { return Ok(choice) };
-    let servers = summation.servers;
-    let workers = choice.plan.pipeline.len() as u32;
-    let tables = sparse(graph, batch / workers as usize);
+    let workers = choice.plan.pipeline.len();
+    let servers = summation.of_workers(workers);
+    let tables = sparse(graph, batch / workers);
     let most = tables.iter().map(|table| table.pieces(request.optimizer, usize::MAX)).max();
     let most = most.unwrap_or(1).min(MOST_PIECES * servers as usize);
     // The same but for the pieces, which no search over machines has looked at.
@@ -99,6 +99,9 @@ fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
         choice = found.choice(space, simulated);
     }
     choice.notes = notes;
+    if summation.colocated {
+        choice.notes.push("every worker's device has a server, and there are no others".into());
+    }
     let numbers: Vec<String> = tried.iter().map(|it| it.0.to_string()).collect();
     choice.notes.push(format!(
         "the published model of the time, fitted to steps with tables in {} pieces, has its least at {best}; the \
@@ -114,13 +117,16 @@ fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
     Ok(choice)
 }
 
-/// Workers with so many servers and pieces of each table; none if for so many workers no table is sparse.
-fn plan(task: &Task<'_>, (servers, pieces): (u32, usize), common: Uniform) -> Option<Plan> {
+/// Workers with so many servers on devices of their own, or without any with one on the device of each worker; each
+/// table has as many pieces. None if for so many workers no table is sparse.
+fn plan(task: &Task<'_>, servers: u32, common: Uniform) -> Option<Plan> {
     let request = task.request;
-    let samples = common.global_batch / common.mesh.dp() as usize;
-    let tables = sparse(task.graph, samples);
-    let parameters = groups(&tables, request.optimizer, (servers, pieces));
-    let sync = Sync { summation: Some(Summation::of(servers)), ..common.sync };
+    let workers = common.mesh.dp() as usize;
+    let tables = sparse(task.graph, common.global_batch / workers);
+    let summation = Summation { colocated: servers == 0, ..Summation::of(servers) };
+    let servers = summation.of_workers(workers);
+    let parameters = groups(&tables, request.optimizer, (servers, servers as usize));
+    let sync = Sync { summation: Some(summation), ..common.sync };
     let plan = Uniform { sync, ..common }.plan(task.graph, &request.model, &request.cluster);
     (!tables.is_empty()).then_some(Plan { parameters, ..plan })
 }
