@@ -124,6 +124,9 @@ fn is_one_kind(a: &NodeGroup, b: &NodeGroup) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use shardloom_graph::ModelSpec;
+    use shardloom_plan::{Mesh, Uniform};
+
     use super::*;
 
     fn cluster(text: &str) -> Cluster {
@@ -162,5 +165,55 @@ mod tests {
         let four_of_five = Subset::all(&cluster("h100-80g:2x5")).fewer().expect("machines");
         let devices = four_of_five.expect("there are fewer").devices;
         assert_eq!(devices, [0, 1, 2, 3, 5, 6, 7, 8]);
+    }
+
+    /// Each device of a plan becomes one of the same kind, together with the same others in a node, and in its place.
+    #[test]
+    fn a_plan_for_some_machines_has_their_devices_in_the_whole_cluster() {
+        let text = "mlp:inputs=4,hidden=8,layers=2,classes=2";
+        let graph = ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model");
+        let in_whole = |subset: &Subset, order: &[u32]| {
+            let mesh = Mesh::of(order.len() as u32, 1, 1);
+            let mut plan = Uniform { mesh, ..Uniform::default() }.plan(&graph, text, "c");
+            plan.pipeline[0].stage[0].devices.0 = order.to_vec();
+            subset.in_whole(plan).pipeline[0].stage[0].devices.0.clone()
+        };
+        let four_of_five = Subset::all(&cluster("h100-80g:2x5")).fewer().expect("machines");
+        let four_of_five = four_of_five.expect("there are fewer");
+        assert_eq!(in_whole(&four_of_five, &[0, 3, 4, 7]), [0, 3, 5, 8]);
+        let mut subsets = 0;
+        for text in
+            ["h100-80g:3x6+a100-80g:2x5", "a100-80g:1x2+h100-80g:2x2+v100-32g:1x3", "h100-80g:4x1"]
+        {
+            let whole = cluster(text);
+            let mut found = Subset::of_kinds(&whole, Precision::Fp16).expect("all compute in it");
+            found.push(Subset::all(&whole));
+            for mut subset in found {
+                loop {
+                    subsets += 1;
+                    let own = &subset.cluster;
+                    let order: Vec<u32> = (0..subset.count() as u32).rev().collect();
+                    let devices = in_whole(&subset, &order);
+                    for (&here, &there) in order.iter().zip(&devices) {
+                        let kind = |cluster: &Cluster, device| {
+                            cluster.kind_of(DeviceId(device)).expect("a device").name.clone()
+                        };
+                        assert_eq!(kind(own, here), kind(&whole, there), "{text}: {devices:?}");
+                        for (&beside, &other) in order.iter().zip(&devices) {
+                            let node = |cluster: &Cluster, device| {
+                                cluster.node_of(DeviceId(device)).expect("a device")
+                            };
+                            let together = node(own, here) == node(own, beside);
+                            let same = node(&whole, there) == node(&whole, other);
+                            assert_eq!(together, same, "{text}: {devices:?}");
+                            assert_eq!(here == beside, there == other, "{text}: {devices:?}");
+                        }
+                    }
+                    let Some(fewer) = subset.fewer().expect("machines") else { break };
+                    subset = fewer;
+                }
+            }
+        }
+        assert!(subsets > 15, "{subsets}");
     }
 }

@@ -153,6 +153,29 @@ fn a_search_chooses_only_where_nobody_asked_for_an_algorithm() {
     assert_eq!(free.notes.last(), chosen.notes.last());
 }
 
+/// The share of memory that a plan with the fastest algorithm needs is enough to get it, and a little less is not.
+#[test]
+fn an_algorithm_with_which_the_plan_would_not_fit_is_not_taken() {
+    let (graph, cluster, plan) = (graph(), h100(1, 8, MEMORY), replicas(8, 0, 1000));
+    let start = judge(&graph, &cluster, &plan).expect("it can be simulated");
+    let with_share = |share: f64| {
+        with_fastest_algorithms(&graph, &cluster, plan.clone(), start.clone(), share)
+            .expect("it can be simulated")
+    };
+    let free = with_share(0.95);
+    assert_ne!(free.plan, plan);
+    let fullest = free.judgement.fullest().expect("a device");
+    let needed = fullest.peak_bytes as f64 / fullest.memory_bytes as f64;
+    assert!(start.fits(1.001 * needed) && !start.fits(0.999 * needed), "{needed}");
+    assert_eq!(with_share(1.001 * needed).plan, free.plan);
+    for share in [0.999 * needed, 0.5 * needed] {
+        let found = with_share(share);
+        assert_eq!((found.plan, found.notes.len()), (plan.clone(), 0));
+        assert_eq!(found.simulated, free.simulated, "what was tried is counted");
+        assert_eq!(found.judgement, start);
+    }
+}
+
 #[test]
 fn an_explanation_says_how_the_algorithm_compares() {
     let (cluster, plan) = (h100(1, 8, MEMORY), replicas(8, 0, 1000));

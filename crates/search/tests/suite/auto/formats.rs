@@ -4,9 +4,9 @@ use shardloom_cluster::{
     Cluster, FormatRates, MatmulPoint, MatmulRates, MeasuredMatmul, Precision as Format,
 };
 use shardloom_plan::{AttentionKind, Number, Precision, ScheduleKind};
-use shardloom_search::{Only, Request, usual_precision};
+use shardloom_search::{Only, Outcome, Request, explain, usual_precision};
 
-use super::{LARGER, PLENTY, search};
+use super::{LARGER, PLENTY, search, without_baselines};
 use crate::scenario::{GPT, h100, model};
 
 #[test]
@@ -77,5 +77,27 @@ fn updates_are_validated_afterwards_where_no_scale_of_the_loss_waits_for_the_nor
         let found = search(&graph, &cluster, &request).expect("an answer").finalists;
         let some = found.iter().any(|it| it.plan.post_validation);
         assert_eq!(some, validates, "{compute:?}");
+    }
+}
+
+/// Plans for devices with more memory are in the formats of the plan that is explained. There is memory enough, and the
+/// plan is the fastest that was found, so that none is much faster; in other formats one would be.
+#[test]
+fn with_more_memory_plans_are_searched_for_in_the_formats_of_the_plan() {
+    let (graph, cluster) = (model(LARGER), h100(1, 4, PLENTY));
+    let found = |precision| {
+        let request = Request { precision, ..Request::new(LARGER, "c", 64) };
+        without_baselines(&graph, &cluster, &request)
+    };
+    let [exact, mixed] = [Precision::FP32, Precision::MIXED].map(found);
+    let step = |found: &Outcome| found.judgement.step_seconds;
+    assert!(step(&mixed) < 0.8 * step(&exact), "{} and {}", step(&mixed), step(&exact));
+    for outcome in [exact, mixed] {
+        let facts = explain(&graph, &cluster, &outcome.plan, &[]).expect("it simulates").facts;
+        let begins = ["if devices had 25.0% more memory, ", "with the memory that there is, "];
+        let more =
+            facts.iter().find(|it| begins.iter().any(|begin| it.sentence.starts_with(begin)));
+        let more = more.expect("a fact about more memory");
+        assert!(more.number.abs() < 0.1, "{more:?}");
     }
 }

@@ -2,8 +2,9 @@
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
+use shardloom_plan::Recompute;
 use shardloom_search::{Only, Request, SearchError, Space};
-use shardloom_sim::estimate::Estimator;
+use shardloom_sim::estimate::{Candidate, Estimator};
 
 use super::{PLENTY, check, search};
 use crate::scenario::{GPT, h100, model};
@@ -49,6 +50,53 @@ fn the_closest_plan_has_the_micro_batches_that_were_asked_for() {
     let error = search(&model(GPT), &h100(1, 2, 12_000_000), &request).expect_err("too small");
     let SearchError::NothingFits { closest, .. } = error else { panic!("{error}") };
     assert!(closest.contains(", 4 samples a micro-batch and"), "{closest}");
+}
+
+/// Read back from the sentence: what is not said is one, or all replicas.
+#[test]
+fn the_closest_plan_is_named_with_all_its_widths() {
+    let (graph, cluster) = (model(GPT), h100(1, 4, 5_000_000));
+    for only in [
+        Only::default(),
+        Only { cp: Some(2), ..Only::default() },
+        Only { cp: Some(4), ..Only::default() },
+        Only { cp: Some(2), tp: Some(2), ..Only::default() },
+        Only { dp: Some(2), cp: Some(2), zero: Some(3), ..Only::default() },
+        Only { pp: Some(2), dp: Some(2), zero: Some(1), ..Only::default() },
+        Only { tp: Some(4), recompute: Some(Recompute::Full), ..Only::default() },
+    ] {
+        let request = Request { only, ..Request::new(GPT, "tiny", 32) };
+        let error = search(&graph, &cluster, &request).expect_err("too small");
+        let SearchError::NothingFits { closest, needed_bytes, .. } = error else {
+            panic!("{error}")
+        };
+        let number = |before: &str| -> Option<u32> {
+            let rest = closest.split_once(before)?.1;
+            let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+            rest[..end].parse().ok()
+        };
+        let said = |before: &str| number(before).expect("it is said");
+        let dp = said("data ");
+        let is_named = |it: &Candidate| {
+            [it.pp, it.dp, it.tp] == [said("pipeline "), dp, said("tensor ")]
+                && (it.cp, it.sharing)
+                    == (number("context ").unwrap_or(1), number("within ").unwrap_or(dp))
+                && u32::from(it.zero) == said("ZeRO-")
+                && closest.ends_with(&format!(" recomputation {}", it.recompute.name()))
+                && it.microbatch == 1
+        };
+        assert_eq!(number("context ").is_some(), number("context ") > Some(1), "{closest}");
+        // It is one of those that need least.
+        let mut estimator =
+            Estimator::new(&graph, &cluster, request.settings()).expect("an estimator");
+        let space = Space::new(&graph, &cluster, &request).expect("a space");
+        let mut needs = space
+            .candidates()
+            .filter(is_named)
+            .filter_map(|it| estimator.estimate(&it).expect("costs").map(|it| it.peak_bytes));
+        assert!(needs.any(|it| it as u64 == needed_bytes), "{closest}");
+        assert_eq!(needed_bytes, least_bytes(&graph, &cluster, &request) as u64, "{closest}");
+    }
 }
 
 /// Without attention, computing only attention again saves nothing.
