@@ -179,4 +179,29 @@ mod tests {
             "\u{1b}[31m\u{1b}[1merror:\u{1b}[0m unknown key `a`, did you mean \u{1b}[32m`b`\u{1b}[0m?; known: b"
         );
     }
+
+    /// Whether there is a line to show or not, and however much is suggested.
+    #[test]
+    fn colours_change_no_letter_and_every_suggestion_is_green() {
+        let (_folder, name) = file(b"a = 1\nb = 2\n");
+        for (suggested, rest) in [
+            (vec![], "no such thing"),
+            (vec!["`a`"], "unknown key, did you mean `a`?; known: a"),
+            (vec!["`a`", "b"], "did you mean `a`? or did you mean b?"),
+            (vec!["a, without an end"], "unknown: did you mean a, without an end"),
+        ] {
+            for place in [String::new(), format!("{name}:2: "), "none.toml:2: ".into()] {
+                let message = format!("{place}{rest}");
+                let shown = said(&message, true);
+                assert_eq!(console::strip_ansi_codes(&shown), said(&message, false));
+                let green = shown.split("\u{1b}[32m").skip(1);
+                let green: Vec<&str> =
+                    green.filter_map(|it| it.split_once("\u{1b}[0m")).map(|it| it.0).collect();
+                assert_eq!(green, suggested, "{shown:?}");
+                // The place of a line that can be shown is in bold letters.
+                let bold = format!("\u{1b}[1m{name}:2\u{1b}[0m");
+                assert_eq!(shown.contains(&bold), place.starts_with(&name), "{shown:?}");
+            }
+        }
+    }
 }

@@ -183,4 +183,20 @@ mod tests {
         }
         assert!(missing > 0);
     }
+
+    /// A name that an order is listed under stays its name, whatever it is another name of.
+    #[test]
+    fn an_order_is_called_as_it_was_asked_for() {
+        let own = ScheduleKind::ALL.map(ScheduleKind::name);
+        let others = ["gpipe", "dapple", "vpp", "wave", "2bw", "pb", "1f1b-async", "pipedream-2bw"];
+        for name in own.into_iter().chain(others) {
+            for chunks in ["", ":1", ":2", ":12"] {
+                let asked = format!("{name}{chunks}");
+                let found = order(&asked).map(|it| it.to_string());
+                assert_eq!(found, Ok(asked.clone()));
+                let loud = order(&asked.to_uppercase()).map(|it| it.to_string());
+                assert_eq!(loud, Ok(asked));
+            }
+        }
+    }
 }

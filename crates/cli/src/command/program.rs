@@ -114,4 +114,60 @@ mod tests {
             assert_eq!(words(&wrapped(text, width)), words(text), "{width} columns");
         }
     }
+
+    /// Lines of random words, some of which end an operand. Each line but the last is as long as it can be: up to the
+    /// last end of an operand that fits, and where none fits up to the last word.
+    #[test]
+    fn lines_break_behind_the_last_operand_that_fits_or_else_the_last_word() {
+        let mut state = 11_u64;
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) % below
+        };
+        let ends = |word: &str, next: Option<&&str>| {
+            word.ends_with([',', ';', ':']) || next.is_some_and(|it| it.starts_with("<-"))
+        };
+        let [mut at_operands, mut at_words] = [0; 2];
+        for _ in 0..300 {
+            let words: Vec<String> = (0..40)
+                .map(|_| match random(9) {
+                    0 => "<-".to_owned(),
+                    1 | 2 => {
+                        "é".repeat(1 + random(6) as usize) + [",", ";", ":"][random(3) as usize]
+                    }
+                    _ => "x".repeat(1 + random(8) as usize),
+                })
+                .collect();
+            let width = 24 + random(40) as usize;
+            let text = format!("    q  {}\n", words.join(" "));
+            let found = wrapped(&text, width);
+            let lines: Vec<&str> = found.lines().collect();
+            let mut all = words.iter().map(String::as_str).collect::<Vec<_>>().into_iter();
+            for (index, line) in lines.iter().enumerate() {
+                assert!(line.chars().count() <= width, "{line:?} in {width} columns");
+                let (indent, kept) = if index == 0 { ("    q  ", 7) } else { ("         ", 9) };
+                let own: Vec<&str> =
+                    line.strip_prefix(indent).expect("indented").split(' ').collect();
+                assert!(all.by_ref().take(own.len()).eq(own.iter().copied()), "{line:?}");
+                let rest: Vec<&str> = all.clone().collect();
+                if rest.is_empty() {
+                    assert_eq!(index + 1, lines.len());
+                    break;
+                }
+                // How many words there would be room for, and behind which of them an operand ends.
+                let both: Vec<&str> = own.iter().chain(&rest).copied().collect();
+                let columns = |words: usize| {
+                    kept + both[..words].iter().map(|it| it.chars().count() + 1).sum::<usize>() - 1
+                };
+                let fit = (1..both.len()).take_while(|&it| columns(it) <= width);
+                let (last, operand) = fit.fold((0, None), |(_, operand), it| {
+                    (it, Some(it).filter(|it| ends(both[it - 1], both.get(*it))).or(operand))
+                });
+                assert_eq!(own.len(), operand.unwrap_or(last), "{line:?} in {width} columns");
+                *(if operand.is_some() { &mut at_operands } else { &mut at_words }) += 1;
+            }
+            assert!(all.next().is_none(), "words are lost");
+        }
+        assert!(at_operands > 100 && at_words > 100, "{at_operands} and {at_words}");
+    }
 }

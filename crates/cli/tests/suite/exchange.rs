@@ -122,6 +122,47 @@ fn a_plan_that_does_not_fit_is_said_not_to_where_it_is_exported_and_explained() 
     }
 }
 
+/// Of the four stages some fit and one does not, or all do.
+#[test]
+fn a_plan_fits_as_well_as_the_worst_of_its_stages_wherever_that_is_said() {
+    let place = Place::new();
+    let model = "gpt:layers=12,hidden=3584,heads=32,seq=2048,vocab=51200";
+    let sizes =
+        "--pp 4 --dp 1 --tp 1 --global-batch 16 --micro-batch 1 --recompute none --schedule 1f1b";
+    let formats = "--precision fp16 --attention unfused";
+    place
+        .run(&format!("plan {model} --cluster a100-80g:4 {sizes} {formats} -o found.toml"))
+        .succeeds();
+    let text = std::fs::read_to_string(place.path("found.toml")).expect("a plan");
+    let mut met = vec![];
+    for cluster in ["a100-80g", "v100-32g", "v100-16g"] {
+        place.write("plan.toml", text.replace("\"a100-80g:4\"", &format!("\"{cluster}:4\"")));
+        let run = |command: &str| place.run(&format!("{command} --json")).succeeds();
+        let simulated = run("simulate plan.toml").object();
+        let stages = simulated["memory"].as_array().expect("ranks").iter();
+        // Close to the limit is what leaves less than a twentieth.
+        let verdict = |stage: &serde_json::Value| {
+            let number = |key: &str| stage[key].as_f64().expect("a size");
+            match number("peak_bytes") / number("memory_bytes") {
+                share if share > 1.0 => "exceeds",
+                share if share > 0.95 => "close",
+                _ => "fits",
+            }
+        };
+        let verdicts: Vec<&str> = stages.map(verdict).collect();
+        let worst = ["exceeds", "close", "fits"].into_iter().find(|it| verdicts.contains(it));
+        let worst = worst.expect("four stages");
+        let export = "export plan.toml --to megatron --force -o there";
+        for command in ["simulate plan.toml", "explain plan.toml", export] {
+            let outcome = run(command);
+            let fit = &outcome.object()["fit"];
+            outcome.check(fit == worst, &format!("{fit}, where stages are {verdicts:?}"));
+        }
+        met.push((worst, verdicts.iter().all(|it| *it == worst)));
+    }
+    assert!(met.contains(&("exceeds", false)) && met.contains(&("fits", true)), "{met:?}");
+}
+
 #[test]
 fn a_plan_for_a_project_is_predicted_under_its_software_unless_another_is_asked_for() {
     let place = Place::new();

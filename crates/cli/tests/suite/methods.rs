@@ -24,6 +24,31 @@ fn every_method_says_what_it_is_and_what_can_be_done_with_it() {
     }
 }
 
+/// Each as the library has it, in either form of the list.
+#[test]
+fn methods_are_listed_in_the_words_of_the_registry() {
+    let place = Place::new();
+    let answer = place.run("methods --json").succeeds().object();
+    let rows = answer.as_array().expect("rows");
+    let text = place.run("methods").succeeds();
+    for (row, method) in rows.iter().zip(shardloom::methods::all()) {
+        for (key, expected) in [
+            ("name", method.name),
+            ("family", method.family.name()),
+            ("paper", method.paper),
+            ("about", method.about),
+        ] {
+            assert_eq!(row[key], expected, "{key} of {}", method.name);
+        }
+        let entry = format!("\n{}: {}\n  {}\n", method.name, method.about, method.paper);
+        text.check(text.stdout.contains(&entry), &entry);
+        let is_row = |line: &str| {
+            line.strip_prefix(method.name).is_some_and(|it| it.trim() == method.family.name())
+        };
+        text.check(text.stdout.lines().any(is_row), "it is not in the table");
+    }
+}
+
 #[test]
 fn a_plan_by_a_method_is_in_its_words_and_simulates_as_predicted() {
     let place = Place::new();

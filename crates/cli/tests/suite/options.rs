@@ -219,3 +219,25 @@ fn more_positions_than_were_learned_are_said_to_be_another_models() {
     assert!(!said("llama-3-8b", 16384));
     assert!(!said("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=257", 16));
 }
+
+#[test]
+fn what_is_noted_is_a_line_for_people_and_an_object_for_programs() {
+    let place = Place::new();
+    let train = format!("train {TINY} --steps 1 --checkpoint run");
+    place.run(&train).succeeds();
+    for command in
+        ["simulate gpt-2 --seq 2048 --cluster h100-80g:1".to_owned(), format!("{train} --resume")]
+    {
+        let for_people = place.run(&command).succeeds();
+        let for_programs = place.run(&format!("{command} --json")).succeeds();
+        let noted = for_programs.stderr.lines().map(|line| {
+            let object: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+            for_programs
+                .check(object.as_object().is_some_and(|it| it.len() == 1), "more than a note");
+            object["note"].as_str().expect("a note").to_owned()
+        });
+        let noted: Vec<String> = noted.collect();
+        for_people.check(!noted.is_empty(), "nothing is noted");
+        for_people.check(for_people.stderr.lines().eq(&noted), "people read something else");
+    }
+}
