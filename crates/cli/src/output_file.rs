@@ -314,7 +314,12 @@ mod tests {
         let file = OutputFile::new(&at("page.html"), false).expect("there is nothing yet");
         fs::write(at("page.html"), "another's").expect("it is taken");
         fs::write(at("page.2.html"), "another's, too").expect("it is taken");
-        let Err(Failure::Message(_)) = file.write("ours") else { panic!("it says nothing") };
+        let Err(Failure::Message(said)) = file.write("ours") else { panic!("it says nothing") };
+        let said = serde_json::to_string(&said).expect("JSON");
+        assert!(
+            said.contains("what was computed is in ") && said.contains("page.3.html"),
+            "{said}"
+        );
         let read = |name: &str| fs::read_to_string(at(name)).expect("it is there");
         assert_eq!(
             ["page.html", "page.2.html", "page.3.html"].map(read),

@@ -2,6 +2,7 @@
 
 use crate::invocation::Place;
 use serde_json::Value;
+use shardloom::cluster::Profile;
 
 const MODEL: &str = "gpt:layers=4,hidden=256,heads=4,seq=128,vocab=512";
 
@@ -84,5 +85,31 @@ fn devices_of_servers_cost_as_those_of_workers_do() {
         let outcome = place.run(&format!("simulate {plan} {servers}")).succeeds();
         let per_hour = number(&outcome.object()["cost"]["per_hour"]);
         outcome.check((per_hour / (devices * 12.29) - 1.0).abs() < 1e-9, "other devices");
+    }
+}
+
+/// Of one kind and of several, with prices of both sorts, one or none.
+#[test]
+fn devices_of_an_answer_have_the_prices_of_their_presets() {
+    let place = Place::new();
+    for kinds in [&["h100-80g"][..], &["rtx-3090"], &["a100-40g"], &["gh200", "v100-16g"]] {
+        let cluster = kinds.iter().map(|it| format!("{it}:1")).collect::<Vec<_>>().join("+");
+        let outcome = place.run(&format!("simulate {MODEL} --cluster {cluster} --json")).succeeds();
+        let answer = outcome.object();
+        let devices = answer["devices"].as_array().expect("devices");
+        outcome.check(devices.len() == kinds.len(), "other kinds of device");
+        for (device, kind) in devices.iter().zip(kinds) {
+            let profile = Profile::preset(kind).expect("a preset");
+            for (key, expected) in [
+                ("price_per_hour", profile.device.price_per_hour),
+                ("price_to_buy", profile.device.price_to_buy),
+            ] {
+                outcome
+                    .check(device[key].as_f64() == expected, &format!("another {key} of {kind}"));
+            }
+            outcome.check(device["name"] == *kind, "another name");
+            outcome
+                .check(device["calibrated_on"].as_str() == profile.calibrated_on.as_deref(), kind);
+        }
     }
 }

@@ -466,3 +466,19 @@ fn the_steady_utilisation_is_what_very_many_steps_come_to() {
         assert!((all - steady).abs() < 0.006, "{arguments}: {steady}, and {all} of 400 steps");
     }
 }
+
+/// One step of a schedule without flush, too, of which more are drawn where nobody says how many.
+#[test]
+fn as_many_steps_are_drawn_as_were_asked_for() {
+    for kind in ["pipedream", "pipemare", "1f1b", "zb-h1"] {
+        for steps in [1, 2, 5] {
+            let answer = drawn(&format!("{kind} --stages 3 --microbatches 2 --steps {steps}"));
+            assert_eq!(answer["steps"], steps, "{kind}");
+            for actions in answer["actions"].as_array().expect("devices") {
+                let names = actions.as_array().expect("actions").iter();
+                let names = names.filter_map(|it| it["action"].as_str());
+                assert_eq!(names.filter(|it| it.starts_with('F')).count(), 2 * steps, "{kind}");
+            }
+        }
+    }
+}

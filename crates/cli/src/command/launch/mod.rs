@@ -216,4 +216,21 @@ mod tests {
         assert!(required(Some("--force")));
         assert!(!checkpoint.exists(), "it is not deleted");
     }
+
+    /// In either form, and whichever comes first: one is how the other begins.
+    #[test]
+    fn an_option_has_its_own_value_beside_one_with_a_longer_name() {
+        for (words, folder, every) in [
+            ("train p --checkpoint-every 5 --checkpoint run", Some("run"), Some("5")),
+            ("train p --checkpoint run --checkpoint-every 5", Some("run"), Some("5")),
+            ("train p --checkpoint-every=5 --checkpoint=run", Some("run"), Some("5")),
+            ("train p --checkpoint=a=b --checkpoint-every 5", Some("a=b"), Some("5")),
+            ("train p --checkpoint-every 5", None, Some("5")),
+            ("train p --checkpoint", None, None),
+        ] {
+            let command: Vec<String> = words.split(' ').map(str::to_owned).collect();
+            let found = ["--checkpoint", "--checkpoint-every"].map(|it| value(&command, it));
+            assert_eq!(found, [folder, every], "{words}");
+        }
+    }
 }
