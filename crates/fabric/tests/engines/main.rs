@@ -12,6 +12,7 @@ mod handles;
 mod job;
 mod messages;
 mod negotiated;
+mod progress;
 mod ranks;
 mod separate;
 mod windows;
@@ -202,6 +203,70 @@ whole_facts! {
         what_is_fetched_counts_for_who_fetches
         what_does_not_fit_is_refused_by_who_fetches
     }
+}
+
+/// Facts of engines that carry collectives out on a thread of the rank's own.
+macro_rules! facts_beside_computing {
+    ($($fact:ident)+) => {
+        mod in_process_beside_computing {
+            use shardloom_fabric::{InProcess, Overlapped};
+
+            $(#[test]
+            fn $fact() {
+                crate::progress::$fact(&Overlapped(InProcess));
+            })+
+        }
+
+        mod a_process_each_beside_computing {
+            use shardloom_fabric::Overlapped;
+
+            use crate::separate::Separate;
+
+            $(#[test]
+            fn $fact() {
+                crate::progress::$fact(&Overlapped(Separate { ranks_each: 1 }));
+            })+
+        }
+
+        mod two_in_a_process_beside_computing {
+            use shardloom_fabric::Overlapped;
+
+            use crate::separate::Separate;
+
+            $(#[test]
+            fn $fact() {
+                crate::progress::$fact(&Overlapped(Separate { ranks_each: 2 }));
+            })+
+        }
+
+        mod one_packet_at_a_time_beside_computing {
+            use shardloom_fabric::Overlapped;
+
+            use crate::separate::OnePacketAtATime;
+
+            $(#[test]
+            fn $fact() {
+                crate::progress::$fact(&Overlapped(OnePacketAtATime));
+            })+
+        }
+
+        #[cfg(feature = "mpi")]
+        mod mpi_beside_computing {
+            use shardloom_fabric::Overlapped;
+
+            use crate::job::Job;
+
+            $(#[test]
+            fn $fact() {
+                crate::progress::$fact(&Overlapped(Job));
+            })+
+        }
+    };
+}
+
+facts_beside_computing! {
+    what_was_started_ends_beside_what_ranks_compute
+    what_another_rank_has_not_started_has_not_ended
 }
 
 /// What only ranks that are threads of one process may rely on.
