@@ -1,7 +1,8 @@
 //! Compressors against what they are by definition, and how much they may leave out.
 
 use proptest::prelude::*;
-use shardloom_kernels::compression::{Factors, Matrix, Shares, one_bit, top_k};
+use shardloom_kernels::compression::{Factors, Matrix, Shares, Step, one_bit, top_k};
+use shardloom_kernels::{Format, Memory, processor};
 
 fn squares(values: &[f32]) -> f64 {
     values.iter().map(|&it| f64::from(it).powi(2)).sum()
@@ -86,6 +87,15 @@ fn bound(delta: f64, largest: f64) -> f64 {
     kept / (1.0 - kept) * largest
 }
 
+/// The same direction again and again, and something of the step's own.
+fn gradients(step: u32, elements: usize) -> Vec<f32> {
+    let mut gradients = values(1, elements);
+    for (gradient, own) in gradients.iter_mut().zip(values(step + 2, elements)) {
+        *gradient = 0.3 * *gradient + own;
+    }
+    gradients
+}
+
 #[test]
 fn what_is_left_out_is_bounded_and_nothing_is_lost() {
     const ELEMENTS: usize = 3000;
@@ -99,11 +109,7 @@ fn what_is_left_out_is_bounded_and_nothing_is_lost() {
         let (mut sent, mut all) = (vec![0.0; ELEMENTS], vec![0.0; ELEMENTS]);
         let mut largest: f64 = 0.0;
         for step in 0..STEPS {
-            // The same direction again and again, and something of the step's own.
-            let mut gradients = values(1, ELEMENTS);
-            for (gradient, own) in gradients.iter_mut().zip(values(step + 2, ELEMENTS)) {
-                *gradient = 0.3 * *gradient + own;
-            }
+            let gradients = gradients(step, ELEMENTS);
             largest = largest.max(squares(&gradients).sqrt());
             let before: Vec<f32> =
                 residual.iter().zip(&gradients).map(|(one, other)| one + other).collect();
@@ -119,6 +125,57 @@ fn what_is_left_out_is_bounded_and_nothing_is_lost() {
         for at in 0..ELEMENTS {
             let lost = all[at] - sent[at] - f64::from(residual[at]);
             assert!(lost.abs() < 1e-4, "{lost} of element {at}");
+        }
+    }
+}
+
+/// Half of what the last binary digit of a number counts, with so many behind the point and no less than in the least
+/// number.
+fn half_a_unit(number: f32, digits: i32, least: i32) -> f64 {
+    let exponent = (number.abs().to_bits() >> 23) as i32 - 127;
+    2f64.powi((exponent - digits).max(least) - 1)
+}
+
+/// Also of numbers of which fp16 has only the last digit, or not even that.
+#[test]
+fn what_rounding_leaves_out_is_at_most_half_a_unit_in_the_last_place_and_nothing_is_lost() {
+    const ELEMENTS: usize = 3000;
+    const STEPS: u32 = 200;
+    let (device, memory) = (processor(), Memory::new(processor()));
+    for (format, digits, least) in [(Format::Bf16, 7, -133), (Format::F16, 10, -24)] {
+        let mut rounded = memory.alloc(format, ELEMENTS);
+        let mut lent = [(); 2].map(|()| memory.alloc(Format::F32, ELEMENTS));
+        let mut residual = vec![0.0_f32; ELEMENTS];
+        let (mut sent, mut all) = (vec![0.0; ELEMENTS], vec![0.0; ELEMENTS]);
+        // How far sums of residuals and gradients, which are fp32, were rounded.
+        let mut additions = vec![0.0; ELEMENTS];
+        let mut most = vec![0.0; ELEMENTS];
+        for step in 0..STEPS {
+            let mut gradients = gradients(step, ELEMENTS);
+            gradients.iter_mut().step_by(3).for_each(|it| *it *= 1e-7);
+            device.set_reals(&gradients, lent[0].view_mut());
+            device.set_reals(&residual, lent[1].view_mut());
+            let [gradient, kept] = &mut lent;
+            let writes = &mut [rounded.view_mut(), kept.view_mut()];
+            device.compress(&Step::Round, &[gradient.view()], writes);
+            let (found, kept) = (device.reals(rounded.view()), device.reals(kept.view()));
+            for at in 0..ELEMENTS {
+                let before = residual[at] + gradients[at];
+                most[at] = half_a_unit(before, digits, least);
+                let left = f64::from(kept[at]);
+                assert!(left.abs() <= most[at], "{left} of {before} in {format} at step {step}");
+                let both = f64::from(found[at]) + left;
+                assert_eq!(both, f64::from(before), "what is not sent is kept");
+                additions[at] += half_a_unit(before, 23, -149);
+                sent[at] += f64::from(found[at]);
+                all[at] += f64::from(gradients[at]);
+            }
+            residual = kept;
+        }
+        for at in 0..ELEMENTS {
+            let apart = (all[at] - sent[at]).abs();
+            let most = most[at] + additions[at];
+            assert!(apart <= most, "{} for {} of element {at} in {format}", sent[at], all[at]);
         }
     }
 }
@@ -247,6 +304,118 @@ fn factors_find_a_matrix_of_their_rank_and_vectors_as_they_are() {
     let left = |at: usize| members.iter().map(|it| it.residual[at]).sum::<f32>();
     assert!((0..bucket.elements).all(|at| left(at).abs() < 1e-5));
     assert!(members.iter().any(|it| it.residual.iter().any(|it| it.abs() > 0.1)));
+}
+
+/// The sum of squares of what is left of a matrix without all along the columns of its product with right factors, by
+/// Gram and Schmidt in double precision.
+fn left_of(whole: &[f64], matrix: Matrix, right: &[f32], rank: usize) -> f64 {
+    let element = |row: usize, column: usize| whole[matrix.offset + row * matrix.columns + column];
+    let mut directions: Vec<Vec<f64>> = vec![];
+    for factor in 0..rank {
+        let product = |row| -> f64 {
+            let of_columns = (0..matrix.columns)
+                .map(|column| element(row, column) * f64::from(right[column * rank + factor]));
+            of_columns.sum()
+        };
+        let mut direction: Vec<f64> = (0..matrix.rows).map(product).collect();
+        for other in &directions {
+            let along: f64 = direction.iter().zip(other).map(|(one, other)| one * other).sum();
+            direction.iter_mut().zip(other).for_each(|(it, other)| *it -= along * other);
+        }
+        let norm = direction.iter().map(|it| it * it).sum::<f64>().sqrt();
+        direction.iter_mut().for_each(|it| *it /= norm);
+        directions.push(direction);
+    }
+    let mut left = 0.0;
+    for column in 0..matrix.columns {
+        let own: Vec<f64> = (0..matrix.rows).map(|row| element(row, column)).collect();
+        left += own.iter().map(|it| it * it).sum::<f64>();
+        for direction in &directions {
+            let along: f64 = own.iter().zip(direction).map(|(one, other)| one * other).sum();
+            left -= along * along;
+        }
+    }
+    left
+}
+
+/// A step takes from the sum of what members compress all along the columns of its left factors, which are orthonormal.
+/// So what is left of the sum is never more than there was, and how much it is follows from the right factors of the
+/// step before. Each step sends at least half of an average direction's share of the squares, for each of its rank, of
+/// the 9 that one matrix has (the other has 7), and what is left out is bounded as for any such compressor. What single
+/// members keep besides adds up to nothing.
+#[test]
+fn what_factors_leave_out_of_the_sum_is_bounded_and_nothing_is_lost() {
+    const STEPS: u32 = 200;
+    for (count, rank) in [(1, 1), (1, 2), (3, 2), (2, 3)] {
+        let bucket = bucket(rank);
+        let least = 0.5 * rank as f64 / 9.0;
+        let mut members = bucket.members(count);
+        let mut largest: f64 = 0.0;
+        let (mut sent, mut all) = (vec![0.0; bucket.elements], vec![0.0; bucket.elements]);
+        for step in 0..STEPS {
+            let of = format!("rank {rank}, {count} members, step {step}");
+            let parts: Vec<Vec<f32>> = (0..count as u32)
+                .map(|member| gradients(STEPS * member + step, bucket.elements))
+                .collect();
+            let before: Vec<Vec<f32>> = parts
+                .iter()
+                .zip(&members)
+                .map(|(part, member)| {
+                    part.iter().zip(&member.residual).map(|(a, b)| a + b).collect()
+                })
+                .collect();
+            let right = members[0].right.clone();
+            let found = bucket.exchange(&parts, &mut members);
+            let sum = |all: &dyn Fn(usize, usize) -> f32| -> Vec<f64> {
+                let of_members = |at| (0..count).map(|member| f64::from(all(member, at))).sum();
+                (0..bucket.elements).map(of_members).collect()
+            };
+            let whole = sum(&|member, at| before[member][at]);
+            let left = sum(&|member, at| members[member].residual[at]);
+            let gradient = sum(&|member, at| parts[member][at]);
+            for (at, &found) in found.iter().enumerate() {
+                // What is not sent is kept, by each member of an equal share, and nothing of what has no factors.
+                let is_plain = (108..118).contains(&at);
+                for (before, member) in before.iter().zip(&members) {
+                    let share = if is_plain { before[at] } else { found / count as f32 };
+                    let both = member.residual[at] + share;
+                    let apart = (both - before[at]).abs();
+                    assert!(apart < 1e-5, "{both} for {} of element {at}, {of}", before[at]);
+                }
+                sent[at] += f64::from(found);
+                all[at] += gradient[at];
+            }
+            let norm = |of: &[f64]| -> f64 {
+                // What has no factors is sent as it is.
+                let factored = bucket.factors.factored.iter();
+                let elements = factored.flat_map(|it| &of[it.offset..][..it.rows * it.columns]);
+                elements.map(|it| it * it).sum::<f64>().sqrt()
+            };
+            let (whole_norm, kept) = (norm(&whole), norm(&left));
+            largest = largest.max(norm(&gradient));
+            assert!(kept <= whole_norm * (1.0 + 1e-5), "{kept} of {whole_norm}, {of}");
+            // The first right factors are drawn.
+            if step > 0 {
+                let mut rights = &right[..];
+                let mut expected = 0.0;
+                for &matrix in &bucket.factors.factored {
+                    let (own, rest) = rights.split_at(matrix.columns * rank);
+                    expected += left_of(&whole, matrix, own, rank);
+                    rights = rest;
+                }
+                let expected = expected.sqrt();
+                assert!((kept - expected).abs() <= 1e-4 * whole_norm, "{kept}, {expected}, {of}");
+            }
+            let share = 1.0 - (kept / whole_norm).powi(2);
+            assert!(share >= least, "{share} is sent, {of}");
+            assert!(kept <= bound(least, largest), "{kept}, {largest}, {of}");
+        }
+        for at in 0..bucket.elements {
+            let kept: f64 = members.iter().map(|it| f64::from(it.residual[at])).sum();
+            let lost = all[at] - sent[at] - kept;
+            assert!(lost.abs() < 1e-4, "{lost} of element {at}, rank {rank}, {count} members");
+        }
+    }
 }
 
 #[test]
