@@ -1,6 +1,6 @@
 //! Replicas with weights of their own, against as many serial runs that are averaged by plain loops: gradients
 //! are those of one rank that trains with each replica's weights on its samples, optimizers' formulas and means
-//! are written out element by element. Where numbers divide exactly, weights are equal bit for bit.
+//! are written out element by element. Weights are equal bit for bit.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,8 @@ use shardloom_checkpoint::{Checkpoint, Meta, Store};
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Averaging, AveragingTime, Axis, AxisSet, Communication, Optimizer, Partners, Plan, Precision,
-    Sync, Uniform,
+    Averaging, AveragingTime, Axis, AxisSet, Communication, LossScale, Optimizer, Partners, Plan,
+    Precision, Sync, Uniform,
 };
 use shardloom_program::{Content, Format, Rank};
 use shardloom_train::learning_rate::{Curve, LearningRate};
@@ -48,7 +48,16 @@ impl Gradients {
     pub fn new(graph: &Graph, samples: usize) -> Gradients {
         // The velocity after a first step is the gradient.
         let alone = Uniform { global_batch: samples, ..uniform(Optimizer::sgd(0.5)) };
-        Gradients(trainer(graph, &alone.plan(graph, "model", "local")))
+        let mut plan = alone.plan(graph, "model", "local");
+        // A replica computes gradients of its part of the mean over the batch, and multiplies them by the number of
+        // replicas before it updates with them. The same numbers come of a loss that is scaled by a power of two of
+        // as many replicas, divided by their number.
+        let replicas = BATCH / samples;
+        if !replicas.is_power_of_two() {
+            let scale = replicas.next_power_of_two() as f64 / replicas as f64;
+            plan.loss_scale = Some(LossScale::Constant { scale });
+        }
+        Gradients(trainer(graph, &plan))
     }
 
     /// The loss with these weights on the samples that come next, and the gradient of its mean over them.
@@ -226,9 +235,7 @@ fn replicas_come_to_what_serial_runs_that_are_averaged_come_to() {
                 let found = run.weights_of_replicas().expect("weights");
                 let count = replicas as usize;
                 let (expected_losses, expected) = replayed(&graph, count, averaging, optimizer);
-                // A third is no binary fraction.
-                let most = if replicas == 3 { 1e-6 } else { 0.0 };
-                assert_near(&found, &expected, most, &of);
+                assert_near(&found, &expected, 0.0, &of);
                 for (loss, expected) in losses.iter().zip(expected_losses) {
                     assert!((loss - expected).abs() < 1e-5 * expected, "{loss}, {expected}: {of}");
                 }
