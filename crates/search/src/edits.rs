@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use shardloom_cluster::{Cluster, DeviceId, NodeId};
+use shardloom_cluster::{Cluster, DeviceId, NodeGroup, NodeId};
 use shardloom_graph::Graph;
 use shardloom_plan::{
     Arrangement, AttentionKind, Axis, Communication, LayoutRule, LossScale, Plan, Recompute,
@@ -131,23 +131,25 @@ pub(crate) fn changed(plan: &Plan, cluster: &Cluster) -> Vec<(String, Plan)> {
     found
 }
 
-/// Whether ranks compute and communicate on the same cores, and every node has a core besides for each of them, so that
-/// a communication thread takes nothing from computation.
+/// Whether ranks compute and communicate on the same cores, and every machine has a core besides for each of them, in the
+/// cluster or left out of it, so that a communication thread takes nothing from computation.
 fn leaves_cores_free(plan: &Plan, cluster: &Cluster) -> bool {
-    let used: Vec<DeviceId> = plan.devices().into_iter().map(DeviceId).collect();
-    let in_line =
-        |&device: &DeviceId| cluster.kind_of(device).is_ok_and(|kind| !kind.lanes_overlap);
-    if used.len() < 2 || !used.iter().all(in_line) {
-        return false;
+    let used = plan.devices();
+    // By node: how many are used, and how many its machine has.
+    let mut nodes: BTreeMap<NodeId, (u32, u32)> = BTreeMap::new();
+    for &device in &used {
+        let device = DeviceId(device);
+        let (Ok(node), Ok(group)) = (cluster.node_of(device), cluster.group_of(device)) else {
+            return false;
+        };
+        let NodeGroup { profile, devices_per_node, .. } = &cluster.groups()[group];
+        if profile.device.lanes_overlap {
+            return false;
+        }
+        let cores = profile.node.devices.max(*devices_per_node);
+        nodes.entry(node).or_insert((0, cores)).0 += 1;
     }
-    // Cores of each node, of which each that is used takes itself and another one.
-    let mut left: BTreeMap<NodeId, i64> = BTreeMap::new();
-    let all = cluster.devices().map(|device| (device, 1));
-    for (device, core) in all.chain(used.into_iter().map(|device| (device, -2))) {
-        let Ok(node) = cluster.node_of(device) else { return false };
-        *left.entry(node).or_default() += core;
-    }
-    left.values().all(|&left| left >= 0)
+    used.len() > 1 && nodes.values().all(|&(used, cores)| 2 * used <= cores)
 }
 
 /// Other schedules of a pipeline with a stage on each device.

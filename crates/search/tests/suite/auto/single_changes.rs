@@ -1,5 +1,6 @@
 //! Single changes of an answer, of which none is better.
 
+use shardloom_cluster::NodeGroup;
 use shardloom_plan::Communication;
 use shardloom_search::{Only, Request, Topic, explain};
 
@@ -40,14 +41,17 @@ fn no_single_change_of_an_answer_that_fits_is_faster() {
     assert!(seen > 30, "{seen} changes");
 }
 
-/// Two replicas on two, three and four cores, and on two cores of each of two machines: ranks get a communication
-/// thread where every one has a core besides, whatever is free elsewhere.
+/// Two replicas on two, three and four cores, on two of a machine of four, and on two cores of each of two machines: ranks
+/// get a communication thread where every one has a core besides, whatever is free elsewhere.
 #[test]
 fn ranks_communicate_by_a_thread_where_each_has_a_core_besides() {
-    for (nodes, cores, free) in [(1, 2, false), (1, 3, false), (1, 4, true), (2, 2, false)] {
-        let (graph, gpus) = (model(GPT), h100(nodes, cores, PLENTY));
+    let cases = [(1, 2, 2, false), (1, 3, 3, false), (1, 4, 4, true), (1, 2, 4, true)];
+    for (nodes, devices, cores, free) in cases.into_iter().chain([(2, 2, 2, false)]) {
+        let (graph, gpus) = (model(GPT), h100(nodes, devices, PLENTY));
         let mut groups = gpus.groups().to_vec();
-        groups.iter_mut().for_each(|group| group.profile.device.lanes_overlap = false);
+        for NodeGroup { profile, .. } in &mut groups {
+            (profile.device.lanes_overlap, profile.node.devices) = (false, cores);
+        }
         let cluster = gpus.with_groups(groups).expect("a cluster");
         let [one, dp] = [Some(1), Some(2)];
         let only = Only { pp: one, dp, cp: one, tp: one, zero: Some(0), ..Only::default() };
@@ -55,7 +59,7 @@ fn ranks_communicate_by_a_thread_where_each_has_a_core_besides() {
         let found = search(&graph, &cluster, &request).expect("an answer");
         assert_eq!(found.plan.device_count(), 2);
         let expected = if free { Communication::Thread } else { Communication::InLine };
-        assert_eq!(found.plan.communication, expected, "{nodes} of {cores}");
+        assert_eq!(found.plan.communication, expected, "{nodes} of {devices}");
         // Where lanes overlap the device communicates beside computation as it is.
         let of_gpus = search(&graph, &gpus, &request).expect("an answer");
         assert_eq!(of_gpus.plan.communication, Communication::InLine);
