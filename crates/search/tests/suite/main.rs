@@ -5,6 +5,7 @@ mod auto;
 mod baseline;
 mod bucket_size;
 mod circumstance;
+mod deep_models;
 mod explain;
 mod judge;
 mod scenario;
