@@ -8,11 +8,13 @@ use std::str::FromStr;
 use std::sync::LazyLock;
 
 use shardloom_checkpoint::{Checkpoint, FORMAT_VERSION, read_safetensors, replica_of};
-use shardloom_cluster::{Cluster, Profile, Stack, Uplink};
+use shardloom_cluster::{Cluster, Hosts, Profile, Stack, Uplink};
 use shardloom_data::{Columns, Corpus, Reading, Records, Rows, Table, Tokenizer};
 use shardloom_exchange::{Given, Project, import, project_of};
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{Axis, Compression, DeviceList, LayoutRules, Plan, Ranges, Share, Staleness};
+use shardloom_plan::{
+    Axis, Compression, DeviceList, LayoutRules, Plan, Ranges, Share, Staleness, StalenessLimits,
+};
 use shardloom_schedule::StageMap;
 use tempfile::TempDir;
 
@@ -204,6 +206,8 @@ pub fn words(data: &[u8]) {
     same_word::<Ranges>(text);
     same_word::<Share>(text);
     same_word::<Staleness>(text);
+    same_word::<StalenessLimits>(text);
+    same_word::<Hosts>(text);
     same_setting::<DeviceList>(text);
     same_setting::<LayoutRules>(text);
     same_setting::<Axis>(text);

@@ -18,7 +18,7 @@ use crate::{DataError, Result};
 const MAGIC: &[u8; 16] = b"shardloom tokens";
 
 /// Raised when the same text may get other tokens, or files another form.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Bytes before the tokens: magic, version, bytes of a token, tokens, key, digest of the tokens.
 const HEADER_BYTES: usize = 96;

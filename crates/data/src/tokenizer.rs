@@ -8,15 +8,17 @@ use tokenizers::ModelWrapper;
 use crate::growth::{Growth, Lengthening};
 use crate::{DataError, Result, character_map, vocabulary};
 
-/// Longer texts are encoded in parts of at least this many bytes, because the
-/// offsets a tokenizer keeps take many times the memory of its text.
+/// Longer texts are read in parts of at least this many bytes.
 pub(crate) const PART_BYTES: usize = 1 << 20;
 
-/// How many bytes a part may become by normalization for its size to be kept; else parts are smaller. Each takes 17
-/// bytes of memory and more, where words are of one letter 240.
-const USUAL_BYTES: f64 = (4 * PART_BYTES) as f64;
+/// Longer texts are encoded in parts of at least this many bytes, because the offsets a tokenizer keeps take 17 bytes of
+/// memory and more for each of them, where words are of one letter 240, on each core.
+const ENCODED_BYTES: usize = 1 << 17;
 
-/// How many bytes a part may become at most.
+/// How many bytes such a part may become by normalization for its size to be kept; else parts are smaller.
+const USUAL_BYTES: f64 = (4 * ENCODED_BYTES) as f64;
+
+/// How many bytes a part may become at most, as where a line is long.
 const MOST_BYTES: f64 = (8 * PART_BYTES) as f64;
 
 /// How many times as long a text may become, and how many bytes may be added to any.
@@ -188,7 +190,7 @@ impl Tokenizer {
 
     /// The token ids of a text, without any special tokens around it.
     ///
-    /// A text of more than 1 MiB is encoded in parts, cut at the first line end
+    /// A text of more than 128 KiB is encoded in parts, cut at the first line end
     /// after that much that stands between two characters other than
     /// whitespace, the second of which is no slash, and that belongs to no added token. The pre-tokenizers of GPT-2 and Llama 3 and later cut there
     /// anyway; one that marks the start of a text marks that of each part. Parts are
@@ -212,7 +214,7 @@ impl Tokenizer {
                     &self.cuts,
                     &self.lengthening,
                     text,
-                    fitting.min(PART_BYTES),
+                    fitting.min(ENCODED_BYTES),
                 )
             }
         }
@@ -295,7 +297,7 @@ fn encode_in_parts(
     let mut tokens = Vec::new();
     for part in cuts.parts(text, part_bytes) {
         // A tokenizer that hardly lengthens a text takes lines of any length.
-        if lengthening.growth.factor * PART_BYTES as f64 > USUAL_BYTES {
+        if lengthening.growth.factor * ENCODED_BYTES as f64 > USUAL_BYTES {
             let becomes = lengthening.of_text(part, MOST_BYTES);
             if becomes > MOST_BYTES {
                 let bytes = part.len();

@@ -386,7 +386,7 @@ impl GraphBuilder {
             let sizes: Vec<String> =
                 axes.iter().map(|&dim| self.graph.dim(dim).size.to_string()).collect();
             return Err(error(format!(
-                "{} are more than {MAX_ELEMENTS} elements",
+                "{} are more than {MAX_ELEMENTS} elements, the most that a tensor has",
                 sizes.join(" x ")
             )));
         }

@@ -52,7 +52,7 @@ pub use precision::{Number, Precision, Rounding};
 pub use schedule::{Arrangement, PassTimes, ScheduleKind, greatest_common_divisor};
 pub use server_set::ServerSet;
 pub use servers::{Push, Servers};
-pub use staleness::Staleness;
+pub use staleness::{Staleness, StalenessLimits};
 pub use summation::{Ranges, SendOrder, Share, Summation};
 pub use turns::{StageReplicas, pipelines_in_turn};
 pub use uniform::Uniform;

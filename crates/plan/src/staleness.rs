@@ -51,6 +51,33 @@ impl FromStr for Staleness {
     }
 }
 
+/// Bounds on staleness that one may have which follows how far apart workers are. In text the least and the most steps,
+/// `1:4`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StalenessLimits {
+    /// The least steps that a bound may be.
+    pub least: u32,
+    /// The most.
+    pub most: u32,
+}
+
+impl fmt::Display for StalenessLimits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.least, self.most)
+    }
+}
+
+impl FromStr for StalenessLimits {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<StalenessLimits, String> {
+        let limits = text.split_once(':').and_then(|(least, most)| {
+            Some(StalenessLimits { least: least.parse().ok()?, most: most.parse().ok()? })
+        });
+        limits.ok_or_else(|| "two whole numbers of steps are needed, as in 1:4".to_owned())
+    }
+}
+
 impl Serialize for Staleness {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {

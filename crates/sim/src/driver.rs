@@ -39,7 +39,8 @@ pub struct Call<'p> {
 /// Performs instructions, or pretends to, and says how long they take.
 ///
 /// The engine calls each method when all that the instruction reads is there, and for each actor in
-/// order of its control. The compute lanes of all actors advance in order of virtual time, ties by actor.
+/// order of its control. Whatever concerns others happens in order of virtual time, ties by actor; an actor's own work may
+/// be done before others do what is earlier.
 pub trait Driver {
     /// What can go wrong.
     type Error: From<SimError>;

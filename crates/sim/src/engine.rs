@@ -101,6 +101,9 @@ pub fn run<D: Driver>(
 struct Engine<'s, 'p> {
     program: &'p Program,
     options: Options,
+    /// Whether an actor's own work may be followed before what others do earlier: it changes nothing for them, and what
+    /// it depends on is known when it is its turn, but for when requests are answered and urgent messages sent.
+    runs_ahead: bool,
     /// Whether launching takes time.
     launches: bool,
     /// Whether hosts wait for messages before they launch more.
@@ -171,10 +174,13 @@ impl<'s, 'p> Engine<'s, 'p> {
         let actors_count = actors.len();
         let (devices, shares_device) = on_one_device(program, &actors);
         let sends_by_priority = program.routes.iter().any(|route| route.priority.is_some());
+        let requests = |line: &Line<'_>| matches!(line.doing, Doing::Request { .. });
+        let negotiates = scripts.iter().flat_map(|it| &it.bodies).flatten().any(requests);
         let host = cluster.stack().host;
         Ok(Engine {
             program,
             options,
+            runs_ahead: !sends_by_priority && !negotiates,
             launches: false,
             waits_for_messages: host.waits_for_messages,
             pause: host.waits_for_steps.then(|| Picos::from_seconds(host.pause_seconds())),
@@ -256,7 +262,8 @@ impl<'s, 'p> Engine<'s, 'p> {
                 return Ok(());
             }
             let Some(due) = self.due(index, line) else { return Ok(()) };
-            if !self.is_first(due, index) {
+            let is_own = self.runs_ahead && line.doing == Doing::Local;
+            if !is_own && !self.is_first(due, index) {
                 self.runnable.add(due, index);
                 return Ok(());
             }

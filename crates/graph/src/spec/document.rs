@@ -126,7 +126,7 @@ pub(super) fn read(text: &str, place: &str) -> Result<ModelSpec, GraphError> {
         GraphError::Text { .. } => error,
         GraphError::Parameter { ref key, .. } => located(line_of(text, key), &error),
         GraphError::Element { ref key, .. } => located(toml_line_of(text, key), &error),
-        _ => GraphError::Text { place: place.into(), message: error.to_string() },
+        _ => located(line_of_network(text), &error),
     })
 }
 
@@ -134,6 +134,14 @@ pub(super) fn read(text: &str, place: &str) -> Result<ModelSpec, GraphError> {
 pub(super) fn write(spec: &ModelSpec) -> String {
     toml::to_string(&Document::of(spec))
         .expect("a model's numbers are below 2^48 and its keys are strings, so TOML can hold it")
+}
+
+/// The line where the network begins: that of the first table, but `[model]`.
+fn line_of_network(text: &str) -> Option<usize> {
+    let document = toml::de::DeTable::parse(text).ok()?;
+    let tables = document.get_ref().iter().filter(|(key, _)| key.get_ref() != "model");
+    let start = tables.map(|(key, _)| key.span().start).min()?;
+    Some(line_at(text, start))
 }
 
 /// The line of a key of a top-level table.

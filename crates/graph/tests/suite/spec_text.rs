@@ -198,6 +198,12 @@ fn toml_errors_name_the_line_and_the_key() {
     assert_eq!(kind, "m.toml:6: mlp.hidden: a whole number is needed, not true");
     let missing = message(&text.replace("hidden = 0\n", ""));
     assert!(missing.starts_with("m.toml:4: the key `hidden` is missing"), "{missing}");
+    // What no single key is to blame for is at the network's table.
+    let large = message(
+        &text.replace("hidden = 0", "hidden = 16777217").replace("inputs = 2", "inputs = 16777216"),
+    );
+    let place = "m.toml:4: ";
+    assert!(large.starts_with(place) && large.contains("the most that a tensor has"), "{large}");
     let none = message("[model]\nname = \"m\"\n");
     assert!(none.contains("describes 0 networks") && none.contains("[[block]]"), "{none}");
     // Any part of a network of one's own is a second one.

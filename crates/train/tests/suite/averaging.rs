@@ -127,11 +127,12 @@ fn average(replicas: &mut [Replica], rate: f64) {
     }
 }
 
-/// What so many serial replicas come to: the loss of each step, and the weights of each replica, or of all if averages
-/// have ended.
+/// What so many serial replicas come to in some steps: the loss of each, and the weights of each replica, or of all if
+/// averages have ended.
 pub fn replayed(
     graph: &Graph,
     count: usize,
+    steps: usize,
     averaging: Averaging,
     optimizer: Optimizer,
 ) -> (Vec<f64>, Vec<Tensors>) {
@@ -141,7 +142,7 @@ pub fn replayed(
         weights.iter().map(|(name, it)| (name.clone(), vec![0.0; it.len()])).collect();
     let mut replicas = vec![Replica { weights, moments: [zero.clone(), zero] }; count];
     let mut mean_losses = vec![];
-    for step in 0..STEPS {
+    for step in 0..steps {
         let until = averaging.until.map(|until| until as usize);
         if until == Some(step) {
             let first = replicas[0].clone();
@@ -169,7 +170,7 @@ pub fn replayed(
             average(&mut replicas, averaging.rate);
         }
     }
-    if averaging.until.is_some() {
+    if averaging.until.is_some_and(|until| steps > until as usize) {
         replicas.truncate(1);
     }
     (mean_losses, replicas.into_iter().map(|replica| replica.weights).collect())
@@ -234,7 +235,8 @@ fn replicas_come_to_what_serial_runs_that_are_averaged_come_to() {
                 let losses = losses(&mut run, STEPS);
                 let found = run.weights_of_replicas().expect("weights");
                 let count = replicas as usize;
-                let (expected_losses, expected) = replayed(&graph, count, averaging, optimizer);
+                let (expected_losses, expected) =
+                    replayed(&graph, count, STEPS, averaging, optimizer);
                 assert_near(&found, &expected, 0.0, &of);
                 for (loss, expected) in losses.iter().zip(expected_losses) {
                     assert!((loss - expected).abs() < 1e-5 * expected, "{loss}, {expected}: {of}");

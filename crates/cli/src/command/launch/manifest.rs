@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use super::hosts::Hosts;
+use shardloom::cluster::Hosts;
+
 use crate::failure::Failure;
 
 /// Variables that change what a run does, which `mpirun` passes on only if told.

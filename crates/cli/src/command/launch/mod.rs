@@ -1,6 +1,5 @@
 //! `shardloom launch`: starts a command in processes on several machines.
 
-mod hosts;
 mod manifest;
 mod restart;
 
@@ -12,12 +11,12 @@ use std::process::Command;
 
 use clap::Args;
 use shardloom::CheckpointFolder;
+use shardloom::cluster::Hosts;
 
 use super::require_kept;
 use crate::failure::Failure;
 use crate::number::whole;
 use crate::terminal::Terminal;
-use hosts::Hosts;
 
 /// Train in processes on several machines: runs mpirun, or prints what Slurm or Kubernetes is to run
 #[derive(Debug, Args)]

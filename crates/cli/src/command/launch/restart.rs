@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::hosts::Hosts;
+use shardloom::cluster::Hosts;
+
 use crate::failure::{Failure, after_signal};
 use crate::interrupt;
 use crate::terminal::Terminal;

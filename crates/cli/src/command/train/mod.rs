@@ -8,13 +8,12 @@ mod shape;
 
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use shardloom::cluster::Stack;
 use shardloom::data::TEXT_FIELD;
-use shardloom::plan::Plan;
+use shardloom::plan::{Plan, StalenessLimits};
 use shardloom::program::quantity::counted;
 use shardloom::train::{DelayBound, OnNonFinite, RunClock, Settings};
 use shardloom::{
@@ -132,7 +131,7 @@ pub struct Train {
     /// Have the bound on the staleness of workers of parameter servers follow how far apart they are, within so many
     /// steps, as in 1:4: it begins with --staleness and may change with every row of steps, which --drain-every says
     #[arg(long, value_name = "LEAST:MOST")]
-    staleness_within: Option<Limits>,
+    staleness_within: Option<StalenessLimits>,
 
     /// Whether ranks run in real time, or in the modelled time of a cluster
     #[arg(long, value_name = "CLOCK", value_enum, default_value_t = Clock::Wall)]
@@ -186,24 +185,6 @@ struct Files {
     /// Overwrite files that exist, and delete another run's checkpoints
     #[arg(long)]
     force: bool,
-}
-
-/// The least and the most steps that a bound may be.
-#[derive(Clone, Copy, Debug)]
-struct Limits {
-    least: u32,
-    most: u32,
-}
-
-impl FromStr for Limits {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Limits, String> {
-        let limits = text.split_once(':').and_then(|(least, most)| {
-            Some(Limits { least: least.parse().ok()?, most: most.parse().ok()? })
-        });
-        limits.ok_or_else(|| "two whole numbers of steps are needed, as in 1:4".to_owned())
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -400,7 +381,7 @@ impl Train {
 
     /// The bound on staleness that follows how far apart workers are, if it is to.
     fn delay_bound(&self, plan: &Plan) -> Result<Option<DelayBound>, Failure> {
-        let Some(Limits { least, most }) = self.staleness_within else { return Ok(None) };
+        let Some(StalenessLimits { least, most }) = self.staleness_within else { return Ok(None) };
         let option = "--staleness-within";
         let refuse =
             |why: String| Failure::usage(option, format!("{option} {least}:{most}: {why}"));

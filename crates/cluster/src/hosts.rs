@@ -1,8 +1,10 @@
+//! Machines by name, and the processes on each.
+
 use std::fmt;
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
-/// Machines and how many processes each has, in the order of the processes' numbers.
+/// Machines and how many processes each has, in the order of the processes' numbers. In text `node1:8,node2:8`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hosts(pub Vec<(String, NonZeroU32)>);
 
