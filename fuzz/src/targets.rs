@@ -22,7 +22,7 @@ use tempfile::TempDir;
 pub type Target = fn(&[u8]);
 
 /// All targets, by the names of their folders in `corpus`.
-pub const TARGETS: [(&str, Target); 27] = [
+pub const TARGETS: [(&str, Target); 28] = [
     ("plan", plan),
     ("model_words", model_words),
     ("model_toml", model_toml),
@@ -45,6 +45,7 @@ pub const TARGETS: [(&str, Target); 27] = [
     ("documents", documents),
     ("parquet", parquet),
     ("tokens", tokens),
+    ("token_cache", token_cache),
     ("tokenizer", tokenizer),
     ("safetensors", safetensors),
     ("weight_index", weight_index),
@@ -382,6 +383,28 @@ pub fn tokens(data: &[u8]) {
         let (_folder, paths) = folder(&[("tokens.bin", tokens), ("tokens.idx", index)]);
         corpus(&paths[..1]);
     }
+}
+
+/// What encoded text is kept in, where Parquet is built in, whose text is kept however little it is: what is damaged is
+/// made anew.
+pub fn token_cache(data: &[u8]) {
+    const TEXT: &[u8] = include_bytes!("../corpus/parquet/plain.golden");
+    const WORDS: &[u8] =
+        br#"{"model": {"type": "WordLevel", "unk_token": "?", "vocab": {"?": 0, "a": 1}}}"#;
+    let (folder, paths) = folder(&[("text.parquet", TEXT), ("tokenizer.json", WORDS)]);
+    let tokenizer = Tokenizer::open(&paths[1]).expect("a tokenizer of two words");
+    let read = || {
+        let corpus = Corpus::open(&paths[..1], &tokenizer, 0.0, &Reading::default()).ok()?;
+        let mut tokens = vec![];
+        corpus.read(0..corpus.training_len(), &mut tokens).expect("they are there");
+        Some(tokens)
+    };
+    let Some(tokens) = read() else { return };
+    let kept = std::fs::read_dir(folder.path().join(".shardloom-cache")).expect("a cache");
+    for file in kept {
+        std::fs::write(file.expect("a file").path(), data).expect("the input is written");
+    }
+    assert_eq!(read(), Some(tokens), "the tokens of the text");
 }
 
 /// Files of tokenizers.

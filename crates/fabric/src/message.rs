@@ -19,12 +19,13 @@ pub struct Pool {
     pub priority: Option<Priority>,
 }
 
-/// How urgent messages are that a rank sends by priority. Within a process messages are there at once.
+/// How urgent messages are that ranks of a process send by priority. Within a process messages are there at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Priority {
     /// Of those that wait the lowest goes first.
     pub place: u32,
-    /// One waits while so many that the rank sends by priority are on their way to other processes.
+    /// One waits while so many that the process sends by priority are on their way to others: sent, and not known to have
+    /// arrived.
     pub most_under_way: u32,
 }
 

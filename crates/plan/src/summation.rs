@@ -27,11 +27,11 @@ pub struct Summation {
     /// direct all-reduce, unless there are colocated servers.
     #[serde(default, skip_serializing_if = "Share::is_default")]
     pub share: Share,
-    /// In which order workers send pieces, and when they update.
+    /// In which order workers send pieces and servers their sums, and when workers update.
     #[serde(default, skip_serializing_if = "SendOrder::is_default")]
     pub order: SendOrder,
-    /// With `order = "next-use"`, how many pieces of a worker may be under way between processes at a time, the others
-    /// waiting for their turn; 4 unless told.
+    /// With `order = "next-use"`, how many pieces and sums of a process, one of its worker and its server, may be under
+    /// way to others at a time, the rest waiting for their turn; 4 unless told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credits: Option<NonZeroU32>,
 }
@@ -93,7 +93,7 @@ impl Summation {
         if self.servers == 0 { 0.0 } else { self.share.part(workers, self.servers) }
     }
 
-    /// How many pieces of a worker may be under way between processes at a time; none if all may.
+    /// How many pieces and sums of a process may be under way to others at a time; none if all may.
     pub fn most_under_way(&self) -> Option<u32> {
         let by_priority = self.order == SendOrder::NextUse;
         by_priority.then(|| self.credits.map_or(CREDITS, NonZeroU32::get))

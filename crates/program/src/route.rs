@@ -69,16 +69,18 @@ pub struct Route {
     /// The parts. Routes between meshes and layouts alike have one list of them, as a chain of thousands of stages
     /// would hold millions otherwise.
     pub messages: Arc<[Message]>,
-    /// How urgent it is among all that a rank sends by priority; none of what is sent in the order of the program.
+    /// How urgent it is among all that a device's ranks send by priority; none of what is sent in the order of the
+    /// program.
     pub priority: Option<Priority>,
 }
 
 /// How urgent messages are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Priority {
-    /// Their place among all that a rank sends by priority: of those that are ready the lowest goes first.
+    /// Their place among all that a device's ranks send by priority: of those that are ready the lowest goes first.
     pub place: u32,
-    /// How many of all that the rank sends by priority may be under way to other processes at a time.
+    /// How many of all that these send by priority may be under way to other processes at a time: sent, and not known to
+    /// have arrived.
     pub most_under_way: u32,
 }
 

@@ -1,4 +1,4 @@
-//! Messages that actors send by priority: of those that are ready that goes first which has the highest priority, and
+//! Messages that the actors on a device send by priority: of those that are ready that goes first which has the highest priority, and
 //! only so many are under way at a time.
 //!
 //! An actor goes on from such a message when it comes to it. Once fewer are under way than may be, the next is chosen of
@@ -29,25 +29,25 @@ pub(crate) struct Ready<'s, 'p> {
 
 /// All that has not been sent.
 pub(crate) struct PrioritySends<'s, 'p> {
-    /// What each actor sends.
-    actors: Vec<Outgoing<'s, 'p>>,
-    /// When actors choose or send next. Of an actor there may be former times besides [`Outgoing::noted`]; the first of
+    /// What each device sends, by the first actor on it.
+    devices: Vec<Outgoing<'s, 'p>>,
+    /// When devices choose or send next. Of a device there may be former times besides [`Outgoing::noted`]; the first of
     /// all is never one of these.
     due: BinaryHeap<Reverse<(Picos, u32)>>,
 }
 
-/// What an actor sends by priority.
+/// What a device sends by priority, all actors on it together.
 #[derive(Default)]
 struct Outgoing<'s, 'p> {
-    /// What has not been chosen, by the order in which the actor has come to it.
+    /// What has not been chosen, by the order in which actors have come to it.
     waiting: FxHashMap<u64, Ready<'s, 'p>>,
     /// Of that, what is ready at some time after the last decision, by that time.
     coming: BinaryHeap<Reverse<(Picos, u64)>>,
     /// The rest, by its priority.
     ready: BinaryHeap<Reverse<(u32, u64)>>,
-    /// How many messages the actor has come to.
+    /// How many messages actors have come to.
     come: u64,
-    /// How many may be under way; the same of all that an actor sends.
+    /// How many may be under way; the same of all that a device sends.
     most_under_way: usize,
     /// What has been chosen and waits for the way out, in that order.
     chosen: VecDeque<Ready<'s, 'p>>,
@@ -59,7 +59,7 @@ struct Outgoing<'s, 'p> {
     noted: Option<Picos>,
 }
 
-/// What happens next of what an actor sends.
+/// What happens next of what a device sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Next {
     /// The first that was chosen takes the way out.
@@ -71,16 +71,15 @@ enum Next {
 impl<'s, 'p> PrioritySends<'s, 'p> {
     pub fn new(actors: usize) -> PrioritySends<'s, 'p> {
         PrioritySends {
-            actors: (0..actors).map(|_| Outgoing::default()).collect(),
+            devices: (0..actors).map(|_| Outgoing::default()).collect(),
             due: BinaryHeap::new(),
         }
     }
 
-    /// An actor has come to messages that it sends by priority.
-    pub fn add(&mut self, ready: Ready<'s, 'p>) {
-        let actor = ready.made.call.actor.index;
-        self.actors[actor as usize].add(ready);
-        self.note(actor);
+    /// An actor on a device has come to messages that it sends by priority.
+    pub fn add(&mut self, device: u32, ready: Ready<'s, 'p>) {
+        self.devices[device as usize].add(ready);
+        self.note(device);
     }
 
     /// When the next is chosen or sent, if nothing with a higher priority is ready before.
@@ -88,34 +87,34 @@ impl<'s, 'p> PrioritySends<'s, 'p> {
         self.due.peek().map(|&Reverse((due, _))| due)
     }
 
-    /// Does what is next of all actors': takes out what is sent, and when it starts, from when it takes the way out until
+    /// Does what is next of all devices': takes out what is sent, and when it starts, from when it takes the way out until
     /// it has been sent; none where something is chosen, or has to wait after all.
     pub fn take(&mut self) -> Option<(Ready<'s, 'p>, Picos)> {
-        let Reverse((time, actor)) = self.due.pop()?;
-        let outgoing = &mut self.actors[actor as usize];
+        let Reverse((time, device)) = self.due.pop()?;
+        let outgoing = &mut self.devices[device as usize];
         outgoing.noted = None;
         let is_due = outgoing.next().is_some_and(|(due, _)| due <= time);
         let sent = if is_due { outgoing.go_on(time) } else { None };
-        self.note(actor);
+        self.note(device);
         sent.map(|sent| (sent, time))
     }
 
-    /// What an actor has sent last takes its way until then, as that was not free before.
-    pub fn hold(&mut self, actor: u32, until: Picos) {
-        self.actors[actor as usize].taken = until;
+    /// What a device has sent last takes its way until then, as that was not free before.
+    pub fn hold(&mut self, device: u32, until: Picos) {
+        self.devices[device as usize].taken = until;
     }
 
-    /// Notes when an actor chooses or sends next.
-    fn note(&mut self, actor: u32) {
-        let outgoing = &mut self.actors[actor as usize];
+    /// Notes when a device chooses or sends next.
+    fn note(&mut self, device: u32) {
+        let outgoing = &mut self.devices[device as usize];
         let due = outgoing.next().map(|(due, _)| due);
         if due != outgoing.noted {
             outgoing.noted = due;
-            self.due.extend(due.map(|due| Reverse((due, actor))));
+            self.due.extend(due.map(|due| Reverse((due, device))));
         }
         // Former times.
-        while let Some(&Reverse((due, actor))) = self.due.peek()
-            && self.actors[actor as usize].noted != Some(due)
+        while let Some(&Reverse((due, device))) = self.due.peek()
+            && self.devices[device as usize].noted != Some(due)
         {
             self.due.pop();
         }

@@ -1,10 +1,11 @@
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    thread,
     time::Duration,
 };
 
-use super::{frame::MemberId, send_queue::SendQueue, window::WindowState};
+use super::{frame::MemberId, send_queue::SendQueue, signal::Signal, window::WindowState};
 use crate::{
     Call, Contents, FabricError, Message, Reduce, Settings, channel::Channel,
     message_passing::pool::Credits,
@@ -27,19 +28,23 @@ pub(super) struct Connection {
     pub arithmetic: Arc<dyn Reduce>,
     /// By rank, why it is gone.
     gone: Box<[OnceLock<String>]>,
+    /// Whether every rank of this process may have a core for itself.
+    pub has_cores: bool,
     /// In the order of [`Self::own`].
     own_ranks: Box<[OwnRank]>,
     groups: Mutex<HashMap<MemberId, Arc<Mutex<GroupState>>>>,
+    /// What ranks of this process send by priority: they share its links, as a worker and a server do.
+    send_queue: Mutex<SendQueue>,
 }
 
-/// What one rank of this process has been sent, but for collectives, and what it sends by priority.
+/// What one rank of this process has been sent, but for collectives.
 struct OwnRank {
     /// What it has been sent, by sender.
     messages: Box<[Channel<Message>]>,
     /// By pool of the rank.
     pools: Mutex<Vec<Arc<Credits>>>,
     window: WindowState,
-    send_queue: Mutex<SendQueue>,
+    signal: Signal,
 }
 
 /// What one member of a group has been sent.
@@ -69,8 +74,9 @@ impl Connection {
             messages: (0..ranks).map(|_| Channel::new()).collect(),
             pools: Mutex::default(),
             window: WindowState::default(),
-            send_queue: Mutex::default(),
+            signal: Signal::default(),
         };
+        let cores = thread::available_parallelism().map_or(1, usize::from);
         Self {
             number,
             ranks,
@@ -78,9 +84,11 @@ impl Connection {
             arithmetic: Arc::clone(&settings.arithmetic),
             gone: (0..ranks).map(|_| OnceLock::new()).collect(),
             own_ranks: own.iter().map(state).collect(),
+            has_cores: own.len() <= cores,
             own,
             processes: processes.into(),
             groups: Mutex::default(),
+            send_queue: Mutex::default(),
         }
     }
 
@@ -120,9 +128,19 @@ impl Connection {
         &self.state(rank).window
     }
 
-    /// What a rank that lives here sends by priority.
-    pub fn send_queue(&self, rank: u32) -> MutexGuard<'_, SendQueue> {
-        lock(&self.state(rank).send_queue)
+    /// Where a rank that lives here sleeps until something has come for it.
+    pub fn signal(&self, rank: u32) -> &Signal {
+        &self.state(rank).signal
+    }
+
+    /// Something has come for all ranks that live here.
+    pub fn raise_all(&self) {
+        self.own_ranks.iter().for_each(|it| it.signal.raise());
+    }
+
+    /// What ranks that live here send by priority.
+    pub fn send_queue(&self) -> MutexGuard<'_, SendQueue> {
+        lock(&self.send_queue)
     }
 
     /// What a member that lives here has been sent, before it builds the group or after.

@@ -102,7 +102,7 @@ impl<B: Lent> Endpoint<B> for MessagePassingEndpoint {
     fn message(&mut self, PoolId(number): PoolId, tag: u64) -> Result<Message, FabricError> {
         let pool = &mut self.pools[number];
         let (to, connection) = (pool.pool().to, &self.connection);
-        let lent = self.router.wait(connection.timeout, || {
+        let lent = self.router.wait((connection, self.rank), connection.timeout, || {
             // Asked before: what a rank gave back before it left counts.
             let gone = connection.gone(to);
             pool.lend(tag).map(Ok).or_else(|| gone.map(Err))
@@ -130,15 +130,20 @@ impl<B: Lent> Endpoint<B> for MessagePassingEndpoint {
         let format = message.view().format();
         let number = self.pools.iter().position(|pool| pool.lent(&message));
         let number = number.expect("a message is sent by the endpoint that lent it");
-        let what = What::Message { from: self.rank, to, pool: number as u32, tag, format };
+        let process = self.connection.process_of(to);
+        // What stays in the process takes no link, so that nothing waits for it.
+        let own = self.router.transport().process();
+        let priority = self.pools[number].pool().priority.filter(|_| process != own);
+        let (from, pool, by_priority) = (self.rank, number as u32, priority.is_some());
+        let what = What::Message { from, to, pool, tag, format, by_priority };
         let frame = Frame { connection: self.connection.number, what };
         let origin = self.pools[number].credits().sent();
-        let (process, body) = (self.connection.process_of(to), message.take());
-        match self.pools[number].pool().priority {
+        let body = message.take();
+        match priority {
             Some(priority) => {
                 let outgoing = Outgoing { process, frame, body, origin };
-                self.connection.send_queue(self.rank).put(priority, outgoing);
-                self.router.send_waiting(&self.connection, self.rank);
+                self.connection.send_queue().put(priority, outgoing);
+                self.router.send_waiting(&self.connection);
             }
             None => self.router.send(process, &frame, (body, origin)),
         }
@@ -207,17 +212,18 @@ impl MessagePassingEndpoint {
     ) -> Result<Message, FabricError> {
         from.iter().try_for_each(|&(rank, _)| self.check(rank))?;
         let first = from.iter().rposition(|&(rank, _)| rank == self.served).map_or(0, |at| at + 1);
-        let found = self.router.wait(self.connection.timeout, || {
-            let mut gone = None;
-            for &(rank, tag) in from[first..].iter().chain(&from[..first]) {
-                match self.look(rank, tag) {
-                    Ok(None) => {}
-                    Ok(Some(message)) => return Some(Ok(message)),
-                    Err(reason) => gone = Some((rank, reason)),
+        let found =
+            self.router.wait((&self.connection, self.rank), self.connection.timeout, || {
+                let mut gone = None;
+                for &(rank, tag) in from[first..].iter().chain(&from[..first]) {
+                    match self.look(rank, tag) {
+                        Ok(None) => {}
+                        Ok(Some(message)) => return Some(Ok(message)),
+                        Err(reason) => gone = Some((rank, reason)),
+                    }
                 }
-            }
-            gone.map(Err)
-        });
+                gone.map(Err)
+            });
         match found {
             Some(Ok(message)) => Ok(message),
             Some(Err((peer, reason))) => Err(self.peer_gone(operation(), peer, reason)),
@@ -230,7 +236,7 @@ impl Drop for MessagePassingEndpoint {
     fn drop(&mut self) {
         let reason =
             if thread::panicking() { "its thread panicked" } else { "its endpoint was dropped" };
-        self.router.send_rest(&self.connection, self.rank);
+        self.router.send_rest(&self.connection);
         self.router.leave(&self.connection, self.rank, reason);
     }
 }

@@ -12,8 +12,10 @@ pub(super) struct Frame {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum What {
-    /// A message; the body has its elements.
-    Message { from: u32, to: u32, pool: u32, tag: u64, format: Format },
+    /// A message; the body has its elements. Of one that is sent by priority the sender hears when it has arrived.
+    Message { from: u32, to: u32, pool: u32, tag: u64, format: Format, by_priority: bool },
+    /// A message that a rank has sent by priority has arrived.
+    Arrived { sender: u32 },
     /// The receiver of a message has dropped it: the sender's pool may send one more.
     Credit { to: u32, pool: u32 },
     /// A rank is gone, and why.
@@ -50,6 +52,7 @@ impl What {
         match self {
             What::Message { from, to, .. } => is_rank(from) && own.contains(to),
             What::Credit { to, .. } => own.contains(to),
+            What::Arrived { sender } => own.contains(sender),
             What::Gone { rank, .. } => is_rank(rank),
             What::Called { from, at, .. } | What::Part { from, at } => {
                 is_rank(from) && own.contains(&at.rank)
@@ -61,6 +64,24 @@ impl What {
             }
             What::Broken { at, .. } => own.contains(&at.rank),
             What::Left { .. } => true,
+        }
+    }
+}
+
+impl What {
+    /// The rank that it is for; none if all are to hear of it.
+    pub(super) fn whose(&self) -> Option<u32> {
+        match self {
+            What::Message { to, .. } | What::Credit { to, .. } | What::Published { to, .. } => {
+                Some(*to)
+            }
+            What::Arrived { sender } => Some(*sender),
+            What::Called { at, .. }
+            | What::Part { at, .. }
+            | What::Complaint { at, .. }
+            | What::Broken { at, .. } => Some(at.rank),
+            What::Fetch { of, .. } => Some(*of),
+            What::Gone { .. } | What::Left { .. } => None,
         }
     }
 }
@@ -99,7 +120,15 @@ mod tests {
         let gone = FabricError::PeerGone { rank, operation, peer: 1, reason: reason.clone() };
         let counts = FabricError::Counts { members: vec![3], rank, reason: reason.clone() };
         let all = [
-            What::Message { from: 1, to: 2, pool: 3, tag: u64::MAX, format: Format::F64 },
+            What::Message {
+                from: 1,
+                to: 2,
+                pool: 3,
+                tag: u64::MAX,
+                format: Format::F64,
+                by_priority: true,
+            },
+            What::Arrived { sender: 2 },
             What::Credit { to: 2, pool: 9 },
             What::Gone { rank: 4, reason: reason.clone() },
             What::Called { from: 1, at, call: Call::Barrier },
@@ -143,7 +172,18 @@ mod tests {
             let both = is_rank(one) && is_own(other);
             let (number, parts) = (2, 3);
             let all = [
-                (What::Message { from: one, to: other, pool: 0, tag, format }, both),
+                (
+                    What::Message {
+                        from: one,
+                        to: other,
+                        pool: 0,
+                        tag,
+                        format,
+                        by_priority: false,
+                    },
+                    both,
+                ),
+                (What::Arrived { sender: other }, is_own(other)),
                 (What::Credit { to: other, pool: 9 }, is_own(other)),
                 (What::Gone { rank: one, reason: reason() }, is_rank(one)),
                 (What::Called { from: one, at: at(other), call: Call::Barrier }, both),

@@ -84,7 +84,7 @@ impl Member {
             let others = self.members.iter().copied().filter(|&rank| rank != own);
             others.filter(|rank| state.called.get(rank).is_none_or(|it| it.is_empty())).collect()
         };
-        let agreed = self.router.wait(self.connection.timeout, || {
+        let agreed = self.router.wait((&self.connection, own), self.connection.timeout, || {
             // Asked first: what a rank called before it left is then there.
             let gone = self.members.iter().copied().find_map(|rank| self.gone(call, rank));
             let gone_itself = self.gone(call, own);
@@ -130,7 +130,7 @@ impl Member {
     fn break_off(&self, error: FabricError) -> FabricError {
         let Self { router, connection, at, members, .. } = self;
         let mut asked = None;
-        let heard = router.wait(GRACE, || {
+        let heard = router.wait((connection, at.rank), GRACE, || {
             // Whoever was asked may be gone since, and another decides.
             let decides = router.decides(connection, *at, members);
             if asked != Some(decides) {
@@ -234,7 +234,7 @@ impl Exchange for Messaging<'_> {
     fn receive(&self, from: usize) -> Result<Storage, FabricError> {
         let Member { router, connection, members, state, at, .. } = self.member;
         let peer = members[from];
-        let arrived = router.wait(connection.timeout, || {
+        let arrived = router.wait((connection, at.rank), connection.timeout, || {
             // Asked first: what a rank sent before it left is then there. Nor does a rank that has left itself
             // go on.
             let mut needed = [peer, at.rank].into_iter();

@@ -15,6 +15,7 @@ mod pool;
 mod queues;
 mod router;
 mod send_queue;
+mod signal;
 mod transport;
 mod window;
 
@@ -38,7 +39,7 @@ use crate::{Endpoint, Engine, FabricError, Lent, Process, Settings};
 
 /// How often a process looks for packets while its ranks compute: often while something is under way, and
 /// ever more seldom while nothing is.
-const OFTEN: Duration = Duration::from_micros(100);
+const OFTEN: Duration = Duration::from_micros(200);
 const SELDOM: Duration = Duration::from_millis(1);
 
 /// An engine whose ranks live in several processes, each in its share of them: of n ranks and p processes the

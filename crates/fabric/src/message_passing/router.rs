@@ -17,10 +17,13 @@ use super::{
 };
 use crate::{Contents, FabricError, Message, Process, Returns, Settings, message::Nobody};
 
-/// Polls of who waits that only give the core to others; then it sleeps between polls.
+/// Polls of who waits that only give the core to others, where each rank may have one; then it sleeps between polls.
 const YIELDING: Duration = Duration::from_micros(500);
-/// How long it sleeps then.
+/// How long it sleeps then: at least so long, and at most the share of what it has waited that a step may get longer by.
+/// It is woken when something comes for it that another thread hands out. Ranks that compute have the core meanwhile.
 const NAP: Duration = Duration::from_micros(50);
+const LONGEST_NAP: Duration = Duration::from_millis(1);
+const NAP_SHARE: u32 = 64;
 /// Why a process is gone whose packets are not understood.
 const ANOTHER_PROGRAM: &str = "it does not run the same program";
 
@@ -137,19 +140,29 @@ impl Router {
         others.for_each(|process| self.tell(process, &frame));
     }
 
-    /// Polls, with all that has arrived handed out before each time, until there is something or the timeout
-    /// has passed.
-    pub fn wait<T>(&self, timeout: Duration, mut poll: impl FnMut() -> Option<T>) -> Option<T> {
-        let began = Instant::now();
+    /// Has a rank poll, with all that has arrived handed out before each time, until there is something or the
+    /// timeout has passed.
+    pub fn wait<T>(
+        &self,
+        (connection, rank): (&Connection, u32),
+        timeout: Duration,
+        mut poll: impl FnMut() -> Option<T>,
+    ) -> Option<T> {
+        let (began, signal) = (Instant::now(), connection.signal(rank));
+        let (yielding, least) = match connection.has_cores {
+            true => (YIELDING, NAP),
+            false => (Duration::ZERO, LONGEST_NAP),
+        };
         loop {
+            let heard = signal.heard();
             self.progress();
             if let Some(found) = poll() {
                 return Some(found);
             }
             match began.elapsed() {
                 waited if waited >= timeout => return None,
-                waited if waited < YIELDING => thread::yield_now(),
-                _ => thread::sleep(NAP),
+                waited if waited < yielding => thread::yield_now(),
+                waited => signal.sleep(heard, (waited / NAP_SHARE).clamp(least, LONGEST_NAP)),
             }
         }
     }
@@ -198,17 +211,17 @@ impl Router {
         self.prioritises.store(true, Ordering::Relaxed);
     }
 
-    /// Sends what a rank sends by priority as far as it may go.
-    pub fn send_waiting(&self, connection: &Connection, rank: u32) {
-        let mut send_queue = connection.send_queue(rank);
+    /// Sends what ranks send by priority as far as it may go.
+    pub fn send_waiting(&self, connection: &Connection) {
+        let mut send_queue = connection.send_queue();
         while let Some(outgoing) = send_queue.next() {
             self.post(outgoing);
         }
     }
 
-    /// Sends all that a rank sends by priority.
-    pub fn send_rest(&self, connection: &Connection, rank: u32) {
-        let mut send_queue = connection.send_queue(rank);
+    /// Sends all that ranks send by priority.
+    pub fn send_rest(&self, connection: &Connection) {
+        let mut send_queue = connection.send_queue();
         while let Some(outgoing) = send_queue.take() {
             self.post(outgoing);
         }
@@ -226,9 +239,7 @@ impl Router {
                 let connections = lock(&self.connections);
                 connections.made.values().filter_map(Weak::upgrade).collect()
             };
-            for connection in made {
-                connection.own.iter().for_each(|&rank| self.send_waiting(&connection, rank));
-            }
+            made.iter().for_each(|connection| self.send_waiting(connection));
         }
     }
 
@@ -269,8 +280,9 @@ impl Router {
         if !what.fits(connection.ranks, &connection.own) {
             return leave(connection, from, ANOTHER_PROGRAM);
         }
+        let whose = what.whose();
         match what {
-            What::Message { from, to, pool, tag, format } => {
+            What::Message { from, to, pool, tag, format, by_priority } => {
                 let what = What::Credit { to: from, pool };
                 let credit = Frame { connection: connection.number, what };
                 let origin = Received {
@@ -282,7 +294,14 @@ impl Router {
                 let contents = body.relabelled(format);
                 let message = Message::new(from, to, tag, contents, Arc::new(origin));
                 connection.messages(from, to).put(tag, message);
+                if by_priority {
+                    let what = What::Arrived { sender: from };
+                    let frame = Frame { connection: connection.number, what };
+                    self.tell(connection.process_of(from), &frame);
+                }
             }
+            // Nobody waits for that.
+            What::Arrived { .. } => return connection.send_queue().arrived(),
             What::Credit { to, pool } => {
                 let credits = connection.pools(to).get(pool as usize).cloned();
                 credits.iter().for_each(|credits| credits.restore());
@@ -312,6 +331,10 @@ impl Router {
             }
             What::Left { .. } => unreachable!("it is of no connection"),
         }
+        match whose {
+            Some(rank) => connection.signal(rank).raise(),
+            None => connection.raise_all(),
+        }
     }
 }
 
@@ -319,6 +342,7 @@ impl Router {
 fn leave(connection: &Connection, process: u32, reason: &str) {
     let ranks = (0..connection.ranks).filter(|&rank| connection.process_of(rank) == process);
     ranks.for_each(|rank| connection.leave(rank, reason.to_owned()));
+    connection.raise_all();
 }
 
 /// A message that was received: once dropped, its sender may send one more.

@@ -1,27 +1,25 @@
-//! What a rank sends by priority to other processes: of what waits the most urgent goes first, and only so much is on
+//! What the ranks of a process send by priority to other processes: of what waits the most urgent goes first, and only so much is on
 //! its way at a time, so that what becomes ready later and is more urgent need not wait for all that came before it
 //! (Peng et al. 2019, SOSP, ByteScheduler: credits).
 
 use std::{
     cmp::{Ordering, Reverse},
     collections::BinaryHeap,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering::Relaxed},
-    },
+    sync::Arc,
 };
 
 use super::frame::Frame;
 use crate::{Contents, Priority, Returns};
 
-/// What one rank sends by priority.
+/// What ranks of a process send by priority.
 #[derive(Default)]
 pub(super) struct SendQueue {
     waiting: BinaryHeap<Reverse<Waiting>>,
     /// How many have been put here.
     count: u64,
-    /// How many are on their way.
-    under_way: Arc<AtomicU32>,
+    /// How many are on their way: what MPI has taken may still wait for the link, behind megabytes, in its buffers and
+    /// the system's.
+    under_way: u32,
 }
 
 /// A message that waits for its turn.
@@ -46,32 +44,23 @@ impl SendQueue {
         self.count += 1;
     }
 
-    /// Takes out the next that may go, which is on its way until its body comes back.
+    /// Takes out the next that may go, which is on its way until it is said to have [arrived](Self::arrived).
     pub fn next(&mut self) -> Option<Outgoing> {
         let Reverse(first) = self.waiting.peek()?;
-        let may_go = self.under_way.load(Relaxed) < first.priority.most_under_way;
+        let may_go = self.under_way < first.priority.most_under_way;
         may_go.then(|| self.take()).flatten()
     }
 
     /// Takes out the next, whatever is on its way.
     pub fn take(&mut self) -> Option<Outgoing> {
         let Reverse(Waiting { outgoing, .. }) = self.waiting.pop()?;
-        self.under_way.fetch_add(1, Relaxed);
-        let (origin, under_way) = (outgoing.origin, Arc::clone(&self.under_way));
-        Some(Outgoing { origin: Arc::new(OnItsWay { origin, under_way }), ..outgoing })
+        self.under_way += 1;
+        Some(outgoing)
     }
-}
 
-/// A message that has been taken to be sent: when its body comes back it has been.
-struct OnItsWay {
-    origin: Arc<dyn Returns>,
-    under_way: Arc<AtomicU32>,
-}
-
-impl Returns for OnItsWay {
-    fn take_back(&self, contents: Contents) {
-        self.under_way.fetch_sub(1, Relaxed);
-        self.origin.take_back(contents);
+    /// One that was on its way has arrived.
+    pub fn arrived(&mut self) {
+        self.under_way = self.under_way.saturating_sub(1);
     }
 }
 
@@ -102,7 +91,8 @@ mod tests {
     use crate::{Format, message::Nobody, message_passing::frame::What};
 
     fn outgoing(tag: u64) -> Outgoing {
-        let what = What::Message { from: 0, to: 1, pool: 0, tag, format: Format::F32 };
+        let format = Format::F32;
+        let what = What::Message { from: 0, to: 1, pool: 0, tag, format, by_priority: true };
         let frame = Frame { connection: 0, what };
         Outgoing { process: 1, frame, body: Contents::default(), origin: Arc::new(Nobody) }
     }
@@ -114,9 +104,9 @@ mod tests {
         }
     }
 
-    /// Two may be under way: the third, the most urgent, goes when one has been sent, before those that waited longer.
+    /// Two may be under way: the third, the most urgent, goes when one has arrived, before those that waited longer.
     #[test]
-    fn the_most_urgent_goes_first_once_one_that_is_on_its_way_has_been_sent() {
+    fn the_most_urgent_goes_first_once_one_that_is_on_its_way_has_arrived() {
         let mut send_queue = SendQueue::default();
         let put = |send_queue: &mut SendQueue, place: u32, tag: u64| {
             send_queue.put(Priority { place, most_under_way: 2 }, outgoing(tag));
@@ -129,8 +119,8 @@ mod tests {
         put(&mut send_queue, 0, 4);
         assert!(send_queue.next().is_none());
         let mut sent = vec![];
-        for outgoing in first {
-            outgoing.origin.take_back(outgoing.body);
+        for _ in first {
+            send_queue.arrived();
             let next = send_queue.next().expect("one may go");
             sent.push(tag(&next));
             assert!(send_queue.next().is_none());

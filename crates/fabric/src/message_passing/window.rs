@@ -173,7 +173,7 @@ impl<B: Lent> Window<B> for MessagePassingWindow<B> {
         let ask = self.asks;
         let what = What::Fetch { from: rank, of: from, ask, least };
         router.tell(connection.process_of(from), &Frame { connection: connection.number, what });
-        let arrived = router.wait(connection.timeout, || {
+        let arrived = router.wait((connection, rank), connection.timeout, || {
             // Nobody goes on with what a rank published that has failed since.
             let gone = connection.gone(from).map(|reason| Err((from, reason.to_owned())));
             gone.or_else(|| connection.window(rank).take(ask).map(Ok))
@@ -204,7 +204,7 @@ impl<B: Lent> Window<B> for MessagePassingWindow<B> {
         let Self { rank, router, connection, .. } = &*self;
         let (rank, operation) = (*rank, Operation::Fetched { times });
         let others = || (0..connection.ranks).filter(|&other| other != rank);
-        let found = router.wait(connection.timeout, || {
+        let found = router.wait((connection, rank), connection.timeout, || {
             let gone = others().find_map(|other| Some((other, connection.gone(other)?.to_owned())));
             match self.fetched() >= times {
                 true => Some(Ok(())),

@@ -1,33 +1,21 @@
-//! What a rank sends by priority to other processes.
+//! What ranks of a process send by priority to other processes.
 
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use shardloom_fabric::{
     Arrived, Contents, Endpoint, Engine, Format, MessagePassing, Packet, Pool, Priority, Queues,
-    Returns, Settings, Transport,
+    Settings, Transport,
 };
 use shardloom_kernels::Arithmetic;
 
-/// What is on its way: it has arrived, but has not been sent until somebody says so.
-type OnItsWay = Arc<Mutex<Vec<(Contents, Arc<dyn Returns>)>>>;
-
-/// A transport that says of no body by itself that it has been sent.
+/// A transport over a slow link: what was sent, and said to be, arrives when it may.
 struct Slow {
     queues: Queues,
-    on_its_way: OnItsWay,
-}
-
-/// To whom the transport gives a body back.
-struct Kept {
-    origin: Arc<dyn Returns>,
-    on_its_way: OnItsWay,
-}
-
-impl Returns for Kept {
-    fn take_back(&self, contents: Contents) {
-        self.on_its_way.lock().unwrap().push((contents, Arc::clone(&self.origin)));
-    }
+    on_its_way: Mutex<VecDeque<Arrived>>,
+    may_arrive: Arc<AtomicU32>,
 }
 
 impl Transport for Slow {
@@ -39,20 +27,25 @@ impl Transport for Slow {
         self.queues.processes()
     }
 
-    fn send(&self, to: u32, Packet { header, body, origin }: Packet) {
-        let origin = match body.as_bytes().is_empty() {
-            true => origin,
-            false => Arc::new(Kept { origin, on_its_way: Arc::clone(&self.on_its_way) }),
-        };
-        self.queues.send(to, Packet { header, body, origin });
+    fn send(&self, to: u32, packet: Packet) {
+        self.queues.send(to, packet);
     }
 
     fn receive(&self) -> Option<Arrived> {
-        self.queues.receive()
+        let mut on_its_way = self.on_its_way.lock().unwrap();
+        while let Some(arrived) = self.queues.receive() {
+            match arrived.body.as_bytes().is_empty() {
+                true => return Some(arrived),
+                false => on_its_way.push_back(arrived),
+            }
+        }
+        let less = |may: u32| may.checked_sub(1).filter(|_| !on_its_way.is_empty());
+        self.may_arrive.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).ok()?;
+        on_its_way.pop_front()
     }
 
     fn is_under_way(&self) -> bool {
-        self.queues.is_under_way()
+        true
     }
 
     fn reuse(&self, body: Contents) {
@@ -60,41 +53,47 @@ impl Transport for Slow {
     }
 }
 
-/// With two at a time, the most urgent goes next of what waits when one has been sent, whatever came before it; what
-/// waits at the end is sent all the same.
+/// With two at a time for both ranks of a process, the most urgent of what waits goes next when one has arrived,
+/// whatever came before it and whoever sends it; what waits at the end is sent all the same.
 #[test]
 fn a_more_urgent_message_overtakes_those_that_wait() {
-    let on_its_way = OnItsWay::default();
+    let may_arrive = Arc::new(AtomicU32::new(0));
     let mut queues = Queues::between(2).into_iter();
-    let slow = Slow { queues: queues.next().unwrap(), on_its_way: Arc::clone(&on_its_way) };
-    let engines: [Box<dyn Transport>; 2] = [Box::new(slow), Box::new(queues.next().unwrap())];
+    let first = queues.next().unwrap();
+    let slow = Slow {
+        queues: queues.next().unwrap(),
+        on_its_way: Mutex::default(),
+        may_arrive: Arc::clone(&may_arrive),
+    };
+    let engines: [Box<dyn Transport>; 2] = [Box::new(first), Box::new(slow)];
     let engines = engines.map(|it| MessagePassing::over(it).expect("a thread"));
     let settings = Settings { timeout: Duration::from_secs(20), arithmetic: Arc::new(Arithmetic) };
-    let mut ends = engines.iter().map(|engine| -> Box<dyn Endpoint<Contents>> {
-        engine.connect(2, &settings).expect("one in each").remove(0)
-    });
-    let (mut zero, mut one) = (ends.next().unwrap(), ends.next().unwrap());
-    let mut send = |place, tag| {
-        let priority = Some(Priority { place, most_under_way: 2 });
-        let pool = Pool { to: 1, format: Format::F32, elements: 1, ready: 1, most: 1, priority };
-        let pool = zero.pool(pool).unwrap();
-        let message = zero.message(pool, tag).unwrap();
-        zero.send(message).unwrap();
+    let connect = |engine: &MessagePassing| -> Vec<Box<dyn Endpoint<Contents>>> {
+        engine.connect(4, &settings).expect("two in each")
     };
-    for (place, tag) in [(9, 0), (8, 1), (8, 2), (7, 3), (0, 4), (9, 5)] {
-        send(place, tag);
+    let (mut senders, mut receivers) = (connect(&engines[0]), connect(&engines[1]));
+    let mut send = |from: usize, place, tag| {
+        let priority = Some(Priority { place, most_under_way: 2 });
+        let pool = Pool { to: 2, format: Format::F32, elements: 1, ready: 1, most: 1, priority };
+        let pool = senders[from].pool(pool).unwrap();
+        let message = senders[from].message(pool, tag).unwrap();
+        senders[from].send(message).unwrap();
+    };
+    let sent = [(0, 9, 0), (1, 8, 1), (0, 8, 2), (1, 7, 3), (1, 0, 4), (0, 9, 5)];
+    for (from, place, tag) in sent {
+        send(from, place, tag);
     }
-    let mut next = |tags: &[u64]| {
-        let from: Vec<(u32, u64)> = tags.iter().map(|&tag| (0, tag)).collect();
-        one.receive_any(&from).unwrap().tag()
+    let mut left: Vec<(u32, u64)> = sent.iter().map(|&(from, _, tag)| (from as u32, tag)).collect();
+    let mut next = || {
+        may_arrive.fetch_add(1, Ordering::SeqCst);
+        let message = receivers[0].receive_any(&left).unwrap();
+        left.retain(|&it| it != (message.from(), message.tag()));
+        message.tag()
     };
     // Nothing waits yet when the first two are sent.
-    assert_eq!([next(&[0]), next(&[1])], [0, 1]);
-    for (left, expected) in [(&[2, 3, 4, 5][..], 4), (&[2, 3, 5], 3), (&[2, 5], 2)] {
-        let sent = on_its_way.lock().unwrap().remove(0);
-        sent.1.take_back(sent.0);
-        assert_eq!(next(left), expected);
+    for expected in [0, 1, 4, 3] {
+        assert_eq!(next(), expected);
     }
-    drop(zero);
-    assert_eq!(next(&[5]), 5);
+    drop(senders);
+    assert_eq!([next(), next()], [2, 5]);
 }

@@ -163,7 +163,9 @@ impl Touches {
     /// Those that an instruction of `queue` has to wait for.
     fn before(&self, queue: Queue, writes: bool) -> impl Iterator<Item = Touch> + '_ {
         let reads = self.reads.iter().filter(move |_| writes);
-        self.write.iter().chain(reads).copied().filter(move |touch| touch.queue != queue)
+        // What is sent by priority is behind nothing of its queue, so who frees it waits for all that send it.
+        let is_behind = move |touch: &Touch| touch.queue == queue && queue != Queue::Prioritised;
+        self.write.iter().chain(reads).copied().filter(move |touch| !is_behind(touch))
     }
 }
 

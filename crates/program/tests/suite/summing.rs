@@ -604,7 +604,9 @@ fn updates_stand_right_before_what_uses_them_first_and_pieces_go_in_that_order()
     for route in &program.routes {
         let place = route.priority.map(|priority| priority.place);
         match route.carried {
-            Carried::Gradients(bucket) => assert_eq!(place, Some(bucket.0)),
+            Carried::Gradients(bucket) | Carried::Sums(bucket) => {
+                assert_eq!(place, Some(bucket.0));
+            }
             _ => assert_eq!(place, None),
         }
     }

@@ -51,7 +51,8 @@ impl<'s, 'p> Engine<'s, 'p> {
         self.tracks[index].remember(actor, actor.clock(), ExtraBytes::default());
         if let Some(priority) = priority {
             let made = actor.request(line);
-            self.by_priority.add(Ready { made, route, microbatch, durations, priority });
+            let ready = Ready { made, route, microbatch, durations, priority };
+            self.by_priority.add(self.devices[index], ready);
             return Ok(());
         }
         let arrival = self.post(&call, (route, microbatch), &durations, driver)?;
@@ -106,7 +107,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         let call = Call { start, ..made.call };
         let end = self.post(&call, (route, microbatch), &durations, driver)?;
         if self.shares_device[index] {
-            self.by_priority.hold(call.actor.index, end);
+            self.by_priority.hold(self.devices[index], end);
         }
         self.actors[index].answer(&made, end);
         self.tracks[index].communicate(made.line, made.shown, start, end);

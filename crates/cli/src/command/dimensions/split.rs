@@ -134,7 +134,7 @@ pub(super) struct Split {
     #[arg(long, value_name = "ORDER", requires = "summation_servers")]
     pub(super) summation_order: Option<SendOrder>,
 
-    /// With --summation-order next-use, how many pieces of a worker may be under way between processes at a time
+    /// With --summation-order next-use, how many pieces and sums of a process may be under way to others at a time
     /// [default: 4]
     #[arg(long, value_name = "N", requires = "summation_order", value_parser = whole::<NonZeroU32>)]
     pub(super) summation_credits: Option<NonZeroU32>,

@@ -4,7 +4,7 @@
 //!
 //! Pieces go in the order in which buckets become whole, which is the same in every step, and servers sum them in
 //! this order. Or they go by priority, in the order of their next use: then servers sum whichever have come from all
-//! workers first.
+//! workers first, and send their sums by the same priority, as on a worker's device they share its links with its pieces.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -91,7 +91,7 @@ impl<'a> Sums<'a> {
                         elements: it.range.len(),
                         server: it.server,
                         gradients: add(Carried::Gradients(id), [here, there], priority(id)),
-                        sums: add(Carried::Sums(id), [there, here], None),
+                        sums: add(Carried::Sums(id), [there, here], priority(id)),
                     }
                 };
                 of_worker.push(summed.iter().map(piece).collect());
