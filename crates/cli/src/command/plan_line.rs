@@ -104,6 +104,9 @@ fn split_line(plan: &Plan) -> String {
         };
         let order = match summation.order {
             SendOrder::Backward => "",
+            SendOrder::NextUse if plan.looks_at_norm() => {
+                ", sent by next use (the next step waits for all of it, as the norm of all gradients does)"
+            }
             SendOrder::NextUse => ", sent by next use",
         };
         return format!(
@@ -209,8 +212,8 @@ fn workers_and(plan: &Plan, kind: &str, own: usize) -> String {
 #[cfg(test)]
 mod tests {
     use shardloom::plan::{
-        DeviceList, Mesh, ParameterGroup, Pipeline, Recompute, ScheduleKind, Servers, Share, Stage,
-        Staleness, Summation, Sync, Uniform,
+        DeviceList, Mesh, ParameterGroup, Pipeline, Recompute, ScheduleKind, SendOrder, Servers,
+        Share, Stage, Staleness, Summation, Sync, Uniform,
     };
     use shardloom::{Model, uniform_plan};
 
@@ -260,6 +263,23 @@ mod tests {
             held(1, true),
             "5 devices: 4 workers, each with a server, and 1 server besides, staleness 0"
         );
+    }
+
+    #[test]
+    fn sending_by_next_use_is_said_with_whether_the_next_step_waits_for_all_of_it() {
+        let model = Model::load("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=16").expect("a model");
+        let line = |order, clip_norm| {
+            let summation = Summation { order, colocated: true, ..Summation::of(0) };
+            let sync = Sync { summation: Some(summation), ..Sync::default() };
+            let numbers = Uniform { sync, clip_norm, ..numbers(ScheduleKind::Afab, 1, 1) };
+            plan_line(&uniform_plan(&model, &numbers, "local:2").expect("a plan"))
+        };
+        assert!(!line(SendOrder::Backward, Some(1.0)).contains("next use"));
+        let begins = line(SendOrder::NextUse, None);
+        assert!(begins.contains(", sent by next use, 2 micro-batches"), "{begins}");
+        let waits = "sent by next use (the next step waits for all of it, as the norm of all gradients does)";
+        let clipped = line(SendOrder::NextUse, Some(1.0));
+        assert!(clipped.contains(waits), "{clipped}");
     }
 
     #[test]

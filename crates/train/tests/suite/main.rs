@@ -5,6 +5,7 @@ mod asynchronous;
 mod averaging;
 mod bf16;
 mod buffers;
+mod bytes_between_devices;
 mod classes;
 mod combinations;
 mod communication_thread;

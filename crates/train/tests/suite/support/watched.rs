@@ -9,6 +9,11 @@ pub trait Watcher<B: Lent>: Send {
     /// Before the rank sends a message, or waits for one.
     fn message(&mut self) {}
 
+    /// Before the rank sends this message.
+    fn sends(&mut self, _: &Message) {
+        self.message();
+    }
+
     /// The group that the rank is given for one of its engine's.
     fn group(&mut self, inner: Box<dyn Group<B>>) -> Box<dyn Group<B>> {
         inner
@@ -47,7 +52,7 @@ impl<B: Lent, W: Watcher<B>> Endpoint<B> for Watched<B, W> {
     }
 
     fn send(&mut self, message: Message) -> Result<(), FabricError> {
-        self.watcher.message();
+        self.watcher.sends(&message);
         self.inner.send(message)
     }
 
