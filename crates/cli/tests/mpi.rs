@@ -388,6 +388,8 @@ fn assert_goes_on_after_a_loss(which: &str) {
     let status = child.wait().expect("it ends").code();
     let outcome = place.outcome(&arguments, status, stdout, stderr).succeeds();
     outcome.check(outcome.stderr.contains("going on with localhost:1,"), "it does not say so");
+    let lost = format!("process rank {} ", u32::from(which == "--newest"));
+    outcome.check(outcome.stderr.contains(&lost), &format!("it does not name {lost}"));
     // Only steps since the last checkpoint were done twice.
     let steps: Vec<u64> = outcome.losses().iter().map(|&(step, _)| step).collect();
     let back = steps.windows(2).filter(|pair| pair[1] != pair[0] + 1).collect::<Vec<_>>();

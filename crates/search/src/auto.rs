@@ -107,7 +107,7 @@ fn require_estimate(request: &Request) -> Result<(), SearchError> {
 ///
 /// Stages on several kinds of device are planned as if all were like the slowest and had the memory of the
 /// smallest; the outcome's notes say so. Simulated times are those of the real cluster. Machines are left out
-/// where that is faster: all but some kinds, or half of them again and again, to powers of two.
+/// where that is faster: all but some kinds, and of these and all some machines, in four numbers for each halving.
 ///
 /// # Errors
 /// If the request asks for what cannot be, no plan divides, or none fits in memory.
@@ -238,7 +238,11 @@ fn of_some(
             let request = &request.on(&subset.cluster);
             let graph = &*request.graph_of(described, &subset.cluster)?;
             let mut search = Search::faster_than(best_seconds, graph, &subset.cluster, request)?;
-            let baselines = baselines(&subset.cluster, request)?;
+            // People use powers of two.
+            let baselines = match subset.cluster.node_count().is_power_of_two() {
+                true => baselines(&subset.cluster, request)?,
+                false => vec![],
+            };
             // There may be others on other machines.
             let finalists = unless_too_large(search.finalists(&baselines))?.unwrap_or_default();
             counts.add(&search, finalists.len());

@@ -1,7 +1,7 @@
 //! What small changes of a plan would bring, each simulated.
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use shardloom_cluster::{Cluster, DeviceId, NodeGroup, NodeId};
 use shardloom_graph::Graph;
@@ -134,11 +134,13 @@ pub(crate) fn changed(plan: &Plan, cluster: &Cluster) -> Vec<(String, Plan)> {
 /// Whether ranks compute and communicate on the same cores, and every machine has a core besides for each of them, in the
 /// cluster or left out of it, so that a communication thread takes nothing from computation.
 fn leaves_cores_free(plan: &Plan, cluster: &Cluster) -> bool {
-    let used = plan.devices();
-    // By node: how many are used, and how many its machine has.
+    let of_stages = plan.stages().flat_map(|(_, stage)| stage.devices.0.iter().copied());
+    let workers: BTreeSet<u32> = of_stages.collect();
+    // A server on a worker's device is another rank.
+    let ranks = workers.into_iter().chain(plan.server_devices());
+    // By node: how many ranks there are, and how many cores its machine has.
     let mut nodes: BTreeMap<NodeId, (u32, u32)> = BTreeMap::new();
-    for &device in &used {
-        let device = DeviceId(device);
+    for device in ranks.map(DeviceId) {
         let (Ok(node), Ok(group)) = (cluster.node_of(device), cluster.group_of(device)) else {
             return false;
         };
@@ -149,7 +151,7 @@ fn leaves_cores_free(plan: &Plan, cluster: &Cluster) -> bool {
         let cores = profile.node.devices.max(*devices_per_node);
         nodes.entry(node).or_insert((0, cores)).0 += 1;
     }
-    used.len() > 1 && nodes.values().all(|&(used, cores)| 2 * used <= cores)
+    plan.device_count() > 1 && nodes.values().all(|&(ranks, cores)| 2 * ranks <= cores)
 }
 
 /// Other schedules of a pipeline with a stage on each device.
@@ -193,6 +195,29 @@ mod tests {
     /// Those that begin so.
     fn of(names: &[String], begin: &str) -> Vec<String> {
         names.iter().filter_map(|it| it.strip_prefix(begin)).map(str::to_owned).collect()
+    }
+
+    /// Two workers want four cores for computation and communication, and as many again where each has a server on its
+    /// device.
+    #[test]
+    fn servers_on_workers_devices_want_cores_too() {
+        let text = "gpt:layers=2,hidden=16,heads=2,seq=8,vocab=16";
+        let graph = ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model");
+        let gains_a_thread = |summation: Option<Summation>, cores| {
+            let (mesh, sync) = (Mesh::of(2, 1, 1), Sync { summation, ..Sync::default() });
+            let uniform = Uniform { mesh, sync, global_batch: 2, ..Uniform::default() };
+            let plan = uniform.plan(&graph, text, "c");
+            let gpus = Cluster::parse("h100-80g:2").expect("a cluster");
+            let mut groups = gpus.groups().to_vec();
+            groups[0].profile.device.lanes_overlap = false;
+            groups[0].profile.node.devices = cores;
+            let cluster = gpus.with_groups(groups).expect("a cluster");
+            let names = changed(&plan, &cluster);
+            names.iter().any(|(what, _)| what == "communication = \"thread\"")
+        };
+        let colocated = Some(Summation { colocated: true, ..Summation::of(0) });
+        let found = [3, 4, 7, 8].map(|cores| [None, colocated].map(|it| gains_a_thread(it, cores)));
+        assert_eq!(found, [[false, false], [true, false], [true, false], [true, true]]);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::step_part::host_times;
 use crate::without_communication::{
     IDLE_SERVERS, WithoutCommunication, shortens_waiting, waiting_for,
 };
-use crate::{Request, SearchError, algorithms, edits, judge};
+use crate::{Request, SearchError, algorithms, edits, judge, kinds};
 
 /// What a fact is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,6 +26,8 @@ pub enum Topic {
     Bottleneck,
     /// Memory.
     Memory,
+    /// Which kinds of parallelism it has, and what each alone would take.
+    Parallelism,
     /// What another machine would do to the plan.
     Machine,
     /// What another batch would do to the plan.
@@ -45,7 +47,7 @@ pub struct Fact {
     pub topic: Topic,
     /// A sentence for people.
     pub sentence: String,
-    /// The number it rests on: seconds for rivals, a share of memory for memory, otherwise a share of the
+    /// The number it rests on: seconds for rivals and kinds of parallelism (0 where there is no plan), a share of memory for memory, otherwise a share of the
     /// step's time (negative where something takes longer).
     pub number: f64,
 }
@@ -75,7 +77,7 @@ pub struct Explanation {
 }
 
 /// The index of computing among the parts of a step's time.
-const COMPUTE: usize = 0;
+pub(crate) const COMPUTE: usize = 0;
 
 /// Explains `plan` for `graph` on `cluster`, beside other plans given by name.
 ///
@@ -135,7 +137,8 @@ fn changes(
     step_seconds: f64,
     edits: Edits,
 ) -> Result<Vec<Fact>, SearchError> {
-    let mut facts = machines(bench, step_seconds)?;
+    let mut facts = kinds::compared(graph, cluster, plan, step_seconds)?;
+    facts.extend(machines(bench, step_seconds)?);
     facts.extend(batches(graph, cluster, plan, step_seconds)?);
     facts.extend(roomier(graph, cluster, plan, step_seconds)?);
     facts.extend(edits.facts);
@@ -154,7 +157,7 @@ fn seconds(simulation: &Simulation) -> f64 {
 
 /// The parts of the step's time as shares of it: what each is called, what makes it smaller, and how much it is. What
 /// would make the step longer, as an experiment with it has shown, is no remedy.
-fn parts(
+pub(crate) fn parts(
     bench: &Bench<'_>,
     plan: &Plan,
     measured: &Simulation,
@@ -287,8 +290,9 @@ fn machines(bench: &Bench<'_>, step_seconds: f64) -> Result<Vec<Fact>, SearchErr
         ("links within nodes were twice as fast", within),
         ("device memory were twice as fast", memory),
     ];
+    let of_one_node = usize::from(bench.cluster.node_count() == 1);
     let mut facts = vec![];
-    for (condition, change) in experiments {
+    for (condition, change) in experiments.into_iter().skip(of_one_node) {
         let other = changed(bench.cluster, change)?;
         let saved = 1.0 - seconds(&bench.on(&other, &[])?) / step_seconds;
         let sentence = match saved < 0.0005 {
@@ -336,6 +340,14 @@ fn batches(
     Ok(facts)
 }
 
+/// Whether replicas are kept equal in a way that a search has among what it chooses from.
+pub(crate) fn is_searched(plan: &Plan) -> bool {
+    let Sync { averaging, compression, negotiation, .. } = plan.sync;
+    let sparse = plan.syncs().any(|sync| sync.sparse);
+    let otherwise = averaging.is_some() || negotiation.is_some() || !compression.is_none();
+    !plan.sync.has_servers() && !otherwise && !sparse
+}
+
 /// The fastest plan by estimate for the same as `plan` on `cluster`, if any fits.
 fn fastest_like(
     graph: &Graph,
@@ -356,11 +368,7 @@ fn roomier(
     plan: &Plan,
     step_seconds: f64,
 ) -> Result<Option<Fact>, SearchError> {
-    let Sync { averaging, compression, negotiation, .. } = plan.sync;
-    let sparse = plan.syncs().any(|sync| sync.sparse);
-    let otherwise = averaging.is_some() || negotiation.is_some() || !compression.is_none();
-    if plan.sync.has_servers() || otherwise || sparse {
-        // No search has these among what it chooses from.
+    if !is_searched(plan) {
         return Ok(None);
     }
     let larger = changed(cluster, |group| {

@@ -34,6 +34,7 @@ mod experiment;
 mod explain;
 mod impossible;
 mod judge;
+mod kinds;
 mod nearby;
 mod only;
 mod ranking;

@@ -51,8 +51,9 @@ impl Subset {
         Ok(found?.into_iter().flatten().collect())
     }
 
-    /// Fewer machines, none of a single device. Powers of two of them, as batches and widths mostly are: as many
-    /// devices of each node, then of the nodes the first half, then half of the devices of the only node.
+    /// The next fewer machines: as many devices of each node, fewer of the nodes, then fewer devices of the only node.
+    /// Four numbers of them are tried for each halving, of up to eight all: batches and widths may divide by one that is
+    /// no power of two. Devices of a node are made a power of two first.
     ///
     /// # Errors
     /// None: there is at least one of each.
@@ -60,17 +61,20 @@ impl Subset {
         let groups = self.cluster.groups();
         let nodes = self.cluster.node_count();
         if groups.iter().any(|group| !group.devices_per_node.is_power_of_two()) {
-            let devices = |group: &NodeGroup| 1 << group.devices_per_node.ilog2();
+            let devices = |group: &NodeGroup| match group.devices_per_node {
+                devices if devices.is_power_of_two() => devices,
+                devices => below(devices),
+            };
             return self
                 .with(|group| NodeGroup { devices_per_node: devices(group), ..group.clone() });
         }
         if nodes == 1 {
             return self.with(|group| NodeGroup {
-                devices_per_node: group.devices_per_node / 2,
+                devices_per_node: below(group.devices_per_node),
                 ..group.clone()
             });
         }
-        let mut left = if nodes.is_power_of_two() { nodes / 2 } else { 1 << nodes.ilog2() };
+        let mut left = below(nodes);
         self.with(|group| {
             let nodes = group.nodes.min(left);
             left -= nodes;
@@ -117,6 +121,13 @@ impl Subset {
     }
 }
 
+/// The largest number below, of those with at most three bits that count: 7, 6, 5 and 4 times powers of two.
+fn below(number: u32) -> u32 {
+    let most = number.saturating_sub(1);
+    let shift = most.checked_ilog2().unwrap_or(0).saturating_sub(2);
+    most >> shift << shift
+}
+
 /// Whether two groups have the same devices, in nodes of as many.
 fn is_one_kind(a: &NodeGroup, b: &NodeGroup) -> bool {
     (&a.profile.device, a.devices_per_node) == (&b.profile.device, b.devices_per_node)
@@ -154,17 +165,25 @@ mod tests {
     }
 
     #[test]
-    fn fewer_machines_are_powers_of_two() {
-        let mut subset = Subset::all(&cluster("h100-80g:3x8+a100-80g:2x7"));
-        let mut counts = vec![];
-        while let Some(fewer) = subset.fewer().expect("machines") {
-            counts.push((fewer.cluster.node_count(), fewer.count()));
-            subset = fewer;
-        }
-        assert_eq!(counts, [(5, 32), (4, 28), (2, 16), (1, 8), (1, 4), (1, 2), (1, 1)]);
-        let four_of_five = Subset::all(&cluster("h100-80g:2x5")).fewer().expect("machines");
-        let devices = four_of_five.expect("there are fewer").devices;
-        assert_eq!(devices, [0, 1, 2, 3, 5, 6, 7, 8]);
+    fn four_numbers_of_machines_are_tried_for_each_halving() {
+        let counts = |text: &str| {
+            let mut subset = Subset::all(&cluster(text));
+            let mut counts = vec![];
+            while let Some(fewer) = subset.fewer().expect("machines") {
+                counts.push((fewer.cluster.node_count(), fewer.count()));
+                subset = fewer;
+            }
+            counts
+        };
+        let expected = [
+            [(5, 36), (5, 34), (5, 32)].to_vec(),
+            [(4, 28), (3, 24), (2, 16), (1, 8)].to_vec(),
+            (1..8).rev().map(|devices| (1, devices)).collect(),
+        ];
+        assert_eq!(counts("h100-80g:3x8+a100-80g:2x7"), expected.concat());
+        let nodes: Vec<u32> = counts("h100-80g:124x1").iter().map(|it| it.0).collect();
+        let expected = [112, 96, 80, 64, 56, 48, 40, 32, 28, 24, 20, 16, 14, 12, 10];
+        assert_eq!(nodes, [&expected[..], &[8, 7, 6, 5, 4, 3, 2, 1]].concat());
     }
 
     /// Each device of a plan becomes one of the same kind, together with the same others in a node, and in its place.

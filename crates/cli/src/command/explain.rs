@@ -168,6 +168,7 @@ fn topic(topic: Topic) -> &'static str {
         Topic::Change => "change",
         Topic::Algorithm => "algorithm",
         Topic::Memory => "memory",
+        Topic::Parallelism => "parallelism",
         Topic::Machine => "machine",
         Topic::Batch => "batch",
         Topic::Rival => "rival",

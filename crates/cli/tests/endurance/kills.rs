@@ -35,6 +35,14 @@ impl Killed {
     }
 }
 
+/// What `mpirun` is told: containers know no other user than root, and machines may have fewer cores.
+pub const OF_MPIRUN: [(&str, &str); 4] = [
+    ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+    ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+    ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
+    ("OMPI_MCA_hwloc_base_binding_policy", "none"),
+];
+
 /// How long `mpirun` may take to end all where one was killed: now and then it never does where that one is lost
 /// while it starts (Open MPI 4.1.4), which `launch` ends likewise.
 const ENDING: Duration = Duration::from_secs(30);
@@ -113,15 +121,7 @@ fn command(place: &Place, arguments: &str, who: Killed) -> Command {
     let mut command = Command::new("mpirun");
     command.args(["-n", &processes.to_string()]).arg(alone.get_program()).args(alone.get_args());
     command.envs(alone.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    for (name, value) in [
-        ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
-        ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
-        ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
-        ("OMPI_MCA_hwloc_base_binding_policy", "none"),
-    ] {
-        command.env(name, value);
-    }
-    command.current_dir(place.path("")).stdin(Stdio::null());
+    command.envs(OF_MPIRUN).current_dir(place.path("")).stdin(Stdio::null());
     command
 }
 
@@ -192,7 +192,7 @@ fn run_and_kill(
 }
 
 /// Sends processes, or groups of them, the signal that none survives; whether all are there.
-fn kill(processes: &[String]) -> bool {
+pub fn kill(processes: &[String]) -> bool {
     let sent = Command::new("kill").args(["-KILL", "--"]).args(processes).status();
     sent.expect("kill starts").success()
 }

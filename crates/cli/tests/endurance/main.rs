@@ -10,3 +10,4 @@ mod kills;
 mod material;
 mod mutation;
 mod places;
+mod restarts;

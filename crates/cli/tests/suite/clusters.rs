@@ -37,6 +37,17 @@ fn clusters_are_ranked_by_the_time_of_their_fastest_plans() {
     for line in ["Fastest: h100-80g:1x4", "Cheapest to buy: rtx-3090:1x4"] {
         outcome.check(lines.contains(&line), &format!("no {line:?}"));
     }
+    // What is said of a plan alone is said of each.
+    for cluster in ["h100-80g:1x4", "rtx-3090:1x4"] {
+        for said in ["Speed-up: ", "Software: ", "Not searched: "] {
+            let begin = format!("{cluster}: {said}");
+            outcome.check(lines.iter().any(|it| it.starts_with(&begin)), &format!("no {begin:?}"));
+        }
+    }
+    let warned = |stdout: &str| stdout.contains("\nNot alike: the software of rtx-3090:1x4 is not");
+    outcome.check(warned(&outcome.stdout), "ideal software is ranked in silence");
+    let alike = place.run(&format!("{arguments} --stack pytorch")).succeeds();
+    alike.check(!alike.stdout.contains("Not alike"), "one software is called unlike itself");
 }
 
 #[test]

@@ -577,6 +577,13 @@ fn what_faster_machines_would_do_is_simulated_of_them() {
         ("links within nodes", |group| group.profile.node.intra.bytes_per_second *= 2.0),
         ("device memory", |group| group.profile.device.memory_bytes_per_second *= 2.0),
     ];
+    // One node has no links to others.
+    let one_node = explain(&model(TEXT), &h100(1, 4, 80_000_000_000), &plan(1, 4, 1, 4), &[]);
+    let one_node = one_node.expect("it can be simulated");
+    let of_one_node = about(&one_node, Topic::Machine).into_iter();
+    let said: Vec<&str> =
+        of_one_node.map(|it| it.sentence.split(" were").next().unwrap()).collect();
+    assert_eq!(said, ["if links within nodes", "if device memory"]);
     let (mut nothing, mut less) = (0, 0);
     for (pp, dp, tp) in [(1, 8, 1), (2, 1, 4), (1, 1, 4)] {
         let plan = plan(pp, dp, tp, 4);

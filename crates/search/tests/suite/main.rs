@@ -8,5 +8,6 @@ mod circumstance;
 mod deep_models;
 mod explain;
 mod judge;
+mod kinds;
 mod scenario;
 mod space;

@@ -30,6 +30,7 @@ mod non_finite;
 mod overflow;
 mod overlap;
 mod own_engine;
+mod own_samples;
 mod own_synchronisation;
 mod packed_documents;
 mod pair_averaging;

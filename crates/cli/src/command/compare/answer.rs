@@ -5,6 +5,7 @@ use shardloom::program::quantity::{bytes, digits, percent, seconds, signed_perce
 use shardloom::sim::Fit;
 
 use super::row::Row;
+use crate::command::StackAnswer;
 use crate::failure::Failure;
 use crate::table::table;
 use crate::terminal::Terminal;
@@ -18,6 +19,9 @@ pub struct Answer {
     /// Until which training loss they were trained.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until_loss: Option<f64>,
+    /// The software that steps are simulated under.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stack: Option<StackAnswer>,
     pub rows: Vec<Row>,
 }
 

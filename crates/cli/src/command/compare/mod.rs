@@ -21,7 +21,7 @@ use super::order::{Order, order};
 use super::padding::Padding;
 use super::plan_line::plan_line;
 use super::uplink::Network;
-use super::{ProfileFile, StackName};
+use super::{ProfileFile, StackAnswer, StackName};
 use crate::failure::Failure;
 use crate::number::size;
 use crate::terminal::{NOTED_EVERY, Reminder, Terminal};
@@ -187,7 +187,9 @@ impl Compare {
         let mut rows: Vec<Row> = entries.into_iter().map(|entry| entry.row).collect();
         row::sort(&mut rows);
         let until_loss = self.training.until_loss;
-        let answer = Answer { microbatches: contenders.microbatches(), until_loss, rows };
+        let simulated_on = cluster.filter(|_| !self.training.run).map(|(_, cluster)| cluster);
+        let stack = simulated_on.map(StackAnswer::of);
+        let answer = Answer { microbatches: contenders.microbatches(), until_loss, stack, rows };
         if terminal.json() {
             return terminal.object(&answer);
         }
@@ -207,6 +209,9 @@ impl Compare {
             model.spec().name(),
             microbatches.unwrap_or_default()
         ))?;
+        if let Some(cluster) = simulated_on {
+            terminal.line(format_args!("Software: {}", cluster.stack().described()))?;
+        }
         answer.show(contenders.heading(), terminal)
     }
 

@@ -70,9 +70,19 @@ pub(super) fn run(
     }
     for (cluster, answered) in &found {
         let budget = asked.budget(answered).map(|budget| budget.described(answered.targets));
-        for said in budget.iter().chain(&answered.planned.outcome.notes) {
+        let software = format!("Software: {}", answered.cluster.stack().described());
+        let speedup = super::speedup(&answered.planned, &answered.cluster);
+        let not_searched = &answered.planned.outcome.not_searched;
+        let not_searched = (!not_searched.is_empty())
+            .then(|| format!("Not searched: {}", not_searched.join("; ")));
+        let notes = answered.planned.outcome.notes.iter().cloned();
+        let said = speedup.into_iter().chain([software]).chain(budget).chain(notes);
+        for said in said.chain(not_searched) {
             terminal.line(format_args!("{cluster}: {said}"))?;
         }
+    }
+    if let Some(warning) = unlike_calibration(&found) {
+        terminal.line(warning)?;
     }
     terminal.line(format_args!("Fastest: {fastest}"))?;
     type Price = fn(&Cost) -> Option<f64>;
@@ -92,6 +102,22 @@ pub(super) fn run(
         }
         None => Ok(()),
     }
+}
+
+/// That some times are of software whose constants were fitted to measurements, and others are not: those are mostly too
+/// short. None if all are of one kind.
+fn unlike_calibration(found: &[(&str, Answered)]) -> Option<String> {
+    let (fitted, others): (Vec<_>, Vec<_>) =
+        found.iter().partition(|(_, it)| it.cluster.stack().calibrated_on.is_some());
+    if fitted.is_empty() || others.is_empty() {
+        return None;
+    }
+    let names: Vec<&str> = others.iter().map(|(name, _)| *name).collect();
+    Some(format!(
+        "Not alike: the software of {} is not calibrated, so its times are of ideal software and shorter than those of \
+         the others would be",
+        names.join(", ")
+    ))
 }
 
 fn rows(found: &[(&str, Answered)]) -> Vec<Vec<String>> {

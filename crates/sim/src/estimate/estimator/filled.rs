@@ -10,15 +10,15 @@ use super::super::collective::Collective;
 use super::super::pipeline::Instance;
 use super::super::stage::{Peaks, Replicas, StageCost, Terms};
 use super::super::table::BlockTable;
-use super::known_stages::Circumstances;
+use super::known_stages::StageKey;
 use super::{Estimator, Settings};
 
 impl<'a> Estimator<'a> {
     /// Fills in the costs of the stages of `candidate`, whose table of blocks is `id`. Where passes that overlap are
     /// whole, `whole` is that of these.
     pub(super) fn fill_stages(&mut self, candidate: &Candidate, id: usize, whole: Option<usize>) {
-        let circumstances = Circumstances::of(candidate, id, whole);
-        let mut known = self.known_stages.take(circumstances);
+        let key = StageKey::of(candidate, id, whole);
+        let mut known = self.known_stages.take(key);
         let mut stages = std::mem::take(&mut self.stages);
         stages.clear();
         let kinds = self.representative.stand_ins();
@@ -46,7 +46,7 @@ impl<'a> Estimator<'a> {
             before = range;
         }
         self.stages = stages;
-        self.known_stages.keep(circumstances, known);
+        self.known_stages.keep(key, known);
     }
 
     /// Fills in the pipelines of `candidate`, whose table of blocks is `id` and whose stages are filled in: the meshes

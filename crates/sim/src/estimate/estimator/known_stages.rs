@@ -11,7 +11,7 @@ const MOST: usize = 1 << 17;
 
 /// What the cost of a stage depends on besides its blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Circumstances {
+pub(super) struct StageKey {
     /// The table of blocks, and where passes that overlap are whole, that of these.
     tables: (usize, Option<usize>),
     dp: u32,
@@ -19,10 +19,10 @@ pub(super) struct Circumstances {
     sharing: u32,
 }
 
-impl Circumstances {
-    pub fn of(candidate: &Candidate, blocks: usize, whole: Option<usize>) -> Circumstances {
+impl StageKey {
+    pub fn of(candidate: &Candidate, blocks: usize, whole: Option<usize>) -> StageKey {
         let Candidate { dp, zero, sharing, .. } = *candidate;
-        Circumstances { tables: (blocks, whole), dp, zero, sharing }
+        StageKey { tables: (blocks, whole), dp, zero, sharing }
     }
 }
 
@@ -32,24 +32,24 @@ pub(super) type StageCosts = BTreeMap<(usize, usize), Rc<StageCost>>;
 /// The costs of stages that were added up before.
 #[derive(Debug, Default)]
 pub(super) struct KnownStages {
-    by_circumstances: HashMap<Circumstances, StageCosts>,
+    by_key: HashMap<StageKey, StageCosts>,
     count: usize,
 }
 
 impl KnownStages {
-    /// Takes those of `circumstances` out.
-    pub fn take(&mut self, circumstances: Circumstances) -> StageCosts {
-        let taken = self.by_circumstances.remove(&circumstances).unwrap_or_default();
+    /// Takes those of `key` out.
+    pub fn take(&mut self, key: StageKey) -> StageCosts {
+        let taken = self.by_key.remove(&key).unwrap_or_default();
         self.count -= taken.len();
         taken
     }
 
     /// Puts them back, with what came to them.
-    pub fn keep(&mut self, circumstances: Circumstances, costs: StageCosts) {
+    pub fn keep(&mut self, key: StageKey, costs: StageCosts) {
         if self.count + costs.len() > MOST {
             *self = KnownStages::default();
         }
         self.count += costs.len();
-        self.by_circumstances.insert(circumstances, costs);
+        self.by_key.insert(key, costs);
     }
 }
