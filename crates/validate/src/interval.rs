@@ -21,22 +21,28 @@ pub struct Coverage {
     pub inside: usize,
     /// Half of the interval's width over the predicted time, the median over rows.
     pub half_width: f64,
+    /// Rows that are compared and have none: their software was calibrated on no such device or step.
+    pub without: usize,
 }
 
 impl Coverage {
     pub(crate) fn of<'f>(found: impl IntoIterator<Item = &'f Found<'f>>) -> Option<Coverage> {
-        let mut inside = 0;
+        let (mut inside, mut without) = (0, 0);
         let mut half_widths = vec![];
         for it in found {
+            let Some(pair) = it.compared_step() else { continue };
             let residuals = it.prediction().and_then(|prediction| prediction.residuals.as_ref());
-            let Some((pair, residuals)) = it.compared_step().zip(residuals) else { continue };
+            let Some(residuals) = residuals else {
+                without += 1;
+                continue;
+            };
             let [low, high] = residuals.interval(pair.predicted);
             inside += usize::from((low..=high).contains(&pair.measured));
             half_widths.push((residuals.high - residuals.low) / 2.0);
         }
         half_widths.sort_by(f64::total_cmp);
         let half_width = quantile(&half_widths, 0.5)?;
-        Some(Coverage { rows: half_widths.len(), inside, half_width })
+        Some(Coverage { rows: half_widths.len(), inside, half_width, without })
     }
 
     /// Over all files; none where no row has an interval.

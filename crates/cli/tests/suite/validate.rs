@@ -93,6 +93,24 @@ fn rows_in_the_interval_are_counted() {
 }
 
 #[test]
+fn rows_that_the_software_was_not_calibrated_on_are_counted_apart() {
+    let several_nodes = "16,32,2,256,4,2,128,1,16,1,20\n";
+    let place = place(&format!("{SMALL}{several_nodes}"));
+    let residuals = "[[residuals]]\nof = \"one-node\"\ndevices = [\"a100-80g\"]\nrows = 15\nlow = 0.5\nhigh = 2.0\n";
+    place.write("mine.toml", stack(residuals));
+    let command = "validate small.csv --stack mine.toml";
+    let interval = place.run(&format!("{command} --json")).succeeds().object()["interval"].clone();
+    assert_eq!((&interval["rows"], &interval["without"]), (&2.into(), &1.into()));
+    let outcome = place.run(command).succeeds();
+    let said =
+        "; 1 row more without one, as the software was not calibrated on such devices and steps\n";
+    outcome.check(outcome.stdout.contains(said), "nothing is said of the third");
+    place.write("mine.toml", stack(&residuals.replace("one-node", "all")));
+    let outcome = place.run(command).succeeds();
+    outcome.check(!outcome.stdout.contains("more without one"), "all have an interval");
+}
+
+#[test]
 fn residuals_are_printed_as_stacks_have_them() {
     // One plan sixteen times, measured to take 10 to 25 ms.
     let (header, row) = (SMALL.lines().next().expect("a header"), "4,8,2,256,4,2,128,1,4,1");

@@ -1,7 +1,7 @@
 //! What predictions of measurements came to, on the terminal.
 
 use shardloom::cluster::Residuals;
-use shardloom::program::quantity::{bytes, percent, seconds, signed_percent};
+use shardloom::program::quantity::{bytes, counted, percent, seconds, signed_percent};
 use shardloom_validate::{
     Coverage, Errors, Exceeding, Figures, FileReport, GroupResiduals, LineReport, OperatorFigures,
     Part,
@@ -154,8 +154,15 @@ pub fn time_row(name: &str, figures: &Figures) -> Vec<String> {
 /// How many measured times lie in the interval.
 pub fn coverage(it: Coverage) -> String {
     let share = percent(it.inside as f64 / it.rows as f64);
+    let without = match it.without {
+        0 => String::new(),
+        count => format!(
+            "; {} more without one, as the software was not calibrated on such devices and steps",
+            counted(count, "row")
+        ),
+    };
     format!(
-        "in the 80% interval: {share} of {} rows, half-width {}",
+        "in the 80% interval: {share} of {} rows, half-width {}{without}",
         it.rows,
         percent(it.half_width)
     )
