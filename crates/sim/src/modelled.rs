@@ -667,4 +667,50 @@ mod tests {
             }
         }
     }
+
+    /// Whatever else has been asked before: exchanges that differ in anything are other exchanges.
+    #[test]
+    fn an_exchange_takes_what_its_own_kind_size_and_group_say_whatever_was_asked_before() {
+        let graph = graph();
+        let devices: Vec<u32> = (0..24).map(|it| it * 7 % 24).collect();
+        let program = program(&graph, &devices);
+        let cluster = Cluster::parse("h100-80g:2x5+a100-80g:2x8").unwrap();
+        let costs = CostModel::new(&graph, &cluster, &program);
+        let mut modelled = Modelled::new(&graph, &cluster, &program).unwrap();
+        let mut times = BTreeSet::new();
+        // Sums of two and four bytes an element, then other kinds, ways and sizes; all of it twice.
+        for round in 0..2 {
+            for (class, axes) in (0..6).map(ClassId).flat_map(|it| {
+                [vec![Axis::DP], vec![Axis::TP], vec![Axis::DP, Axis::TP]].map(|axes| (it, axes))
+            }) {
+                let group = Group::Mesh(axes);
+                let siblings = Siblings::of(&program, class, &group);
+                let concurrent = siblings.concurrent(&cluster).unwrap();
+                for kind in [Kind::AllReduce, Kind::ReduceScatter, Kind::AllGather] {
+                    for (algorithm, elements, element_bytes) in
+                        [Algorithm::Ring, Algorithm::Direct].into_iter().flat_map(|way| {
+                            [1 << 14, 1 << 20].into_iter().flat_map(move |elements| {
+                                [2, 4, 1].map(|bytes| (way, elements, bytes))
+                            })
+                        })
+                    {
+                        let group = group.clone();
+                        let exchange = Exchange { kind, algorithm, elements, element_bytes, group };
+                        let shapes = modelled.group_shapes(class, &exchange.group).unwrap();
+                        let of_group = shapes.of_group.clone();
+                        for ((devices, concurrent), shape) in
+                            siblings.groups.iter().zip(&concurrent).zip(of_group)
+                        {
+                            let found = modelled.exchange_on(&exchange, shape).unwrap();
+                            let own = costs.collective_seconds(&exchange, devices, *concurrent);
+                            let own = Picos::from_seconds(own.unwrap());
+                            assert_eq!(found, own, "{exchange:?} on {devices:?}, {round}");
+                            times.insert(found);
+                        }
+                    }
+                }
+            }
+        }
+        assert!(times.len() > 40, "{}", times.len());
+    }
 }

@@ -175,4 +175,77 @@ mod tests {
             }
         }
     }
+
+    /// Ranks end their steps at times of their own, some of them while the pipeline drains; only some steps average.
+    #[test]
+    fn shares_are_those_of_each_ranks_own_last_period_before_the_pipeline_drains() {
+        let mut state = 11_u64;
+        let mut next = move |below: u64| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        let mut apart = 0;
+        for _ in 0..300 {
+            let (period, draining, more) = (1 + next(3) as usize, next(3) as usize, next(3));
+            // At least a whole period, and a step before it.
+            let steps = period + 1 + draining + more as usize;
+            let (mut tracks, mut step_ends, mut windows) = (vec![], vec![], vec![]);
+            for multiplicity in [1, 1 + next(4), 1 + next(2)] {
+                let (mut ends, mut last) = (vec![], 0);
+                for _ in 0..steps {
+                    last += 5 + next(20);
+                    ends.push(Picos(last));
+                }
+                let made = (0..6 * steps).map(|_| {
+                    let (start, length) = (next(last), 1 + next(12));
+                    let (lane, activity) = match next(3) {
+                        0 => (Lane::Compute, Activity::Forward),
+                        1 => (Lane::CommunicationIn, Activity::Collective),
+                        _ => (Lane::CommunicationOut, Activity::Send),
+                    };
+                    interval(lane, activity, start, (start + length).min(last))
+                });
+                tracks.push(track(multiplicity, made.collect()));
+                windows.push(ends[steps - draining - 1 - period].0..ends[steps - draining - 1].0);
+                step_ends.push(ends);
+            }
+            let longest = windows.iter().map(|it| it.end - it.start).max().expect("three ranks");
+            let mut counts = [0.0; 3];
+            let mut ranks = 0.0;
+            for (track, window) in tracks.iter().zip(&windows) {
+                ranks += track.multiplicity as f64;
+                for instant in window.clone() {
+                    let now = track.intervals.iter();
+                    let now = now.filter(|it| (it.start.0..it.end.0).contains(&instant));
+                    let of = |it: &Interval| match (it.lane, it.activity) {
+                        (Lane::Compute, _) => 0,
+                        (_, Activity::Collective) => 1,
+                        _ => 2,
+                    };
+                    if let Some(first) = now.map(of).min() {
+                        counts[first] += track.multiplicity as f64;
+                    }
+                }
+            }
+            apart += usize::from(windows.iter().any(|it| *it != windows[0]));
+            let simulation = Simulation {
+                timeline: Timeline { clock: Clock::Simulated, tracks },
+                step_ends,
+                period,
+                draining,
+                folded: true,
+            };
+            // A step is a part of the longest period, in whole instants.
+            let all = (longest.div_ceil(period as u64) * period as u64) as f64 * ranks;
+            let found = simulation.shares();
+            let parts = [found.computing, found.exposed_collectives, found.exposed_messages];
+            for (part, count) in parts.into_iter().zip(counts) {
+                assert!((part - count / all).abs() < 1e-9, "{part} for {count} of {all}");
+            }
+            assert!((parts.iter().sum::<f64>() + found.waiting - 1.0).abs() < 1e-9);
+        }
+        assert!(apart > 250, "{apart}");
+    }
 }

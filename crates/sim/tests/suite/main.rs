@@ -1,6 +1,7 @@
 //! Tests of the whole crate, as one program.
 
 mod averaging;
+mod between_nodes;
 mod bounds;
 mod communication_thread;
 mod costs;
@@ -21,6 +22,7 @@ mod run_ahead;
 mod scenario;
 mod schedules;
 mod servers;
+mod shown;
 mod stack;
 mod step_kind;
 mod summing;

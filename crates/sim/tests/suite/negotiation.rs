@@ -1,5 +1,7 @@
 //! Requests in modelled time: cycles, answers and what is reduced as one, by definition.
 
+use std::collections::BTreeSet;
+
 use shardloom_cluster::Cluster;
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
@@ -340,5 +342,30 @@ fn folded_and_unfolded_replicas_take_the_same_time() {
             simulate(&graph, &cluster, &program, options).expect("it ends").step_time()
         });
         assert_eq!(times[0], times[1]);
+    }
+}
+
+/// Of three replicas of two ranks: those of one rank are on one node, and those of the other on two.
+#[test]
+fn groups_of_which_one_is_simulated_tell_each_other_as_slowly_as_the_slowest_of_them() {
+    let graph = gpt();
+    let negotiation = Some(Negotiation { cycle_seconds: 1e-5, fusion_bytes: 40_000 });
+    let sync = Sync { negotiation, algorithm: Algorithm::Ring, ..Sync::default() };
+    let mesh = Mesh::of(3, 1, 2);
+    let clip_norm = None;
+    let uniform = Uniform { mesh, sync, global_batch: 12, clip_norm, ..Uniform::default() };
+    let plan = uniform.plan(&graph, "model", "cluster");
+    let program = lower(&graph, &plan, 6).expect("a program");
+    for place in ["a100-40g:1x1+a100-40g:1x5", "a100-40g:1x5+a100-40g:1x1"] {
+        let cluster = cluster(place);
+        let told = |folded: bool| -> BTreeSet<Picos> {
+            let modelled = Modelled::new(&graph, &cluster, &program).expect("costs");
+            let mut driver = Told { modelled, told: vec![] };
+            run(&program, &cluster, Options { steps: 1, folded }, &mut driver).expect("it ends");
+            driver.told.into_iter().collect()
+        };
+        let of_each = told(false);
+        assert_eq!(of_each.len(), 2, "{of_each:?}");
+        assert_eq!(told(true), of_each.last().copied().into_iter().collect(), "{place}");
     }
 }

@@ -1,8 +1,9 @@
 //! Replicas that fetch from each other in simulated time: nobody waits for anybody, and a fetch runs beside passes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::scenario::{gpt, h100, uniform};
+use shardloom_cluster::{Cluster, Stack};
 use shardloom_plan::{Averaging, Mesh, Plan, Sync, Uniform};
 use shardloom_program::timeline::{Activity, Clock, Picos};
 use shardloom_program::{Action, BodyKind, ClassId, Program, Rank, lower};
@@ -245,4 +246,53 @@ fn fetches_from_other_nodes_share_the_way_into_their_own() {
     let fetch = folded.timeline.tracks[0].intervals.iter();
     let fetch = fetch.filter(|it| it.activity == Activity::Receive);
     assert!(fetch.map(|it| it.end.since(it.start)).all(|it| it == most));
+}
+
+/// Three on one node, and one by itself on another.
+#[test]
+fn a_fetch_shares_the_way_in_with_those_on_the_node_of_who_fetches_and_not_on_that_of_whom_from() {
+    let (graph, program) = (gpt(2, false), program());
+    let bytes = program.sent_bytes(ClassId(0), 0) as f64;
+    let devices = &program.classes[0].devices;
+    for (text, alone) in [("rtx-3090:1x3+rtx-3090:1x1", 3), ("rtx-3090:1x1+rtx-3090:1x3", 0)] {
+        let cluster = Cluster::parse(text).expect("presets");
+        let options = Options { steps: 24, folded: false };
+        let found = simulate(&graph, &cluster, &program, options).expect("it runs");
+        let takes = |to: usize, from: usize, sharing: u32| {
+            let path = cluster.link(devices[from], devices[to]).expect("devices");
+            Picos::from_seconds(path.expect("two devices").transfer_seconds(bytes, sharing))
+        };
+        for (rank, track) in found.timeline.tracks.iter().enumerate() {
+            let fetches = track.intervals.iter().filter(|it| it.activity == Activity::Receive);
+            let took: BTreeSet<Picos> = fetches.map(|it| it.end.since(it.start)).collect();
+            let other = (0..4).find(|it| *it != rank && *it != alone).expect("three");
+            let expected: BTreeSet<Picos> = match rank == alone {
+                true => [takes(alone, other, 1)].into(),
+                false => [takes(rank, other, 1), takes(rank, alone, 3)].into(),
+            };
+            assert_eq!(took, expected, "rank {rank} on {text}");
+        }
+    }
+}
+
+/// Its device does each thing sooner than it launches the next.
+#[test]
+fn a_host_that_waits_for_messages_launches_nothing_while_it_fetches() {
+    let (graph, program) = (gpt(2, false), program());
+    let simulated = |waits: bool| {
+        let mut stack = Stack::default();
+        stack.host.kernel_seconds = 1e-3;
+        stack.host.waits_for_messages = waits;
+        let cluster = Cluster::parse("rtx-3090:4x1").expect("a preset").under(stack);
+        let options = Options { steps: 6, folded: false };
+        simulate(&graph, &cluster, &program, options).expect("it runs")
+    };
+    let [without, with] = [false, true].map(simulated);
+    let fetches = with.timeline.tracks[0].intervals.iter();
+    let mut fetches = fetches.filter(|it| it.activity == Activity::Receive);
+    let fetch = fetches.next().map(|it| it.end.since(it.start)).expect("it fetches");
+    let longer = with.step_time().since(without.step_time());
+    // And while it waits for what its device does before, which takes less than a launch.
+    let most = fetch + Picos::from_seconds(1e-3);
+    assert!((fetch..most).contains(&longer), "{longer:?} for {fetch:?}");
 }

@@ -4,8 +4,12 @@
 use shardloom_cluster::Cluster;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{LayoutRules, Mesh, Plan, Uniform};
+use shardloom_program::timeline::{Clock, Picos};
 use shardloom_program::{MeasuredRows, Program, lower};
-use shardloom_sim::{Options, RowCounts, Simulation, simulate, simulate_rows};
+use shardloom_sim::{
+    Call, CostModel, Driver, Modelled, Options, RowCounts, SimError, Simulation, run, simulate,
+    simulate_rows,
+};
 
 /// Four experts for 16 rows of 32 elements a sample, in two layers; wide experts, so that rows take time.
 fn graph(slots: usize) -> Graph {
@@ -50,6 +54,21 @@ impl Case {
         let options = Options { steps: 2, folded };
         simulate_rows(graph, cluster, program, options, rows)
             .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// What a rank counted of rows `[experts, samples]`: all experts, and its one sample of a micro-batch.
+    fn measured(&self, rows: fn(u32) -> [u32; 4]) -> RowCounts {
+        let mut measured = MeasuredRows::default();
+        let (_, class) = self.program.classes().next().expect("a class");
+        for (id, _) in class.tensors().filter(|(_, tensor)| tensor.counts().is_some()) {
+            let Some((counts, mut whole)) = class.counted(id, 0) else { continue };
+            (whole.start, whole.extent) = (vec![0, 0], vec![4, 4]);
+            for microbatch in 0..2 {
+                let of_samples = rows(microbatch).into_iter().flat_map(|rows| [rows; 4]);
+                measured.note((counts, microbatch), [4, 4], &whole, of_samples);
+            }
+        }
+        RowCounts::Measured(measured)
     }
 }
 
@@ -146,20 +165,7 @@ fn what_is_not_known_of_counts_is_an_error() {
 #[test]
 fn every_step_is_like_the_one_that_was_measured() {
     let case = Case::new(FOUR, OVER_RANKS);
-    // What a rank counted of rows `[experts, samples]`: all experts, and its one sample of a micro-batch.
-    let measured = |rows: fn(u32) -> [u32; 4]| {
-        let mut measured = MeasuredRows::default();
-        let (_, class) = case.program.classes().next().expect("a class");
-        for (id, _) in class.tensors().filter(|(_, tensor)| tensor.counts().is_some()) {
-            let Some((counts, mut whole)) = class.counted(id, 0) else { continue };
-            (whole.start, whole.extent) = (vec![0, 0], vec![4, 4]);
-            for microbatch in 0..2 {
-                let of_samples = rows(microbatch).into_iter().flat_map(|rows| [rows; 4]);
-                measured.note((counts, microbatch), [4, 4], &whole, of_samples);
-            }
-        }
-        RowCounts::Measured(measured)
-    };
+    let measured = |rows: fn(u32) -> [u32; 4]| case.measured(rows);
     let even = case.simulated(false, measured(|_| [4; 4]));
     let usual = case.simulated(false, RowCounts::Even);
     assert_eq!(even.steps(), 2);
@@ -171,4 +177,94 @@ fn every_step_is_like_the_one_that_was_measured() {
     let time = |rows| case.simulated(false, measured(rows)).step_time();
     let half = time(|microbatch| if microbatch == 0 { [4; 4] } else { [16, 0, 0, 0] });
     assert!(usual.step_time() < half && half < time(|_| [16, 0, 0, 0]));
+}
+
+/// By itself, as a simulation has it: each rank has one of the experts, and a sample of each micro-batch.
+#[test]
+fn an_instruction_takes_as_long_as_the_rows_that_come_to_its_rank_want() {
+    let case = Case::new(FOUR, OVER_RANKS);
+    let Case { graph, cluster, program } = &case;
+    let (id, class) = program.classes().next().expect("a class");
+    let seconds = |rows: RowCounts, position: usize| -> Vec<f64> {
+        let costs = CostModel::new(graph, cluster, program).with_rows(rows);
+        let all = class.bodies.iter().flat_map(|body| &body.instructions);
+        all.map(|it| costs.local_seconds(id, position, it).expect("a cost")).collect()
+    };
+    let even = seconds(RowCounts::Even, 0);
+    for position in 0..4 {
+        assert_eq!(seconds(RowCounts::Shares(vec![3.0; 4]), position), even);
+        let of = |expert: usize| {
+            let shares = (0..4).map(|it| if it == expert { 1.0 } else { 0.0 });
+            seconds(RowCounts::Shares(shares.collect()), position)
+        };
+        let (all, none) = (of(position), of((position + 1) % 4));
+        // Where the number of rows makes a difference.
+        let differing =
+            even.iter().zip(all.iter().zip(&none)).filter(|(_, (all, none))| all != none);
+        let differing: Vec<_> = differing.collect();
+        assert!(
+            differing.iter().all(|(even, (all, none))| none < all && none <= even && even <= all)
+        );
+        assert!(differing.len() > 5, "{} at {position}", differing.len());
+    }
+}
+
+/// Modelled times, of which those of exchanges are noted: of which instruction, and in which micro-batch.
+struct Noted<'a> {
+    modelled: Modelled<'a>,
+    exchanges: Vec<((u32, usize), Option<u32>, Picos)>,
+}
+
+impl Driver for Noted<'_> {
+    type Error = SimError;
+
+    fn clock(&self) -> Clock {
+        self.modelled.clock()
+    }
+
+    fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        self.modelled.local(call)
+    }
+
+    fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<(), SimError> {
+        self.modelled.send(call, durations)
+    }
+
+    fn receive(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        self.modelled.receive(call)
+    }
+
+    fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {
+        let (first, took) = (members[0], self.modelled.collective(members)?);
+        let place = (first.run.entry.body.0, first.index);
+        self.exchanges.push((place, first.run.microbatch, took));
+        Ok(took)
+    }
+}
+
+/// Micro-batches are counted on from step to step, and each step is like the one that was measured.
+#[test]
+fn an_exchange_takes_as_long_as_the_rows_of_its_own_micro_batch_want() {
+    let case = Case::new(FOUR, OVER_RANKS);
+    let Case { graph, cluster, program } = &case;
+    let rows = || case.measured(|it| if it == 0 { [16, 0, 0, 0] } else { [2, 3, 4, 7] });
+    let modelled = Modelled::new(graph, cluster, program).expect("costs").with_rows(rows());
+    let mut driver = Noted { modelled, exchanges: vec![] };
+    run(program, cluster, Options { steps: 3, folded: false }, &mut driver).expect("it runs");
+    let costs = CostModel::new(graph, cluster, program).with_rows(rows());
+    let (id, class) = program.classes().next().expect("a class");
+    let mut differing = 0;
+    for &((body, index), microbatch, took) in &driver.exchanges {
+        let instruction = &class.bodies[body as usize].instructions[index];
+        let mut of = [0, 1].map(|microbatch| {
+            let exchange = costs.exchange(id, 0, instruction, microbatch).expect("known rows");
+            let exchange = exchange.expect("it is a collective");
+            let seconds = costs.collective_seconds(&exchange, &class.devices, 1);
+            Picos::from_seconds(seconds.expect("a cost"))
+        });
+        differing += usize::from(of[0] != of[1]);
+        of.rotate_left(microbatch.unwrap_or(0) as usize % 2);
+        assert_eq!(took, of[0], "{instruction:?} of micro-batch {microbatch:?}");
+    }
+    assert!(differing > 20, "{differing} of {}", driver.exchanges.len());
 }

@@ -3,6 +3,8 @@
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_plan::{Number, Precision, ScheduleKind};
+use shardloom_program::BodyKind;
+use shardloom_sim::CostModel;
 use shardloom_sim::estimate::{Candidate, Cut, Estimator, Settings};
 
 use super::candidates::{ORDERS, candidates_in_all_orders, pipeline, possible, sample};
@@ -126,4 +128,93 @@ fn memory_of_all_schedules_is_estimated_as_their_programs_hold_it() {
         }
     }
     assert!(10 * near >= 9 * count, "{near} of {count} within a hundredth");
+}
+
+/// In terms of forward passes, to the nearest of twenty parts of one, and for Hanayo of a thousand.
+#[test]
+fn orders_are_made_for_what_the_passes_of_the_device_with_the_most_work_take() {
+    let graph = model("gpt:layers=14,hidden=512,heads=8,seq=256,vocab=8192");
+    let cluster = h100(4);
+    let mut estimator = Estimator::new(&graph, &cluster, MIXED).expect("an estimator");
+    let mut checked = 0;
+    let timed = ORDERS.into_iter().filter(|(schedule, _)| schedule.is_timed());
+    for (schedule, chunks) in timed {
+        for cut in [Cut::Even, Cut::Balanced] {
+            let candidate = Candidate { schedule, chunks, cut, ..pipeline(4, 1, 8) };
+            let found = estimator.pass_times(&candidate).expect("costs").expect("a layout");
+            let program = program(&graph, &mut estimator, &MIXED, &candidate);
+            let costs = CostModel::new(&graph, &cluster, &program);
+            // Of a step: forward passes, input and weight gradients, of each device.
+            let sums = program.classes().map(|(id, class)| {
+                let mut sums = [0.0; 3];
+                for entry in class.unguarded() {
+                    let body = class.body_of(entry);
+                    let all = body.instructions.iter();
+                    let seconds = all.map(|it| costs.local_seconds(id, 0, it).expect("a cost"));
+                    let seconds: f64 = seconds.sum();
+                    match body.kind {
+                        BodyKind::Forward => sums[0] += seconds,
+                        BodyKind::BackwardInput => sums[1] += seconds,
+                        BodyKind::BackwardWeight => sums[2] += seconds,
+                        BodyKind::Backward => {
+                            sums[1] += seconds / 2.0;
+                            sums[2] += seconds / 2.0;
+                        }
+                        _ => {}
+                    }
+                }
+                sums
+            });
+            let total = |sums: &[f64; 3]| sums.iter().sum::<f64>();
+            let most = sums.max_by(|one, other| total(one).total_cmp(&total(other)));
+            let [forward, input, weight] = most.expect("four devices");
+            let part = if schedule == ScheduleKind::Hanayo { 0.001 } else { 0.05 };
+            for (found, exact) in [(found.input, input), (found.weight, weight)] {
+                let exact = exact / forward;
+                let place = format!("{schedule:?}, {chunks}, {cut:?}: {found} for {exact}");
+                assert!((found - exact).abs() <= 0.501 * part, "{place}");
+                let parts = found / part;
+                assert!((parts - parts.round()).abs() < 1e-6, "{place}");
+            }
+            checked += 1;
+        }
+    }
+    assert!(checked > 10, "{checked}");
+}
+
+/// Candidates have much in common, which an estimator remembers.
+#[test]
+fn an_estimate_is_the_same_whatever_was_estimated_before() {
+    let (graph, cluster) = (gpt(14, false), h100(8));
+    let mut all = vec![];
+    for it in sample(candidates_in_all_orders(8, 32), 120) {
+        all.push(it);
+        // With other replicas that share, and with halves of backward passes or whole ones.
+        let sharing = it.dp / 2;
+        all.extend((it.zero > 0 && sharing > 1).then_some(Candidate { sharing, ..it }));
+        let others = [ScheduleKind::ZeroBubbleV, ScheduleKind::DualPipeV];
+        let of_two = it.chunks == 2 && others.contains(&it.schedule);
+        all.extend(
+            others.map(|schedule| Candidate { schedule, ..it }).into_iter().filter(|_| of_two),
+        );
+    }
+    let of = |estimator: &mut Estimator<'_>, candidate: &Candidate| {
+        let found = estimator.estimate(candidate).expect("costs");
+        found.map(|it| [it.step_seconds, it.peak_bytes])
+    };
+    let new = || Estimator::new(&graph, &cluster, MIXED).expect("an estimator");
+    let alone: Vec<Option<[f64; 2]>> = all.iter().map(|it| of(&mut new(), it)).collect();
+    let mut estimator = new();
+    // Forwards and back, so that each comes before and after each other.
+    for index in (0..all.len()).chain((0..all.len()).rev()) {
+        let (found, alone) = (of(&mut estimator, &all[index]), alone[index]);
+        assert_eq!(found.is_some(), alone.is_some(), "{:?}", all[index]);
+        for (found, alone) in found.into_iter().flatten().zip(alone.into_iter().flatten()) {
+            let near = (found / alone - 1.0).abs() < 1e-9;
+            assert!(near, "{found} for {alone}: {:?}", all[index]);
+        }
+    }
+    let shares_less = all.iter().filter(|it| it.sharing < it.dp).count();
+    let whole = all.iter().filter(|it| it.schedule == ScheduleKind::DualPipeV).count();
+    assert!(shares_less > 3 && whole > 1, "{shares_less} and {whole} of {}", all.len());
 }

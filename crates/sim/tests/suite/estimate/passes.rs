@@ -1,5 +1,7 @@
 //! What passes of stages and the messages between them take, by one cause at a time.
 
+use std::collections::BTreeMap;
+
 use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_plan::{Optimizer, Precision, Recompute, ScheduleKind};
 use shardloom_sim::estimate::{Candidate, Cut, Estimator, Settings};
@@ -94,6 +96,38 @@ fn a_cut_of_ones_own_is_estimated_where_it_is() {
     }
 }
 
+/// Which are more than devices where those hold several, and as many where these run both ways.
+#[test]
+fn a_cut_of_ones_own_is_for_as_many_stages_as_a_pipeline_has_on_all_its_devices() {
+    let graph = gpt(6, false);
+    for (schedule, chunks, own) in [
+        (ScheduleKind::Interleaved, 2, vec![0, 1, 4, 6, 8]),
+        (ScheduleKind::Interleaved, 3, vec![0, 2, 3, 4, 5, 7, 8]),
+        (ScheduleKind::ZeroBubbleV, 2, vec![0, 3, 4, 6, 8]),
+        (ScheduleKind::Chimera, 2, vec![0, 5, 8]),
+    ] {
+        let stages = own.len() - 1;
+        // Beside it one for every other number of stages.
+        let others = (1..=8).filter(|&it| it != stages);
+        let others = others.map(|it| (it, (0..it).chain([8]).collect::<Vec<usize>>()));
+        let own_cuts: BTreeMap<usize, Vec<usize>> = others.collect();
+        let candidate = Candidate { schedule, chunks, cut: Cut::Own, ..pipeline(2, 1, 4) };
+        let without = Settings { own_cuts, ..MIXED };
+        let cluster = h100(2);
+        let cuts = |settings: &Settings| {
+            let mut estimator = Estimator::new(&graph, &cluster, settings.clone());
+            let estimator = estimator.as_mut().expect("settings");
+            estimator.cuts(&candidate).expect("costs")
+        };
+        assert_eq!(cuts(&without), None, "{schedule:?}");
+        let mut with = without.clone();
+        with.own_cuts.insert(stages, own.clone());
+        assert_eq!(cuts(&with), Some(own.clone()), "{schedule:?}");
+        let alone = Settings { own_cuts: [(stages, own)].into(), ..MIXED };
+        assert_as_simulated(&times(&graph, &cluster, &alone, &[candidate]), 0.1);
+    }
+}
+
 #[test]
 fn messages_over_slow_links_are_estimated() {
     let mut groups = Cluster::parse("h100-80g:2x1").expect("a preset").groups().to_vec();
@@ -113,6 +147,28 @@ fn messages_over_slow_links_are_estimated() {
             assert!((ratio - 1.0).abs() <= tolerance, "{text}: {ratio}");
         }
     }
+}
+
+/// With cuts between all eight blocks 1, 1, 2, 3, 3, 2 and 1 tensors cross them, as skips go from the second and the
+/// third to those as far from the end. One micro-batch by itself waits for all of them, there and back.
+#[test]
+fn messages_of_a_model_with_skips_take_what_crosses_each_cut() {
+    let graph = model("u-transformer:layers=6,hidden=512,heads=8,seq=512,vocab=1024");
+    let step = |stages: u32, slower: f64| {
+        let mut groups = Cluster::parse("h100-80g:8x1").expect("a preset").groups().to_vec();
+        let node = &mut groups[0].profile.node;
+        node.inter.bytes_per_second /= slower;
+        node.uplink_bytes_per_second /= slower;
+        let cluster = Cluster::new(groups).expect("a cluster");
+        let settings = Settings { norm: false, ..MIXED };
+        let mut estimator = Estimator::new(&graph, &cluster, settings).expect("an estimator");
+        let found = estimator.estimate(&pipeline(stages, 1, 1)).expect("costs");
+        found.expect("a layout").step_seconds
+    };
+    let of_one = [(2, 3.0), (4, 1.0 + 3.0 + 2.0), (8, 13.0)]
+        .map(|(stages, tensors)| (step(stages, 200.0) - step(stages, 100.0)) / (2.0 * tensors));
+    assert!(of_one[0] > 0.0);
+    assert!(of_one.iter().all(|it| (it / of_one[0] - 1.0).abs() < 1e-6), "{of_one:?}");
 }
 
 /// A backward pass that computes its forward pass again needs nothing for that which comes from the stage behind it.
