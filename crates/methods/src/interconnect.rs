@@ -154,4 +154,54 @@ mod tests {
             }
         }
     }
+
+    /// Which may be that of more bytes a second, where less of them is reached.
+    #[test]
+    fn of_unlike_links_that_counts_over_which_bytes_come_slowest() {
+        let cluster = Cluster::parse("v100-16g:2x4+h100-80g:2x8").expect("presets");
+        let mut number = 5_u64;
+        let mut next = |below: u64| {
+            number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (1 + (number >> 33) % below) as f64
+        };
+        let mut crossed = 0;
+        for _ in 0..200 {
+            let mut groups = cluster.groups().to_vec();
+            for group in &mut groups {
+                let node = &mut group.profile.node;
+                for link in [&mut node.intra, &mut node.inter] {
+                    link.bytes_per_second = 1e9 * next(40);
+                    (link.reachable, link.curve) = (next(10) / 10.0, None);
+                }
+                node.uplink_bytes_per_second = 1e9 * next(80);
+            }
+            let links = Interconnect::of(&cluster.with_groups(groups.clone()).expect("a cluster"));
+            let least = |rate: &dyn Fn(&NodeGroup) -> f64| {
+                groups.iter().map(rate).fold(f64::INFINITY, f64::min)
+            };
+            let outward = |group: &NodeGroup, talking: f64| {
+                let node = &group.profile.node;
+                let share = node.uplink_bytes_per_second / node.oversubscription / talking;
+                node.inter.bytes_per_second.min(share) * node.inter.reachable
+            };
+            for (link, expected) in [
+                (
+                    &links.within,
+                    least(&|it| {
+                        let link = &it.profile.node.intra;
+                        link.bytes_per_second * link.reachable
+                    }),
+                ),
+                (&links.across, least(&|it| outward(it, f64::from(it.devices_per_node)))),
+                (&links.between, least(&|it| outward(it, 1.0))),
+            ] {
+                let found = link.bytes_per_second * link.reachable;
+                assert!((found / expected - 1.0).abs() < 1e-9, "{found} for {expected}");
+            }
+            let fewest = groups.iter().map(|it| it.profile.node.intra.bytes_per_second);
+            let fewest = fewest.fold(f64::INFINITY, f64::min);
+            crossed += usize::from(links.within.bytes_per_second > fewest);
+        }
+        assert!(crossed > 10, "{crossed}");
+    }
 }

@@ -97,4 +97,25 @@ mod tests {
         let error = named("quicksort").expect_err("no such system").to_string();
         assert!(all().iter().all(|method| error.contains(method.name)), "{error}");
     }
+
+    #[test]
+    fn a_name_is_found_in_whatever_letters_and_only_as_a_whole() {
+        for method in all() {
+            let name = method.name;
+            let capitals = name.to_ascii_uppercase();
+            let first = format!("{}{}", &capitals[..1], &name[1..]);
+            for same in [capitals, first] {
+                assert_eq!(named(&same).expect("registered").name, name);
+            }
+            for other in [format!("{name} "), format!(" {name}"), format!("{name}x")] {
+                assert!(named(&other).is_err(), "{other:?}");
+            }
+            // Some names begin with another one.
+            for part in [&name[1..], &name[..name.len() - 1]] {
+                let is_one = all().iter().any(|method| method.name == part);
+                assert_eq!(named(part).is_ok(), is_one, "{part:?}");
+            }
+        }
+        assert!(named("").is_err());
+    }
 }

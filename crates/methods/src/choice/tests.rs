@@ -314,3 +314,30 @@ fn blocks_are_timed_on_the_first_device_with_the_samples_that_are_asked_for() {
         }
     }
 }
+
+/// Which are fewer where there are more micro-batches, or more replicas that share one. The head's work grows with
+/// them, while short kernels take what launching them does.
+#[test]
+fn stages_are_cut_for_what_blocks_take_with_the_samples_of_one_replica() {
+    let text = "gpt:layers=8,hidden=64,heads=4,seq=64,vocab=32768";
+    let graph = ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model");
+    let cluster = Cluster::parse("h100-80g:4x8").expect("a preset");
+    let request = Request::new(text, "cluster", 64);
+    let mut task = Task::new("a method", &graph, &cluster, &request);
+    let mut cuts = BTreeSet::new();
+    for (dp, microbatches) in [(1, 1), (1, 16), (1, 64), (2, 2), (4, 1), (8, 8), (16, 1), (16, 4)] {
+        let samples = 64 / microbatches / dp as usize;
+        let layers = task.layers(samples).expect("profiles").to_vec();
+        let seconds = |of: &[LayerProfile]| -> f64 { of.iter().map(LayerProfile::seconds).sum() };
+        let slowest = |cut: usize| seconds(&layers[..cut]).max(seconds(&layers[cut..]));
+        let least = (1..layers.len()).map(slowest).fold(f64::INFINITY, f64::min);
+        let mesh = Mesh::of(dp, 1, 1);
+        let cut = Cut::LeastSlowest;
+        let configuration = Configuration { mesh, samples, cut, ..configuration(microbatches) };
+        let plan = task.plan(&configuration, Recompute::None).expect("a plan");
+        let found = plan.pipeline[0].stage[1].blocks.0;
+        assert!(slowest(found) <= least * (1.0 + 1e-9), "{dp} replicas of {microbatches}: {found}");
+        cuts.insert(found);
+    }
+    assert!(cuts.len() > 1, "{cuts:?}");
+}

@@ -582,3 +582,58 @@ fn a_batch_that_a_refusal_names_would_do() {
     }
     assert!(named.len() > 5, "{named:?}");
 }
+
+/// Replicas hold 6 bytes of each parameter and a share of 12, or 2 and a share of 16, or a share of 18; what is there
+/// besides is little.
+#[test]
+fn zero_shares_out_no_more_than_the_memory_wants() {
+    let model = "mlp:inputs=64,hidden=1024,layers=40,classes=16";
+    let parameters = graph(model).parameter_count() as f64;
+    for devices in [3, 4, 8] {
+        let part = 1.0 / f64::from(devices);
+        let needs = [6.0 + 12.0 * part, 2.0 + 16.0 * part, 18.0 * part];
+        let between = |more: f64, less: f64| (more + less) / 2.0;
+        for (bytes, stage) in [
+            (between(20.0, needs[0]), 1),
+            (between(needs[0], needs[1]), 2),
+            (between(needs[1], needs[2]), 3),
+        ] {
+            // Of which 95 of 100 may be taken.
+            let cluster = h100(devices, (bytes * parameters / 0.95) as u64);
+            let plan = ask("zero", model, &cluster, 4 * devices as usize).expect("a plan").plan;
+            assert_eq!(plan.sync.zero, stage, "{bytes} bytes each on {devices} devices");
+        }
+        let cluster = h100(devices, (0.9 * needs[2] * parameters / 0.95) as u64);
+        refuses(ask("zero", model, &cluster, 4 * devices as usize), &["zero"]);
+    }
+}
+
+#[test]
+fn replicas_are_averaged_as_often_as_is_said() {
+    let Choice { plan, notes, .. } = ask("local-sgd", GPT, &h100(4, PLENTY), 8).expect("a plan");
+    assert_eq!(plan.sync.averaging.map(|it| it.every), Some(8));
+    assert!(notes.iter().any(|note| note.contains("averaged every 8 steps")), "{notes:?}");
+}
+
+/// Fewer leave devices idle that these schedules are for filling.
+#[test]
+fn pipelines_whose_gaps_are_filled_have_a_micro_batch_for_each_of_their_devices() {
+    let (mut planned, mut refused) = (0, 0);
+    for method in ["hanayo", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min"] {
+        for (devices, batch) in [(2, 1), (2, 2), (3, 2), (3, 6), (4, 2), (4, 3), (4, 4)] {
+            match ask(method, GPT, &h100(devices, PLENTY), batch) {
+                Ok(Choice { plan, .. }) => {
+                    let stages = plan.pipeline[0].stage.iter();
+                    let depth = stages.map(|it| &it.devices.0).collect::<BTreeSet<_>>().len();
+                    assert!(depth > 1 && plan.microbatches >= depth, "{method}: {batch} samples");
+                    planned += 1;
+                }
+                found => {
+                    refuses(found, &[method, &format!("global_batch = {batch}"), "at least"]);
+                    refused += 1;
+                }
+            }
+        }
+    }
+    assert!(planned > 20 && refused > 10, "{planned} plans, {refused} refusals");
+}

@@ -3,7 +3,7 @@
 use shardloom_cluster::Cluster;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_methods::{Choice, named};
-use shardloom_plan::{Ranges, SendOrder};
+use shardloom_plan::{Ranges, SendOrder, Share};
 use shardloom_search::Request;
 
 /// A table of 4096 rows, and sixteen tokens in a sample.
@@ -32,6 +32,7 @@ fn byteps_says_which_share_its_servers_sum_by_the_published_split() {
         let choice = chosen("byteps", devices, batch);
         let summation = choice.plan.sync.summation.expect("there are servers");
         assert_eq!((summation.ranges, summation.order), (Ranges::Hashed, SendOrder::NextUse));
+        assert_eq!(summation.share, Share::Balanced, "{devices} devices");
         let [n, k] = [choice.plan.pipeline.len() as u32, summation.servers].map(f64::from);
         let share = k * 2.0 * (n - 1.0) / (n * n + k * n - 2.0 * k);
         let (colocated, words) = match k {

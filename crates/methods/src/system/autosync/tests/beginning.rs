@@ -89,3 +89,34 @@ fn models_are_judged_by_what_fits_wherever_that_stands_in_its_round() {
         }
     });
 }
+
+/// 200, as published; at most 100,000 workers times micro-batches times blocks where they are simulated, and 20 at
+/// least.
+#[test]
+fn as_many_strategies_are_tried_as_published_unless_simulating_them_takes_long() {
+    let mut measure =
+        |_: &Plan| -> Result<f64, Box<dyn std::error::Error + Send + Sync>> { Ok(1.0) };
+    let (graph, cluster, request) = (graph(), cluster(), request());
+    assert_eq!(graph.blocks().len(), 4);
+    let mut task = Task::new("autosync", &graph, &cluster, &request);
+    let mut problem = problem(&mut task).expect("a problem");
+    let mut of = |task: &Task<'_>, workers: u32, microbatches: usize| {
+        // The largest of all counts.
+        for (place, shape) in problem.shapes.iter_mut().enumerate() {
+            let is_largest = place == 1;
+            shape.workers = if is_largest { workers } else { 1 };
+            shape.microbatches = if is_largest { microbatches } else { 1 };
+        }
+        usual_trials(task, &problem)
+    };
+    let cases =
+        [(1, 1, 200), (5, 25, 200), (25, 8, 125), (8, 50, 62), (100, 12, 20), (100, 13, 20)];
+    let cases = [&cases[..], &[(2, 100, 125), (100, 100, 20), (1, 625, 40)]].concat();
+    for &(workers, microbatches, count) in &cases {
+        assert_eq!(of(&task, workers, microbatches), count, "{workers} x {microbatches}");
+    }
+    task.measure = Some(std::cell::RefCell::new(&mut measure));
+    for &(workers, microbatches, _) in &cases {
+        assert_eq!(of(&task, workers, microbatches), 200);
+    }
+}

@@ -103,3 +103,35 @@ fn of_known_trials_the_fastest_is_tried_once_more_and_is_the_answer() {
         assert_eq!(tried.last(), Some(&best));
     }
 }
+
+/// Otherwise a search would begin anew, and write over what was there.
+#[test]
+fn only_where_there_is_no_file_are_there_no_trials() {
+    with(|_, problem| {
+        let random = &mut Random::new(6);
+        let sampler = Sampler::new(problem, false);
+        let trial = || Trial { strategy: sampler.sample(random), seconds: 0.5 };
+        let done: Vec<Trial> = std::iter::repeat_with(trial).take(3).collect();
+        let (folder, path) = kept(problem, done);
+        assert_eq!(trials_in(&path).expect("it is one"), 3);
+        for missing in ["another.json", "no-folder/trials.json"] {
+            assert_eq!(trials_in(&folder.path().join(missing)).expect("no trials"), 0);
+        }
+        let refused = |path: &std::path::Path| {
+            let error = trials_in(path).expect_err("no file of trials").to_string();
+            let name = path.file_name().and_then(|it| it.to_str()).expect("a name");
+            assert!(error.contains(name), "{error}");
+        };
+        refused(folder.path());
+        let text = std::fs::read(&path).expect("it is there");
+        for (name, bytes) in [
+            ("empty.json", &b""[..]),
+            ("cut.json", &text[..text.len() / 2]),
+            ("bytes.json", &[0xff, 0xfe, 0x00, 0x80][..]),
+        ] {
+            let path = folder.path().join(name);
+            std::fs::write(&path, bytes).expect("written");
+            refused(&path);
+        }
+    });
+}
