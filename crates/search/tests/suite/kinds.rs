@@ -93,7 +93,7 @@ fn what_is_too_large_or_cannot_be_cut_is_said() {
     assert!(tensor.0.contains(": a step on 1 of 4 devices takes "), "{tensor:?}");
     let even = text(4);
     // Weights, gradients and states are 16 bytes an element, of which each of four shares a quarter, besides activations.
-    let parameters = model(&even).parameter_count() as u64;
+    let parameters = model(&even).parameter_count();
     let too_large = |name: &str| (format!("{name} parallelism alone: no plan fits in memory"), 0.0);
     assert_eq!(of(&even, 2 * parameters, "data"), too_large("data"));
     assert_eq!(of(&even, 2 * parameters, "pipeline"), too_large("pipeline"));
