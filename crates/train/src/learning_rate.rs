@@ -346,6 +346,66 @@ mod tests {
         );
     }
 
+    /// Curves of all kinds with this peak, and this floor where they have one.
+    fn kinds(peak: f64, floor: f64) -> [Curve; 5] {
+        let (warmup_steps, total_steps) = (3, 9);
+        [
+            Curve::Constant { peak },
+            Curve::Warmup { peak, warmup_steps },
+            Curve::Cosine { peak, warmup_steps, total_steps, floor },
+            Curve::Linear { peak, warmup_steps, total_steps, floor },
+            Curve::InverseSquareRoot { peak, warmup_steps },
+        ]
+    }
+
+    #[test]
+    fn every_kind_takes_rates_from_zero_on_that_are_finite_and_refuses_others() {
+        let no_rates = [-f64::MIN_POSITIVE, -1.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
+        for rate in [0.0, -0.0, f64::MIN_POSITIVE, 1.0, f64::MAX] {
+            for curve in kinds(rate, 0.0).into_iter().chain(kinds(rate, rate)) {
+                assert_eq!(rates(curve, [0, 4, 20]).len(), 3, "{curve:?}");
+            }
+        }
+        for no_rate in no_rates {
+            for curve in kinds(no_rate, 0.0) {
+                let refused = refusal(curve);
+                let begin = format!("learning rate: peak is {no_rate}, ");
+                assert!(refused.starts_with(&begin), "{curve:?}: {refused}");
+            }
+            let with_floor = kinds(1.0, no_rate).into_iter().skip(2).take(2);
+            for curve in with_floor {
+                let refused = refusal(curve);
+                let begin = format!("learning rate: floor is {no_rate}, ");
+                assert!(refused.starts_with(&begin), "{curve:?}: {refused}");
+            }
+        }
+    }
+
+    #[test]
+    fn floors_up_to_the_peak_and_warmups_up_to_the_whole_are_taken_and_no_more() {
+        for (peak, floor, is_taken) in [(0.5, 0.5, true), (0.5, 0.50001, false), (0.0, 0.0, true)] {
+            for curve in kinds(peak, floor).into_iter().skip(2).take(2) {
+                assert_eq!(LearningRate::new(curve).is_ok(), is_taken, "{curve:?}");
+            }
+        }
+        let (peak, floor) = (0.5, 0.25);
+        for (warmup_steps, total_steps, is_taken) in
+            [(0, 0, true), (5, 5, true), (6, 5, false), (0, 1, true), (1, 0, false)]
+        {
+            for curve in [
+                Curve::Cosine { peak, warmup_steps, total_steps, floor },
+                Curve::Linear { peak, warmup_steps, total_steps, floor },
+            ] {
+                assert_eq!(LearningRate::new(curve).is_ok(), is_taken, "{curve:?}");
+            }
+        }
+        for warmup_steps in [0, 1, u64::MAX] {
+            let taken = LearningRate::new(Curve::InverseSquareRoot { peak, warmup_steps });
+            assert_eq!(taken.is_ok(), warmup_steps > 0, "{warmup_steps}");
+            assert!(LearningRate::new(Curve::Warmup { peak, warmup_steps }).is_ok());
+        }
+    }
+
     #[test]
     fn toml_round_trips_and_is_validated() {
         let rate = LearningRate::new(Curve::InverseSquareRoot { peak: 0.5, warmup_steps: 7 })

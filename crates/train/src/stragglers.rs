@@ -168,4 +168,94 @@ mod tests {
         }
         assert_eq!((watch.stragglers(), alone.stragglers()), (vec![], vec![]));
     }
+
+    /// The middle of some numbers, of an even number of them the larger of two.
+    fn middle(mut numbers: Vec<f64>) -> Option<f64> {
+        numbers.sort_by(|one, other| one.partial_cmp(other).expect("numbers"));
+        numbers.get(numbers.len() / 2).copied()
+    }
+
+    /// Who is slow after some rows, by the words of the documentation: named after 8 slow rows of the last 10 at the
+    /// latest, with the first of them, until there are 4 at most.
+    fn by_the_words(others: &[Vec<usize>], rows: &[(u64, Vec<f64>)]) -> Vec<Straggler> {
+        let mut named = vec![];
+        for own in 0..others.len() {
+            let beside =
+                |seconds: &[f64]| middle(others[own].iter().map(|&it| seconds[it]).collect());
+            let is_slow = |seconds: &[f64]| {
+                let longer = |rest: f64| seconds[own] > 1.2 * rest && seconds[own] > rest + 0.001;
+                beside(seconds).is_some_and(longer)
+            };
+            let mut since = None;
+            for end in 1..=rows.len() {
+                let last = &rows[end.saturating_sub(10)..end];
+                let slow: Vec<u64> =
+                    last.iter().filter(|row| is_slow(&row.1)).map(|row| row.0).collect();
+                if since.is_none() && slow.len() >= 8 {
+                    since = Some(slow[0]);
+                } else if slow.len() <= 4 {
+                    since = None;
+                }
+            }
+            let Some(since_step) = since else { continue };
+            let last = &rows[rows.len().saturating_sub(10)..];
+            let total = |rank: usize| last.iter().map(|row| row.1[rank]).sum::<f64>();
+            let rest = middle(others[own].iter().map(|&it| total(it)).collect());
+            let times = total(own) / rest.expect("others");
+            named.push(Straggler { rank: own as u32, since_step, times });
+        }
+        named
+    }
+
+    #[test]
+    fn whoever_is_named_after_any_rows_is_whom_the_words_name() {
+        let mut state = 2026_u32;
+        let mut draw = move |below: u32| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) % below
+        };
+        // Five that do the same, two that do another thing, and one alone.
+        let groups = [0..5, 5..7, 7..8];
+        let others: Vec<Vec<usize>> = groups
+            .iter()
+            .flat_map(|group| {
+                group.clone().map(|own| group.clone().filter(|&it| it != own).collect())
+            })
+            .collect();
+        let (mut named, mut ended) = (0, 0);
+        for _ in 0..60 {
+            let mut watch = Watch::new(others.clone());
+            let mut rows = vec![];
+            let mut step = u64::from(draw(1000));
+            // How likely a rank is to be slow in a row, of 16, which changes now and then.
+            let mut slowness = [0; 8];
+            let unit = [1.0, 0.004][draw(2) as usize];
+            for row in 0..45 {
+                if row % 15 == 0 {
+                    slowness = std::array::from_fn(|_| [0, 2, 13, 16][draw(4) as usize]);
+                }
+                let mut seconds = vec![];
+                for slowness in slowness {
+                    let is_slow = draw(16) < slowness;
+                    let most =
+                        if is_slow { [1.19, 1.21, 1.27, 2.0] } else { [0.95, 1.0, 1.0, 1.05] };
+                    seconds.push(unit * most[draw(4) as usize]);
+                }
+                watch.note(step, seconds.clone());
+                rows.push((step, seconds));
+                step += u64::from(draw(5)) + 1;
+                let (found, expected) = (watch.stragglers(), by_the_words(&others, &rows));
+                let who = |all: &[Straggler]| -> Vec<(u32, u64)> {
+                    all.iter().map(|it| (it.rank, it.since_step)).collect()
+                };
+                assert_eq!(who(&found), who(&expected), "{rows:?}");
+                for (found, expected) in found.iter().zip(&expected) {
+                    assert!((found.times / expected.times - 1.0).abs() < 1e-12, "{found:?}");
+                }
+                ended += usize::from(found.len() < named);
+                named = found.len();
+            }
+        }
+        assert!(ended > 10, "{ended}");
+    }
 }

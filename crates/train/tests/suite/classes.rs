@@ -17,12 +17,17 @@ const SAMPLES: usize = 24;
 
 /// As many rows to train on as to validate on, of random features in which the classes are to be seen somewhat.
 fn table(samples: usize) -> Table {
+    table_of(samples, 4)
+}
+
+/// The same with so many classes.
+fn table_of(samples: usize, count: u32) -> Table {
     let mut state = 99_u32;
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         state >> 8
     };
-    let classes: Vec<u32> = (0..2 * samples).map(|_| next() % 4).collect();
+    let classes: Vec<u32> = (0..2 * samples).map(|_| next() % count).collect();
     let mut features = vec![];
     for &class in &classes {
         let noise: [f32; COLUMNS] = std::array::from_fn(|_| (next() % 2000) as f32 / 1000.0 - 1.0);
@@ -354,6 +359,30 @@ fn a_classifier_gives_the_classes_and_probabilities_of_a_plain_loop() {
     let of_144 = (0..144).filter(|&at| found[at as usize].class == sample(&table, at).1).count();
     assert_eq!(evaluated(&mut trainer, 100).accuracy, Some(of_144 as f64 / 144.0));
     assert!(right > 38 && right < 150, "{right} are no better than chance, or all");
+}
+
+/// Two classes with a logit each are not the two of one logit.
+#[test]
+fn a_classifier_tells_as_many_classes_apart_as_there_are_logits() {
+    for count in [1, 2, 3, 5] {
+        let graph = graph(&format!("mlp:inputs=5,hidden=8,layers=3,classes={count}"));
+        let table = table_of(70, count);
+        let plan = serial().plan(&graph, "model", "local");
+        let mut trainer = trainer(&graph, &plan, table.clone(), 0.1);
+        trainer.train_steps(8).expect("steps");
+        let weights = trainer.weights().expect("weights");
+        let classifier = Classifier::new(graph, &weights, Arc::new(table.clone()), None);
+        let found = classifier.and_then(|mut it| it.classify()).expect("classes");
+        assert_eq!(found.len(), 70);
+        for (position, found) in (0..).zip(&found) {
+            let logits = logits(&weights, &sample(&table, position).0);
+            let class = largest(&logits);
+            assert_eq!(found.class as usize, class, "sample {position} of {count} classes");
+            let others = logits.iter().map(|it| f64::from(it - logits[class]).exp());
+            let expected = 1.0 / others.sum::<f64>();
+            assert!((found.probability - expected).abs() < 1e-5, "{found:?} for {expected}");
+        }
+    }
 }
 
 #[test]

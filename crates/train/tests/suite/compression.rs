@@ -1,6 +1,7 @@
 //! Replicas that exchange compressed gradients, against a serial replay of what they do: replicas that compute
 //! their gradients one after the other, and compressors written element by element. Weights are equal bit for bit.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use crate::support::replica::{Replica, Tensors};
@@ -335,6 +336,28 @@ fn weights_are_those_of_a_serial_replay_bit_for_bit() {
             let found = trainer.weights().expect("weights");
             assert_same(&found, &expected, &format!("{how} at {replicas} replicas"));
         }
+    }
+}
+
+/// At the highest rank at which the factors of some parameter are smaller than it, and at the next.
+#[test]
+fn parameters_have_factors_up_to_the_rank_at_which_these_are_as_large() {
+    let graph = gpt();
+    let of = |how: &str| plan(&graph, how, mesh(2, 1, 1), Optimizer::sgd(0.0));
+    let params = buckets(&graph, trainer(&graph, &of("none")).program()).into_iter().flatten();
+    let shapes: BTreeSet<[usize; 2]> = params.map(|param| param.shape).collect();
+    let is_smaller =
+        |rank: &usize, [rows, columns]: [usize; 2]| rank * rows + rank * columns < rows * columns;
+    let highest = |&shape: &[usize; 2]| (1..100).rfind(|rank| is_smaller(rank, shape));
+    let highest: BTreeSet<usize> = shapes.iter().filter_map(highest).collect();
+    assert!(highest.len() > 2, "{highest:?} of {shapes:?}");
+    for rank in highest.into_iter().flat_map(|rank| [rank, rank + 1]) {
+        let how = format!("power-sgd:{rank}");
+        let plan = of(&how);
+        let mut trainer = trainer(&graph, &plan);
+        trainer.train_steps(STEPS as u32).unwrap_or_else(|error| panic!("{error}"));
+        let expected = replay(&graph, trainer.program(), plan.sync.compression, 2);
+        assert_same(&trainer.weights().expect("weights"), &expected, &how);
     }
 }
 

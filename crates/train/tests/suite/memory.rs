@@ -1,11 +1,13 @@
 //! Memory: the most that each rank's allocator counts is what the program says.
 
-use crate::support::{Samples, graph, losses, serial, trainer};
+use crate::support::two_nodes::cluster;
+use crate::support::{Samples, graph, losses, serial, trainer, trainer_with_clock};
 use shardloom_data::Table;
 use shardloom_graph::Graph;
 use shardloom_plan::{DeviceList, Mesh, Optimizer, Plan, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::timeline::{Activity, Picos, Track};
 use shardloom_program::{Action, Class, Instruction, Program, Rank};
+use shardloom_train::RunClock;
 
 const SEQ: usize = 64;
 const VOCAB: usize = 128;
@@ -138,6 +140,39 @@ fn between_stages_of_different_meshes_the_peak_is_the_programs_to_the_byte() {
         }
         for (planned, counted) in measure_plan(graph, &plan) {
             assert_eq!(counted, planned, "{first:?} then {second:?}");
+        }
+    }
+}
+
+/// The largest message of each rank, added up.
+fn largest_messages(program: &Program) -> u64 {
+    let largest = |rank| {
+        let (class, position) = program.locate(Rank(rank));
+        let routes = program.routes.iter().filter(|route| route.from == class);
+        let sent = routes
+            .flat_map(|route| route.sent_by(position).map(|message| route.message_bytes(message)));
+        sent.max().unwrap_or(0)
+    };
+    (0..program.ranks() as u32).map(largest).sum()
+}
+
+/// Under either clock: whatever is sent was under way, alone or beside others.
+#[test]
+fn as_much_as_the_largest_message_is_under_way_at_some_time_and_nothing_where_nothing_is_sent() {
+    let graph = &graphs(2)[1];
+    for (pp, mesh) in
+        [(1, Mesh::of(2, 1, 2)), (2, Mesh::SINGLE), (2, Mesh::of(2, 1, 2)), (4, Mesh::SINGLE)]
+    {
+        let plan = Uniform { pp, mesh, ..single() }.plan(graph, "model", "local");
+        for clock in [RunClock::Wall, RunClock::Virtual(cluster())] {
+            let samples = Samples::patterned(32, SEQ, VOCAB as u32);
+            let mut trainer = trainer_with_clock(graph, &plan, samples, 1e-3, clock);
+            losses(&mut trainer, 1);
+            let least = largest_messages(trainer.program());
+            let most = MICROBATCHES as u64 * messages(trainer.program());
+            let found = trainer.peak_under_way_bytes();
+            assert!((least..=most).contains(&found), "{found}, not {least} to {most}, with {pp}");
+            assert_eq!(found > 0, pp > 1);
         }
     }
 }
