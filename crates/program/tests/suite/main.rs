@@ -3,12 +3,15 @@
 mod averaging;
 mod blocking;
 mod colocated_servers;
+mod communicators;
 mod control;
+mod counted_rows;
 mod eight_bits;
 mod every_kind;
 mod label;
 mod lowering;
 mod measured_rows;
+mod memory_tracker;
 mod memory_without_flush;
 mod negotiation;
 mod outstanding;

@@ -3,6 +3,7 @@
 
 mod activations;
 mod buckets;
+mod factored;
 mod frozen;
 mod groups;
 mod hybrid;

@@ -9,6 +9,7 @@ mod mutants;
 mod mutations;
 mod order;
 pub mod programs;
+mod replaced;
 mod rows;
 mod sparse;
 mod tables;

@@ -165,11 +165,18 @@ pub fn both_ways() -> Program {
 /// The example with rows that choose their experts while running, on two ranks that have half of the experts
 /// each.
 pub fn routed(pp: usize) -> Program {
+    let (graph, plan) = routed_plan(pp, mesh(2, 1), "expert:dp, batch:dp");
+    lowered(&graph, &plan)
+}
+
+/// The example with its plan on a mesh with such layout rules.
+pub fn routed_plan(pp: usize, mesh: Mesh, layout: &str) -> (Graph, Plan) {
     let text = include_str!("../../../../../examples/models/routed-experts.toml");
     let spec = ModelSpec::from_toml(text, "routed-experts.toml").expect("a valid model");
     let graph = spec.graph().expect("a valid model");
-    let uniform = uniform(ScheduleKind::OneForwardOneBackward, pp, mesh(2, 1), 0);
-    let plan = uniform.plan(&graph, "model", "local");
-    let layout = "expert:dp, batch:dp".to_owned().try_into().expect("two rules");
-    lowered(&graph, &Plan { layout, ..plan })
+    let uniform = uniform(ScheduleKind::OneForwardOneBackward, pp, mesh, 0);
+    let global_batch = 4 * mesh.size();
+    let plan = Uniform { global_batch, ..uniform }.plan(&graph, "model", "local");
+    let layout = layout.to_owned().try_into().expect("rules");
+    (graph, Plan { layout, ..plan })
 }
