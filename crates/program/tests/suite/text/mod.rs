@@ -297,3 +297,44 @@ fn messages_of_rows_are_said_to_have_at_most_so_many_bytes_and_others_to_have_th
     }
     assert!(of_rows > 4 && others > 10, "{of_rows} {others}");
 }
+
+/// The messages that a text says a rank exchanges, by `word` to or from whom: those ranks, each with a size.
+fn messages(text: &str, word: &str) -> BTreeSet<(u32, String)> {
+    let mut all = BTreeSet::new();
+    for line in text.lines() {
+        let Some((said, _)) = line.split_once(": ").or(line.strip_suffix(':').map(|it| (it, "")))
+        else {
+            continue;
+        };
+        let Some((_, list)) = said.split_once(&format!(" {word} rank ")) else { continue };
+        for message in list.split(", rank ") {
+            let (rank, size) = message.split_once(' ').expect("a rank and a size");
+            all.insert((rank.parse().expect("a number"), size.to_owned()));
+        }
+    }
+    all
+}
+
+#[test]
+fn what_a_rank_is_said_to_send_the_others_are_said_to_receive() {
+    let mut count = 0;
+    for Example { name, graph, program, .. } in every_kind::all() {
+        let (mut sent, mut received) = (BTreeSet::new(), BTreeSet::new());
+        for rank in 0..program.ranks() as u32 {
+            let text = program.text(&graph, Rank(rank)).expect("it is a rank");
+            sent.extend(messages(&text, "to").into_iter().map(|(to, size)| (rank, to, size)));
+            received
+                .extend(messages(&text, "from").into_iter().map(|(from, size)| (from, rank, size)));
+        }
+        assert_eq!(sent, received, "{name}");
+        let pairs: BTreeSet<(u32, u32)> = sent.iter().map(|it| (it.0, it.1)).collect();
+        let of_routes = program.routes.iter().flat_map(|route| {
+            let [from, to] = [route.from, route.to].map(|it| program.class(it).first_rank.0);
+            let messages = route.messages.iter();
+            messages.map(move |it| (from + it.from as u32, to + it.to as u32))
+        });
+        assert_eq!(pairs, of_routes.collect(), "{name}");
+        count += sent.len();
+    }
+    assert!(count > 100, "{count}");
+}
