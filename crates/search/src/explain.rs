@@ -47,8 +47,8 @@ pub struct Fact {
     pub topic: Topic,
     /// A sentence for people.
     pub sentence: String,
-    /// The number it rests on: seconds for rivals and kinds of parallelism (0 where there is no plan), a share of memory for memory, otherwise a share of the
-    /// step's time (negative where something takes longer).
+    /// The number it rests on: seconds for rivals and for kinds of parallelism (0 where there is no plan), a share of
+    /// memory for memory, otherwise a share of the step's time (negative where something takes longer).
     pub number: f64,
 }
 
