@@ -7,12 +7,16 @@ use shardloom_graph::Graph;
 use shardloom_plan::{Axis, Plan};
 use shardloom_program::quantity::{self, percent};
 
+use crate::auto::fastest;
 use crate::edits::Edits;
 use crate::experiment::Bench;
 use crate::explain::{COMPUTE, Fact, Topic, is_searched, parts};
 use crate::judge::unless_too_large;
 use crate::search::Search;
-use crate::{Only, Request, SearchError, judge};
+use crate::{Only, Request, SearchError};
+
+/// The most plans of a kind that are simulated.
+const SIMULATED: usize = 4;
 
 /// From how many times as long on a plan is too far away for what it loses to matter.
 const FAR: f64 = 10.0;
@@ -120,9 +124,12 @@ fn alone(
     let fact = |sentence, number| Fact { topic: Topic::Parallelism, sentence, number };
     let devices = cluster.device_count();
     let impossible = |why: &str| fact(format!("{name} parallelism alone cannot be: {why}"), 0.0);
-    let request = Request { only: kind.only(), ..Request::like(plan) };
+    // Estimates wait for the norm, as a search does; it tries afterwards what does not.
+    let like = Request::like(plan);
+    let only = kind.only();
+    let request = Request { only, post_validation: false, finalists: SIMULATED, ..like };
     let planned = plan.graph_of(graph);
-    let search = match Search::of(&planned, cluster, &request) {
+    let mut search = match Search::of(&planned, cluster, &request) {
         Err(SearchError::NoneWith { rule, .. }) => return Ok(impossible(&rule)),
         search => search?,
     };
@@ -130,17 +137,16 @@ fn alone(
         let why = format!("{} cannot be cut for {devices} devices", kind.cuts());
         return Ok(impossible(&why));
     }
-    let too_large = || fact(format!("{name} parallelism alone: no plan fits in memory"), 0.0);
-    let Some(other) = search.fastest_estimate()? else { return Ok(too_large()) };
-    let Some(judgement) = unless_too_large(judge(graph, cluster, &other))? else {
+    let Some(finalists) = unless_too_large(search.finalists(&[]))? else {
         let sentence =
             format!("{name} parallelism alone: a step of too many instructions to be simulated");
         return Ok(fact(sentence, 0.0));
     };
-    if !judgement.fits(request.memory_share) {
-        return Ok(too_large());
-    }
-    let seconds = judgement.step_seconds;
+    let Some(found) = fastest(&finalists, cluster, &request, &[]) else {
+        return Ok(fact(format!("{name} parallelism alone: no plan fits in memory"), 0.0));
+    };
+    let other = found.plan;
+    let seconds = found.judgement.step_seconds;
     let times = seconds / step_seconds;
     let lost = match times < FAR {
         true => most_lost(&Bench::new(&planned, cluster, &other)?, &other)?,

@@ -79,6 +79,13 @@ fn what_a_kind_alone_takes_is_what_a_search_of_it_finds() {
         let says = format!(", {:.2} times as long, and loses ", number / seconds);
         assert!(sentence.contains(&says), "{sentence}");
     }
+    // What a plan does about its norm is its own matter.
+    let validated = Plan { post_validation: true, clip_norm: Some(1.0), ..plan.clone() };
+    let clipped = Plan { clip_norm: Some(1.0), ..plan };
+    let [(_, of_validated), (_, of_clipped)] =
+        [validated, clipped].map(|plan| told(&text, &cluster, &plan));
+    let numbers = |facts: &[(String, f64)]| facts[1..].iter().map(|it| it.1).collect::<Vec<_>>();
+    assert_eq!(numbers(&of_validated), numbers(&of_clipped));
 }
 
 #[test]
