@@ -4,24 +4,20 @@
 #[path = "suite/invocation/mod.rs"]
 #[allow(dead_code, reason = "these tests use a part")]
 mod invocation;
+#[path = "suite/invocation/mpirun.rs"]
+mod mpirun;
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio, id};
 
 use invocation::{Outcome, Place, TINY};
+use mpirun::OF_MPIRUN;
 
-/// What a program of a place is told, and `mpirun`: containers know no other user than root, and machines may
-/// have fewer cores.
+/// What a program of a place is told, and `mpirun`.
 fn variables(alone: &Command) -> Vec<(OsString, OsString)> {
     let own = alone.get_envs().filter_map(|(name, value)| Some((name.into(), value?.into())));
-    let of_mpirun = [
-        ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
-        ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
-        ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
-        ("OMPI_MCA_hwloc_base_binding_policy", "none"),
-    ];
-    own.chain(of_mpirun.map(|(name, value)| (name.into(), value.into()))).collect()
+    own.chain(OF_MPIRUN.map(|(name, value)| (name.into(), value.into()))).collect()
 }
 
 /// `mpirun` with `first`, about to run the program in so many processes.

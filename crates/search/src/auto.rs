@@ -238,7 +238,7 @@ fn of_some(
             let request = &request.on(&subset.cluster);
             let graph = &*request.graph_of(described, &subset.cluster)?;
             let mut search = Search::faster_than(best_seconds, graph, &subset.cluster, request)?;
-            // People use powers of two.
+            // They take half of the time that some machines take here, and people use powers of two of machines.
             let baselines = match subset.cluster.node_count().is_power_of_two() {
                 true => baselines(&subset.cluster, request)?,
                 false => vec![],

@@ -124,7 +124,7 @@ fn alone(
     let fact = |sentence, number| Fact { topic: Topic::Parallelism, sentence, number };
     let devices = cluster.device_count();
     let impossible = |why: &str| fact(format!("{name} parallelism alone cannot be: {why}"), 0.0);
-    // Estimates wait for the norm, as a search does; it tries afterwards what does not.
+    // What `post_validation` would bring a search finds out by simulation; its estimates know nothing of it.
     let like = Request::like(plan);
     let only = kind.only();
     let request = Request { only, post_validation: false, finalists: SIMULATED, ..like };

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::invocation::{Outcome, Place};
+use crate::mpirun::OF_MPIRUN;
 use crate::mutation::Random;
 
 /// A model whose checkpoints, of 0.8 MB, take about as long to write as its steps take.
@@ -34,14 +35,6 @@ impl Killed {
         }
     }
 }
-
-/// What `mpirun` is told: containers know no other user than root, and machines may have fewer cores.
-pub const OF_MPIRUN: [(&str, &str); 4] = [
-    ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
-    ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
-    ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
-    ("OMPI_MCA_hwloc_base_binding_policy", "none"),
-];
 
 /// How long `mpirun` may take to end all where one was killed: now and then it never does where that one is lost
 /// while it starts (Open MPI 4.1.4), which `launch` ends likewise.

@@ -8,6 +8,8 @@ mod bad_inputs;
 mod invocation;
 mod kills;
 mod material;
+#[path = "../suite/invocation/mpirun.rs"]
+mod mpirun;
 mod mutation;
 mod places;
 mod restarts;

@@ -7,7 +7,8 @@ use std::process::{Command, Stdio, id};
 use std::time::Duration;
 
 use crate::invocation::Place;
-use crate::kills::{OF_MPIRUN, kill};
+use crate::kills::kill;
+use crate::mpirun::OF_MPIRUN;
 use crate::mutation::Random;
 
 /// A batch that four, three and two replicas share equally.

@@ -582,7 +582,7 @@ fn what_faster_machines_would_do_is_simulated_of_them() {
     let one_node = one_node.expect("it can be simulated");
     let of_one_node = about(&one_node, Topic::Machine).into_iter();
     let said: Vec<&str> =
-        of_one_node.map(|it| it.sentence.split(" were").next().unwrap()).collect();
+        of_one_node.map(|it| it.sentence.split(" were").next().expect("a beginning")).collect();
     assert_eq!(said, ["if links within nodes", "if device memory"]);
     let (mut nothing, mut less) = (0, 0);
     for (pp, dp, tp) in [(1, 8, 1), (2, 1, 4), (1, 1, 4)] {

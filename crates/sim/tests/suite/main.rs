@@ -12,6 +12,7 @@ mod estimate;
 mod failures;
 mod folding;
 mod negotiation;
+mod noted;
 mod overlap;
 mod pair_averaging;
 mod post_validation;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::noted::Noted;
 use shardloom_cluster::Cluster;
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
@@ -249,46 +250,6 @@ fn replicas_of_which_one_is_simulated_send_what_all_of_them_do() {
     }
 }
 
-/// Modelled times, of which those of cycles are noted.
-struct Told<'a> {
-    modelled: Modelled<'a>,
-    told: Vec<Picos>,
-}
-
-impl Driver for Told<'_> {
-    type Error = SimError;
-
-    fn clock(&self) -> Clock {
-        self.modelled.clock()
-    }
-
-    fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
-        self.modelled.local(call)
-    }
-
-    fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<(), SimError> {
-        self.modelled.send(call, durations)
-    }
-
-    fn receive(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
-        self.modelled.receive(call)
-    }
-
-    fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {
-        self.modelled.collective(members)
-    }
-
-    fn negotiate(&mut self, members: &[Call<'_>], cycles: u64) -> Result<Picos, SimError> {
-        let took = self.modelled.negotiate(members, cycles)?;
-        self.told.push(took);
-        Ok(took)
-    }
-
-    fn fused(&mut self, requests: &[Vec<Call<'_>>]) -> Result<Picos, SimError> {
-        self.modelled.fused(requests)
-    }
-}
-
 /// All tell the first member which requests they have made, and it answers all.
 #[test]
 fn a_cycle_takes_what_a_reduction_to_the_first_member_and_a_broadcast_from_it_take() {
@@ -306,11 +267,11 @@ fn a_cycle_takes_what_a_reduction_to_the_first_member_and_a_broadcast_from_it_ta
         });
         for folded in [true, false] {
             let modelled = Modelled::new(&graph, &cluster, &program).expect("costs");
-            let mut driver = Told { modelled, told: vec![] };
+            let mut driver = Noted::new(modelled);
             let options = Options { steps: 1, folded };
             run(&program, &cluster, options, &mut driver).expect("it ends");
-            assert!(!driver.told.is_empty());
-            for took in driver.told {
+            assert!(!driver.cycles.is_empty());
+            for took in driver.cycles {
                 let off = took.seconds() - told[0] - told[1];
                 assert!(off.abs() < 1e-11, "{took:?} for {told:?} of {dp} replicas");
             }
@@ -360,9 +321,9 @@ fn groups_of_which_one_is_simulated_tell_each_other_as_slowly_as_the_slowest_of_
         let cluster = cluster(place);
         let told = |folded: bool| -> BTreeSet<Picos> {
             let modelled = Modelled::new(&graph, &cluster, &program).expect("costs");
-            let mut driver = Told { modelled, told: vec![] };
+            let mut driver = Noted::new(modelled);
             run(&program, &cluster, Options { steps: 1, folded }, &mut driver).expect("it ends");
-            driver.told.into_iter().collect()
+            driver.cycles.into_iter().collect()
         };
         let of_each = told(false);
         assert_eq!(of_each.len(), 2, "{of_each:?}");

@@ -1,14 +1,14 @@
 //! Rows that choose their experts while running: how long a step takes follows how many rows each has, and
 //! ranks stand for each other only where they have equally many.
 
+use crate::noted::Noted;
 use shardloom_cluster::Cluster;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{LayoutRules, Mesh, Plan, Uniform};
-use shardloom_program::timeline::{Clock, Picos};
+use shardloom_program::timeline::Picos;
 use shardloom_program::{MeasuredRows, Program, lower};
 use shardloom_sim::{
-    Call, CostModel, Driver, Modelled, Options, RowCounts, SimError, Simulation, run, simulate,
-    simulate_rows,
+    CostModel, Modelled, Options, RowCounts, Simulation, run, simulate, simulate_rows,
 };
 
 /// Four experts for 16 rows of 32 elements a sample, in two layers; wide experts, so that rows take time.
@@ -209,39 +209,6 @@ fn an_instruction_takes_as_long_as_the_rows_that_come_to_its_rank_want() {
     }
 }
 
-/// Modelled times, of which those of exchanges are noted: of which instruction, and in which micro-batch.
-struct Noted<'a> {
-    modelled: Modelled<'a>,
-    exchanges: Vec<((u32, usize), Option<u32>, Picos)>,
-}
-
-impl Driver for Noted<'_> {
-    type Error = SimError;
-
-    fn clock(&self) -> Clock {
-        self.modelled.clock()
-    }
-
-    fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
-        self.modelled.local(call)
-    }
-
-    fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<(), SimError> {
-        self.modelled.send(call, durations)
-    }
-
-    fn receive(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
-        self.modelled.receive(call)
-    }
-
-    fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {
-        let (first, took) = (members[0], self.modelled.collective(members)?);
-        let place = (first.run.entry.body.0, first.index);
-        self.exchanges.push((place, first.run.microbatch, took));
-        Ok(took)
-    }
-}
-
 /// Micro-batches are counted on from step to step, and each step is like the one that was measured.
 #[test]
 fn an_exchange_takes_as_long_as_the_rows_of_its_own_micro_batch_want() {
@@ -249,7 +216,7 @@ fn an_exchange_takes_as_long_as_the_rows_of_its_own_micro_batch_want() {
     let Case { graph, cluster, program } = &case;
     let rows = || case.measured(|it| if it == 0 { [16, 0, 0, 0] } else { [2, 3, 4, 7] });
     let modelled = Modelled::new(graph, cluster, program).expect("costs").with_rows(rows());
-    let mut driver = Noted { modelled, exchanges: vec![] };
+    let mut driver = Noted::new(modelled);
     run(program, cluster, Options { steps: 3, folded: false }, &mut driver).expect("it runs");
     let costs = CostModel::new(graph, cluster, program).with_rows(rows());
     let (id, class) = program.classes().next().expect("a class");

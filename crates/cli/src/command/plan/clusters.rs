@@ -104,8 +104,8 @@ pub(super) fn run(
     }
 }
 
-/// That some times are of software whose constants were fitted to measurements, and others are not: those are mostly too
-/// short. None if all are of one kind.
+/// What to know where some times are of calibrated software and others are not: those were held to no measurement, and
+/// published steps took longer than uncalibrated software said (docs/accuracy.md). None if all are of one sort.
 fn unlike_calibration(found: &[(&str, Answered)]) -> Option<String> {
     let (fitted, others): (Vec<_>, Vec<_>) =
         found.iter().partition(|(_, it)| it.cluster.stack().calibrated_on.is_some());
@@ -114,8 +114,8 @@ fn unlike_calibration(found: &[(&str, Answered)]) -> Option<String> {
     }
     let names: Vec<&str> = others.iter().map(|(name, _)| *name).collect();
     Some(format!(
-        "Not alike: the software of {} is not calibrated, so its times are of ideal software and shorter than those of \
-         the others would be",
+        "Not alike: the software of {} is not calibrated, so that its times are held to no measurement, and mostly too \
+         short beside the others",
         names.join(", ")
     ))
 }
