@@ -12,6 +12,7 @@ use shardloom_plan::{
 use shardloom_program::quantity::percent;
 
 use crate::explain::{Fact, Topic};
+use crate::reshaped::reshaped;
 use crate::{Judgement, SearchError, judge};
 
 /// The most changes that are told.
@@ -57,6 +58,8 @@ pub(crate) fn edits(
         }
         facts.push(fact);
     }
+    let reshaped = reshaped(graph, cluster, plan)?;
+    facts.extend(reshaped.iter().map(|(what, it)| fact(what, &it.judgement, step_seconds)));
     facts.sort_by(|a, b| b.number.total_cmp(&a.number));
     facts.truncate(MOST);
     Ok(Edits { facts, with_more_microbatches, with_fewer_microbatches })
@@ -154,18 +157,22 @@ fn leaves_cores_free(plan: &Plan, cluster: &Cluster) -> bool {
     plan.device_count() > 1 && nodes.values().all(|&(ranks, cores)| 2 * ranks <= cores)
 }
 
-/// Other schedules of a pipeline with a stage on each device.
+/// How a schedule deals stages to devices, where all with a stage on each are alike.
+pub(crate) fn arrangement(kind: ScheduleKind) -> Arrangement {
+    match kind.arrangement() {
+        None | Some(Arrangement::TakingTurns) => Arrangement::Chain,
+        Some(arrangement) => arrangement,
+    }
+}
+
+/// Other schedules of the same stages on the same devices.
 fn schedules(plan: &Plan) -> impl Iterator<Item = ScheduleKind> + use<'_> {
-    let is_chain = |kind: ScheduleKind| {
-        let chains = [None, Some(Arrangement::Chain), Some(Arrangement::TakingTurns)];
-        chains.contains(&kind.arrangement())
-    };
-    let goes = plan.pipeline.len() == 1
-        && plan.pipeline[0].stage.len() > 1
-        && plan.flushes()
-        && is_chain(plan.schedule);
+    let own = arrangement(plan.schedule);
+    let is_one = plan.pipeline.len() == 1 || own == Arrangement::Bidirectional;
+    let has_stages = plan.pipeline.iter().all(|pipeline| pipeline.stage.len() > 1);
+    let goes = is_one && has_stages && ScheduleKind::SEARCHED.contains(&plan.schedule);
     let others = ScheduleKind::SEARCHED.into_iter();
-    others.filter(move |&kind| goes && is_chain(kind) && kind != plan.schedule)
+    others.filter(move |&kind| goes && arrangement(kind) == own && kind != plan.schedule)
 }
 
 #[cfg(test)]
@@ -273,6 +280,30 @@ mod tests {
         let single = names(1, Mesh::of(2, 1, 1), 4, nothing);
         assert!(!single.contains(&afterwards));
         assert_eq!(of(&single, "schedule = "), [""; 0]);
+    }
+
+    /// What has several stages on a device may have any order of those that deal them likewise.
+    #[test]
+    fn orders_are_changed_among_those_that_deal_stages_likewise() {
+        let text = "gpt:layers=6,hidden=64,heads=4,seq=32,vocab=64";
+        let graph = ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model");
+        let others = |schedule: ScheduleKind| -> Vec<ScheduleKind> {
+            let uniform =
+                Uniform { pp: 2, global_batch: 8, microbatches: 4, schedule, ..Uniform::default() };
+            schedules(&uniform.plan(&graph, text, "c")).collect()
+        };
+        use ScheduleKind::{
+            Afab, Chimera, DualPipe, DualPipeV, Hanayo, Interleaved, OneForwardOneBackward,
+            PipeDream, VHalf, VMin, ZeroBubbleH1, ZeroBubbleH2, ZeroBubbleOneP, ZeroBubbleTwoP,
+            ZeroBubbleV,
+        };
+        let chains = [Afab, ZeroBubbleH1, ZeroBubbleH2, ZeroBubbleOneP, ZeroBubbleTwoP];
+        assert_eq!(others(OneForwardOneBackward), chains);
+        assert_eq!(others(DualPipeV), [ZeroBubbleV, VHalf, VMin, Hanayo]);
+        assert_eq!(others(Chimera), [DualPipe]);
+        assert_eq!(others(Interleaved), []);
+        // One without a flush trains otherwise.
+        assert_eq!(others(PipeDream), []);
     }
 
     /// Two workers whose gradients a server sums: each of them knows the norm once it has the sums, so there is nothing

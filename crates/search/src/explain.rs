@@ -349,7 +349,7 @@ pub(crate) fn is_searched(plan: &Plan) -> bool {
 }
 
 /// The fastest plan by estimate for the same as `plan` on `cluster`, if any fits.
-fn fastest_like(
+pub(crate) fn fastest_like(
     graph: &Graph,
     cluster: &Cluster,
     plan: &Plan,

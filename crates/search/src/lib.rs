@@ -40,6 +40,7 @@ mod only;
 mod ranking;
 mod reductions;
 mod request;
+mod reshaped;
 mod runner;
 mod scan;
 mod search;

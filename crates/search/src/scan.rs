@@ -1,11 +1,12 @@
 //! A pass over a space: its fastest candidates by estimate.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 
-use shardloom_plan::ScheduleKind;
+use shardloom_plan::{Arrangement, ScheduleKind};
 use shardloom_sim::estimate::{Candidate, Estimate, Estimator};
 
+use crate::edits::arrangement;
 use crate::ranking::Ranking;
 use crate::space::Space;
 use crate::{Request, SearchError};
@@ -31,6 +32,8 @@ pub(crate) struct Scan {
     pub ranking: Vec<(Candidate, Estimate)>,
     /// Those with backward passes in halves, fastest first.
     pub halves: Vec<(Candidate, Estimate)>,
+    /// The fastest with stages on devices in each of the ways there are, fastest first, of those that are close.
+    pub arranged: Vec<(Candidate, Estimate)>,
     /// Whether some were left alone only because they take too long.
     pub has_slower: bool,
 }
@@ -122,6 +125,8 @@ impl Scan {
         let mut evaluated = 0;
         let mut ranking = Ranking::new(RESERVE * request.finalists);
         let mut halves = Ranking::new(VALIDATED);
+        let ways = all.iter().map(|it| (arrangement(it.schedule), Ranking::new(1)));
+        let mut arranged: BTreeMap<Arrangement, Ranking> = ways.collect();
         let mut has_slower = false;
         while let Some(Reverse(next)) = waiting.pop() {
             let least = f64::from_bits(next.least_seconds);
@@ -129,12 +134,17 @@ impl Scan {
                 has_slower = true;
                 break;
             }
-            let besides = halves.threshold_seconds().min(CLOSE * ranking.best_seconds());
+            let close = CLOSE * ranking.best_seconds();
+            let of_ways = arranged.values().map(Ranking::threshold_seconds);
+            let besides = of_ways.fold(halves.threshold_seconds(), f64::max).min(close);
             if least >= ranking.threshold_seconds().max(besides) {
                 break;
             }
             let candidate = all[next.index];
-            if least >= ranking.threshold_seconds() && !candidate.halves() {
+            let of_way = arranged.get(&arrangement(candidate.schedule));
+            let of_way = of_way.map_or(0.0, Ranking::threshold_seconds);
+            let of_halves = if candidate.halves() { halves.threshold_seconds() } else { 0.0 };
+            if least >= ranking.threshold_seconds() && least >= of_way.max(of_halves).min(close) {
                 continue;
             }
             let fits = match next.close {
@@ -158,6 +168,9 @@ impl Scan {
                         has_slower = true;
                     } else if let Some(estimate) = fits {
                         ranking.insert(candidate, estimate);
+                        if let Some(way) = arranged.get_mut(&arrangement(candidate.schedule)) {
+                            way.insert(candidate, estimate);
+                        }
                         if candidate.halves() {
                             halves.insert(candidate, estimate);
                         }
@@ -173,8 +186,12 @@ impl Scan {
             }
         }
         let bounded_away = space_size - evaluated;
+        let close = CLOSE * ranking.best_seconds();
+        let arranged = arranged.into_values().flat_map(Ranking::into_ranked);
+        let mut arranged: Vec<_> = arranged.filter(|it| it.1.step_seconds <= close).collect();
+        arranged.sort_by(|a, b| a.1.step_seconds.total_cmp(&b.1.step_seconds));
         let (ranking, halves) = (ranking.into_ranked(), halves.into_ranked());
-        Ok(Scan { evaluated, bounded_away, ranking, halves, has_slower })
+        Ok(Scan { evaluated, bounded_away, ranking, halves, arranged, has_slower })
     }
 }
 
@@ -197,7 +214,7 @@ mod tests {
                 Estimator::new(&graph, &cluster, request.settings()).expect("an estimator");
             // Enough for some of the candidates only.
             for limit_bytes in [f64::INFINITY, 1e8] {
-                let mut all: Vec<Estimate> = vec![];
+                let mut looked_at: Vec<(Candidate, Estimate)> = vec![];
                 for candidate in space.candidates() {
                     let mut fits = |candidate: &Candidate| {
                         let found = estimator.estimate(candidate).expect("it is estimated");
@@ -210,8 +227,10 @@ mod tests {
                         is_looked_at &= fits(&Candidate { schedule, ..candidate }).is_none();
                         larger = self::larger(schedule);
                     }
-                    all.extend(fits(&candidate).filter(|_| is_looked_at));
+                    let found = fits(&candidate).filter(|_| is_looked_at);
+                    looked_at.extend(found.map(|estimate| (candidate, estimate)));
                 }
+                let mut all: Vec<Estimate> = looked_at.iter().map(|it| it.1).collect();
                 let key = |it: &Estimate| (it.step_seconds, it.peak_bytes);
                 all.sort_by(|a, b| key(a).partial_cmp(&key(b)).expect("they are numbers"));
                 let most = RESERVE * finalists;
@@ -234,6 +253,19 @@ mod tests {
                 let found: Vec<(f64, f64)> = limited.ranking.iter().map(|it| key(&it.1)).collect();
                 assert!(found == faster && limited.has_slower);
                 assert!(limited.evaluated <= scan.evaluated);
+                // Of each way to deal stages the fastest is there, if it is close to the fastest of all.
+                let ways = scan.arranged.iter().map(|it| (arrangement(it.0.schedule), it.1));
+                let ways: Vec<(Arrangement, f64)> =
+                    ways.map(|(way, it)| (way, it.step_seconds)).collect();
+                let mut expected: BTreeMap<Arrangement, f64> = BTreeMap::new();
+                for (candidate, estimate) in &looked_at {
+                    let least = expected.entry(arrangement(candidate.schedule));
+                    let least = least.or_insert(f64::INFINITY);
+                    *least = least.min(estimate.step_seconds);
+                }
+                expected.retain(|_, seconds| *seconds <= CLOSE * all[0].step_seconds);
+                assert!(expected.len() > 1 && ways.is_sorted_by(|a, b| a.1 <= b.1));
+                assert_eq!(ways.into_iter().collect::<BTreeMap<_, _>>(), expected);
             }
         }
     }

@@ -154,16 +154,20 @@ impl<'a> Search<'a> {
         plan.microbatches * self.graph.blocks().len()
     }
 
-    /// Simulates candidates best first, until enough fit or the rest are too slow to win. Those with more instructions
-    /// than are simulated are left out, unless that leaves none.
+    /// Simulates candidates best first, until enough fit or the rest are too slow to win; before others the best of each
+    /// way to deal stages to devices, between which estimates are least sure. Those with more instructions than are
+    /// simulated are left out, unless that leaves none.
     fn simulate_best(&mut self, baselines: &[Baseline]) -> Result<Vec<Finalist>, SearchError> {
         let mut finalists: Vec<Finalist> = vec![];
         let (mut fitting, mut best_seconds, mut effort) = (0, self.known_seconds, 0);
         let mut too_large = vec![];
-        for index in 0..self.scan.ranking.len() {
-            let (candidate, estimate) = self.scan.ranking[index];
-            if fitting == self.request.finalists || estimate.step_seconds > DOUBT * best_seconds {
+        let candidates = [&self.scan.arranged[..], &self.scan.ranking].concat();
+        for (candidate, estimate) in candidates {
+            if fitting == self.request.finalists {
                 break;
+            }
+            if estimate.step_seconds > DOUBT * best_seconds {
+                continue;
             }
             let Some(plan) = self.planned(&candidate)? else { continue };
             let is_known = finalists.iter().any(|it| it.plan == plan);

@@ -110,6 +110,11 @@ impl Subset {
         self.devices.len()
     }
 
+    /// Whether a device of the whole cluster is one of them.
+    pub fn has(&self, device: u32) -> bool {
+        self.devices.contains(&device)
+    }
+
     /// A plan for these machines as one for the whole cluster.
     pub fn in_whole(&self, mut plan: Plan) -> Plan {
         for stage in plan.pipeline.iter_mut().flat_map(|it| &mut it.stage) {

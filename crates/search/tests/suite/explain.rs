@@ -416,6 +416,9 @@ fn changes_of_a_plan_are_simulated_and_the_best_first() {
         ("microbatches = 2", Plan { microbatches: 2, ..ours.clone() }),
         ("schedule = \"zb-h1\"", schedule(ScheduleKind::ZeroBubbleH1)),
         ("schedule = \"afab\"", schedule(ScheduleKind::Afab)),
+        ("schedule = \"zb-h2\"", schedule(ScheduleKind::ZeroBubbleH2)),
+        ("tp = 1 and dp = 4", plan(2, 4, 1, 2)),
+        ("dp = 1 and tp = 4", plan(2, 1, 4, 8)),
     ] {
         let start = format!("with {what}, a step would take ");
         let saved = 1.0 - seconds(&other) / seconds(&ours);
