@@ -56,7 +56,11 @@ def planned(arguments, model, groups, batch, *more):
     """Seconds of a step of the plan that fits, or none, and of the search."""
     command = [arguments.shardloom, "plan", model, "--cluster", named(groups), "--global-batch", str(batch), "--json"]
     begun = time.monotonic()
-    done = subprocess.run(command + list(more), capture_output=True, text=True, timeout=600)
+    try:
+        done = subprocess.run(command + list(more), capture_output=True, text=True, timeout=arguments.timeout)
+    except subprocess.TimeoutExpired:
+        print(f"no end after {arguments.timeout} s: {' '.join(command[1:] + list(more))}", flush=True)
+        return None, float(arguments.timeout)
     took = time.monotonic() - begun
     if "panicked" in done.stderr:
         raise SystemExit(f"{' '.join(command + list(more))}\n{done.stderr}")
@@ -74,6 +78,7 @@ def main():
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="programs at a time")
+    parser.add_argument("--timeout", type=int, default=120, help="seconds after which a program is stopped")
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
     pairs = [drawn(rng) for _ in range(arguments.pairs)]

@@ -83,6 +83,9 @@ fn is_zero(number: &u32) -> bool {
 }
 
 impl Servers {
+    /// The size of partitions in BytePS (Jiang et al. 2020, OSDI).
+    pub const PARTITION_BYTES: usize = 4_096_000;
+
     /// So many servers, to which workers push gradients, none of them lost, without replicas.
     pub fn of(count: u32, staleness: Staleness) -> Servers {
         let (push, lost) = (Push::default(), ServerSet::default());
@@ -104,25 +107,30 @@ impl Servers {
         (0..self.of_workers(workers)).filter(move |&server| !self.lost.contains(server))
     }
 
-    /// The most bytes of a range of parameters where nobody says it: the size of partitions in BytePS (Jiang
-    /// et al. 2020, OSDI), or of a small model what leaves 64 ranges, so that there is some for every server.
-    pub fn bucket_bytes(self, graph: &Graph) -> usize {
-        partition_bytes(graph)
+    /// The most bytes of a range of parameters where nobody says it: [`Servers::PARTITION_BYTES`], or of a small model
+    /// what leaves 64 ranges, so that there is some for every server, and of a large one what leaves so many `workers`
+    /// 65,536 together, as each sends and receives every range.
+    pub fn bucket_bytes(self, graph: &Graph, workers: usize) -> usize {
+        partition_bytes(graph, workers)
     }
 }
 
 impl Summation {
     /// The most bytes of a bucket where nobody says it: as [`Servers::bucket_bytes`] where pieces are hashed;
     /// where buckets are cut into equal pieces, `usual`.
-    pub fn bucket_bytes(self, graph: &Graph, usual: usize) -> usize {
+    pub fn bucket_bytes(self, graph: &Graph, workers: usize, usual: usize) -> usize {
         match self.ranges {
-            Ranges::Hashed => partition_bytes(graph),
+            Ranges::Hashed => partition_bytes(graph, workers),
             Ranges::Equal => usual,
         }
     }
 }
 
-fn partition_bytes(graph: &Graph) -> usize {
-    const PARTITION: usize = 4_096_000;
-    (4 * graph.parameter_count() as usize / 64).clamp(4, PARTITION)
+/// The most ranges that all workers together send.
+const MOST_RANGES: usize = 1 << 16;
+
+fn partition_bytes(graph: &Graph, workers: usize) -> usize {
+    let all = 4 * graph.parameter_count() as usize;
+    let of_most = all.saturating_mul(workers) / MOST_RANGES;
+    (all / 64).clamp(4, Servers::PARTITION_BYTES.max(of_most))
 }

@@ -1,5 +1,7 @@
 //! The size of buckets with which a plan's gradients are reduced in the shortest steps.
 
+use std::collections::BTreeSet;
+
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_plan::Plan;
@@ -42,6 +44,21 @@ fn is_taken(cluster: &Cluster, plan: &Plan, request: &Request) -> bool {
     request.runner.as_ref().is_none_or(|runner| runner.takes_bucket_size(cluster, plan))
 }
 
+/// So many micro-batches for each mesh of devices fill a pipeline and drain it.
+const FILLED: usize = 2;
+
+/// `plan` with no more micro-batches than fill its pipeline and drain it. Where gradients are reduced once in a step,
+/// what buckets of another size save of its steps they save of those of `plan`.
+fn shortened(plan: &Plan) -> Plan {
+    if plan.sync.zero > 1 {
+        return plan.clone();
+    }
+    let meshes = plan.stages().map(|(_, stage)| &stage.devices.0).collect::<BTreeSet<_>>().len();
+    let microbatches = plan.microbatches.min(FILLED * meshes);
+    let global_batch = plan.global_batch / plan.microbatches * microbatches;
+    Plan { microbatches, global_batch, ..plan.clone() }
+}
+
 /// `plan` with the size of buckets with which a step takes least of those that fit into the request's share of
 /// memory: four times the size again and again, or a quarter of what it holds, as long as that saves a two-hundredth of
 /// the step.
@@ -55,40 +72,60 @@ pub(crate) fn with_fastest_size(
     judgement: Judgement,
     request: &Request,
 ) -> Result<Faster, SearchError> {
-    let (before, before_seconds) = (plan.sync.bucket_bytes, judgement.step_seconds);
+    let before = plan.sync.bucket_bytes;
     let mut found = Faster::unchanged(plan, judgement);
     if !is_free(graph, cluster, &found.plan, request) {
         return Ok(found);
     }
-    let all = graph.parameter_count() as usize * found.plan.precision.gradients.bytes();
+    let judged = |plan: &Plan| match judge(graph, cluster, plan) {
+        // Another key of the plan does not go with it.
+        Err(SearchError::Program(_)) => Ok(None),
+        judgement => judgement.map(Some),
+    };
+    let mut short = shortened(&found.plan);
+    let is_whole = short == found.plan;
+    let as_before = if is_whole { Some(found.judgement.clone()) } else { judged(&short)? };
+    let Some(mut best) = as_before else { return Ok(found) };
+    let all = graph.parameter_count() as usize * short.precision.gradients.bytes();
     let smaller = |size: usize| {
         let filled = size.min(all);
         (filled > LEAST_BYTES).then_some((filled / FACTOR).max(LEAST_BYTES))
     };
     let larger = |size: usize| (size < all).then_some(size.saturating_mul(FACTOR));
     let ways: [&dyn Fn(usize) -> Option<usize>; 2] = [&larger, &smaller];
+    let least_saving = WORTH * found.judgement.step_seconds;
     for next in ways {
-        while let Some(size) = next(found.plan.sync.bucket_bytes) {
-            let mut other = found.plan.clone();
+        while let Some(size) = next(short.sync.bucket_bytes) {
+            let mut other = short.clone();
             other.sync.bucket_bytes = size;
             if !is_taken(cluster, &other, request) {
                 break;
             }
-            let judgement = match judge(graph, cluster, &other) {
-                // Another key of the plan does not go with it.
-                Err(SearchError::Program(_)) => break,
-                judgement => judgement?,
-            };
+            let Some(judgement) = judged(&other)? else { break };
             found.simulated += 1;
-            let is_worth = judgement.step_seconds < (1.0 - WORTH) * found.judgement.step_seconds;
+            let is_worth = judgement.step_seconds < best.step_seconds - least_saving;
             if !is_worth || !judgement.fits(request.memory_share) {
                 break;
             }
-            (found.plan, found.judgement) = (other, judgement);
+            (short, best) = (other, judgement);
         }
-        if found.plan.sync.bucket_bytes != before {
+        if short.sync.bucket_bytes != before {
             break;
         }
+    }
+    if short.sync.bucket_bytes == before {
+        return Ok(found);
+    }
+    let before_seconds = found.judgement.step_seconds;
+    let mut plan = found.plan.clone();
+    plan.sync.bucket_bytes = short.sync.bucket_bytes;
+    let judgement = if is_whole { Some(best) } else { judged(&plan)? };
+    found.simulated += usize::from(!is_whole);
+    if let Some(judgement) = judgement
+        && judgement.step_seconds < before_seconds
+        && judgement.fits(request.memory_share)
+    {
+        (found.plan, found.judgement) = (plan, judgement);
     }
     let after = found.plan.sync.bucket_bytes;
     if after != before {

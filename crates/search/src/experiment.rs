@@ -7,7 +7,7 @@ use shardloom_plan::{Axis, Plan};
 use shardloom_program::timeline::{Clock, Picos};
 use shardloom_program::{Action, Class, ClassId, Guard, Instruction, Program, Rank};
 use shardloom_sim::{
-    Actor, Call, Driver, ExtraBytes, Modelled, Options, SimError, Simulation, run,
+    Actor, Call, Driver, ExtraBytes, Modelled, Options, SimError, Simulation, run_for_figures,
 };
 
 use crate::SearchError;
@@ -239,7 +239,7 @@ impl<'a> Bench<'a> {
         let mut modelled = Modelled::new(self.graph, durations, &self.program)?;
         let mut driver = Scaled { program: &self.program, modelled: &mut modelled, scales };
         let options = Options::default().filled(&self.program);
-        Ok(run(&self.program, cluster, options, &mut driver)?)
+        Ok(run_for_figures(&self.program, cluster, options, &mut driver)?)
     }
 }
 

@@ -4,7 +4,7 @@ use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_plan::Plan;
 use shardloom_program::lower;
-use shardloom_sim::{MemoryFit, Options, RankSummary, require_few_in, simulate};
+use shardloom_sim::{MemoryFit, Options, RankSummary, require_few_in, simulate_figures};
 
 use crate::SearchError;
 
@@ -50,7 +50,7 @@ pub fn judge(graph: &Graph, cluster: &Cluster, plan: &Plan) -> Result<Judgement,
     let graph = &*plan.graph_of(graph);
     require_few_in(graph, plan, Options::default())?;
     let program = lower(graph, plan, cluster.device_count() as usize)?;
-    let simulation = simulate(graph, cluster, &program, Options::default())?;
+    let simulation = simulate_figures(graph, cluster, &program, Options::default())?;
     let summary = simulation.summary();
     let devices: f64 = summary.ranks.iter().map(RankSummary::devices).sum();
     let sum = |what: fn(&RankSummary) -> f64| -> f64 {

@@ -44,8 +44,9 @@ use crate::rendezvous::{self, Rendezvous};
 use crate::runnable::Runnable;
 use crate::script::{Doing, Line, Script};
 use crate::shared_way::SharedWays;
+use crate::simulate::{full_steps, steps_of_period};
 use crate::slowing::Slowing;
-use crate::track_writer::TrackWriter;
+use crate::track_writer::{Kept, TrackWriter};
 use crate::transfers::Transfers;
 use crate::{Actor, Call, Driver, SimError, Simulation};
 use messages::{Received, received};
@@ -89,11 +90,39 @@ pub fn run<D: Driver>(
     options: Options,
     driver: &mut D,
 ) -> Result<Simulation, D::Error> {
+    run_keeping(Kept::All, program, cluster, options, driver)
+}
+
+/// The same for who asks for nothing but figures of a step: its [summary](Simulation::summary), its
+/// [time](Simulation::step_time), [memory](Simulation::memory_fits) and bytes sent. Tracks have no labels, messages or
+/// memory over time, and what occupies lanes only from the end of the step before on.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_for_figures<D: Driver>(
+    program: &Program,
+    cluster: &Cluster,
+    options: Options,
+    driver: &mut D,
+) -> Result<Simulation, D::Error> {
+    let steps = options.steps as usize;
+    let full = full_steps(steps, program.ahead as usize);
+    let steps_before = full - steps_of_period(full, program.period() as usize);
+    run_keeping(Kept::Figures { steps_before }, program, cluster, options, driver)
+}
+
+fn run_keeping<D: Driver>(
+    kept: Kept,
+    program: &Program,
+    cluster: &Cluster,
+    options: Options,
+    driver: &mut D,
+) -> Result<Simulation, D::Error> {
     if options.steps == 0 {
         return Err(SimError::NoSteps.into());
     }
     let scripts: Vec<Script<'_>> = program.classes.iter().map(Script::of).collect();
-    let mut engine = Engine::new(program, cluster, &scripts, options)?;
+    let mut engine = Engine::new(program, cluster, &scripts, (options, kept))?;
     engine.follow(driver)?;
     Ok(engine.finish(driver))
 }
@@ -151,7 +180,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         program: &'p Program,
         cluster: &Cluster,
         scripts: &'s [Script<'p>],
-        options: Options,
+        (options, kept): (Options, Kept),
     ) -> Result<Engine<'s, 'p>, SimError> {
         let folded = options.folded;
         let (mut actors, mut tracks, mut first_actor) = (vec![], vec![], vec![]);
@@ -167,7 +196,8 @@ impl<'s, 'p> Engine<'s, 'p> {
                 };
                 let lanes = lanes(cluster, program, class, actor)?;
                 actors.push(ActorState::new(actor, script, program, options.steps, lanes));
-                tracks.push(TrackWriter::new(program, cluster.stack(), actor, folded));
+                let stack = cluster.stack();
+                tracks.push(TrackWriter::new(program, stack, actor, (folded, kept)));
             }
         }
         let (groups, groups_of) = rendezvous::meet(program, scripts, folded);
@@ -600,7 +630,7 @@ impl<'s, 'p> Engine<'s, 'p> {
             if let Some(pause) = self.pause {
                 actor.hold_host(end + pause);
             }
-            track.end_step();
+            track.end_step(end);
             self.step_ends[index].push(end);
         }
     }

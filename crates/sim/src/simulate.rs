@@ -8,7 +8,7 @@ use shardloom_program::Program;
 use shardloom_program::timeline::{Picos, Timeline};
 
 use crate::instruction_count::{MOST_INSTRUCTIONS, require_few};
-use crate::{Modelled, Options, RowCounts, SimError, run};
+use crate::{Modelled, Options, RowCounts, SimError, run, run_for_figures};
 
 /// What happened when, over some steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +51,31 @@ pub fn simulate_rows(
     program: &Program,
     options: Options,
     rows: RowCounts,
+) -> Result<Simulation, SimError> {
+    simulated((graph, program), cluster, options, rows, run)
+}
+
+/// The same as [`simulate`] for who asks for nothing but [figures of a step](run_for_figures).
+///
+/// # Errors
+/// As [`simulate`].
+pub fn simulate_figures(
+    graph: &Graph,
+    cluster: &Cluster,
+    program: &Program,
+    options: Options,
+) -> Result<Simulation, SimError> {
+    simulated((graph, program), cluster, options, RowCounts::Even, run_for_figures)
+}
+
+type Run<'a> = fn(&Program, &Cluster, Options, &mut Modelled<'a>) -> Result<Simulation, SimError>;
+
+fn simulated<'a>(
+    (graph, program): (&'a Graph, &'a Program),
+    cluster: &'a Cluster,
+    options: Options,
+    rows: RowCounts,
+    run: Run<'a>,
 ) -> Result<Simulation, SimError> {
     let folded = options.folded && rows.are_alike(graph, program)?;
     let options = Options { folded, ..options }.filled(program);
@@ -106,13 +131,12 @@ impl Simulation {
 
     /// How many steps the last period has: one most often, and no more than there are.
     pub(crate) fn steps_of_period(&self) -> usize {
-        self.period.min(self.full_steps()).max(1)
+        steps_of_period(self.full_steps(), self.period)
     }
 
     /// How many steps there are before the pipeline drains; all if that leaves none to compare.
     fn full_steps(&self) -> usize {
-        let full = self.steps().saturating_sub(self.draining);
-        if full > 1 { full } else { self.steps() }
+        full_steps(self.steps(), self.draining)
     }
 
     /// When the last period, most often a step, began and ended on the rank of a track.
@@ -123,4 +147,16 @@ impl Simulation {
         let before = ends.len().checked_sub(1 + self.steps_of_period());
         before.map_or(Picos::ZERO, |before| ends[before])..last
     }
+}
+
+/// How many of `steps` there are before the pipeline drains in the last `draining` of them; all if that leaves none to
+/// compare.
+pub(crate) fn full_steps(steps: usize, draining: usize) -> usize {
+    let full = steps.saturating_sub(draining);
+    if full > 1 { full } else { steps }
+}
+
+/// How many of so many full steps the last period has.
+pub(crate) fn steps_of_period(full: usize, period: usize) -> usize {
+    period.min(full).max(1)
 }

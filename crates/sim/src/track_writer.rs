@@ -19,9 +19,25 @@ use crate::late_gradients::LateGradients;
 use crate::memory_changes::MemoryChanges;
 use crate::script::{Doing, Line};
 
+/// What is written down of a simulation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// Everything.
+    All,
+    /// What figures of the last period are made of: when lanes are occupied from the end of so many steps on, the most
+    /// memory, and the bytes sent. No labels, no messages, and no memory over time.
+    Figures {
+        /// The steps before that period.
+        steps_before: usize,
+    },
+}
+
 /// One actor's track so far.
 pub(crate) struct TrackWriter<'p> {
     track: Track,
+    kept: Kept,
+    /// How many steps have ended.
+    ended_steps: usize,
     class: &'p Class,
     /// Whose memory it is.
     position: usize,
@@ -52,7 +68,12 @@ struct Freed {
 }
 
 impl<'p> TrackWriter<'p> {
-    pub fn new(program: &'p Program, stack: &Stack, actor: Actor, folded: bool) -> TrackWriter<'p> {
+    pub fn new(
+        program: &'p Program,
+        stack: &Stack,
+        actor: Actor,
+        (folded, kept): (bool, Kept),
+    ) -> TrackWriter<'p> {
         let class = program.class(actor.class);
         // What fits on the fullest of those that an actor stands for fits on all.
         let position = match folded {
@@ -75,6 +96,8 @@ impl<'p> TrackWriter<'p> {
         };
         TrackWriter {
             track,
+            kept,
+            ended_steps: 0,
             class,
             position,
             changes: MemoryChanges::new(memory.live_bytes()),
@@ -105,7 +128,7 @@ impl<'p> TrackWriter<'p> {
                 let fresh = Interval {
                     lane: Lane::Compute,
                     activity: item.activity,
-                    label: actor.label(),
+                    label: if self.kept == Kept::All { actor.label() } else { String::new() },
                     microbatch: actor.microbatch(),
                     chunk: item.chunk,
                     start,
@@ -135,13 +158,15 @@ impl<'p> TrackWriter<'p> {
         let interval = Interval {
             lane,
             activity,
-            label: line.label.clone(),
+            label: if self.kept == Kept::All { line.label.clone() } else { String::new() },
             microbatch,
             chunk,
             start: start.min(end),
             end,
         };
-        if let Doing::Send(route) | Doing::Receive(route) = line.doing {
+        if let Doing::Send(route) | Doing::Receive(route) = line.doing
+            && self.kept == Kept::All
+        {
             self.track.messages.push(MessageEnd { route, interval: interval.clone() });
         }
         if end <= start {
@@ -210,7 +235,7 @@ impl<'p> TrackWriter<'p> {
         self.memory.begin(instruction, microbatch);
         self.memory.pass(extra.workspace);
         self.note_absent(before);
-        self.changes.change(time, self.memory.live_bytes() + extra.workspace);
+        self.note_memory(time, extra.workspace);
         if let Action::Kernel { op, pass, .. } = &instruction.action {
             match pass {
                 Pass::Forward if extra.saved > 0 => {
@@ -219,7 +244,7 @@ impl<'p> TrackWriter<'p> {
                     self.note_absent(most);
                     let before = self.saved.insert((*op, microbatch), extra.saved);
                     self.memory.give_back(before.unwrap_or(0));
-                    self.changes.change(time, self.memory.live_bytes());
+                    self.note_memory(time, 0);
                 }
                 Pass::Input => {
                     let saved = self.saved.remove(&(*op, microbatch));
@@ -254,11 +279,25 @@ impl<'p> TrackWriter<'p> {
     /// An entry ends at `time`, or after it the step.
     pub fn end_item(&mut self, time: Picos) {
         self.track.intervals.extend(self.computing.take());
-        self.changes.change(time, self.memory.live_bytes());
+        self.note_memory(time, 0);
     }
 
-    /// A step ends.
-    pub fn end_step(&mut self) {
+    /// From `time` on what is live is held, and so many bytes more.
+    fn note_memory(&mut self, time: Picos, more: u64) {
+        if self.kept == Kept::All {
+            self.changes.change(time, self.memory.live_bytes() + more);
+        }
+    }
+
+    /// A step ends at `end`.
+    pub fn end_step(&mut self, end: Picos) {
+        self.ended_steps += 1;
+        if let Kept::Figures { steps_before } = self.kept
+            && self.ended_steps <= steps_before
+        {
+            self.track.intervals.retain(|it| it.end > end);
+            self.incoming.retain(|it| it.end > end);
+        }
         if let Some((late, _)) = &mut self.late {
             self.memory.give_back(late.free());
         }
@@ -267,7 +306,9 @@ impl<'p> TrackWriter<'p> {
     /// The track; the actor's rank has sent `sent_bytes`, and all of a folded class so many.
     pub fn finish(mut self, sent_bytes: u64, class_sent_bytes: Option<u64>) -> Track {
         self.track.intervals.extend(latest_on_top(self.incoming));
-        self.track.memory = self.changes.finish();
+        if self.kept == Kept::All {
+            self.track.memory = self.changes.finish();
+        }
         self.track.peak_bytes = self.memory.peak_bytes();
         self.track.peak_activation_bytes = Some(self.memory.peak_activation_bytes());
         self.track.peak_absent_gradient_bytes = self.late.map(|(_, absent)| absent);

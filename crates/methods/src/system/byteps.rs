@@ -27,9 +27,10 @@ fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
         let (ranges, share, order) = (Ranges::Hashed, Share::Balanced, SendOrder::NextUse);
         let summation = Summation { ranges, share, order, ..Summation::of(servers) };
         // As many servers as workers leave them nothing.
-        let colocated = summation.own_part(common.mesh.dp() as usize) < 1.0;
+        let workers = common.mesh.dp() as usize;
+        let colocated = summation.own_part(workers) < 1.0;
         let summation = Summation { colocated, ..summation };
-        let bucket_bytes = summation.bucket_bytes(graph, common.sync.bucket_bytes);
+        let bucket_bytes = summation.bucket_bytes(graph, workers, common.sync.bucket_bytes);
         let sync = Sync { summation: Some(summation), bucket_bytes, ..common.sync };
         Uniform { sync, ..common }
     })?;
@@ -50,6 +51,7 @@ fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
             ),
         });
     }
+    choice.notes.extend(workers::note_of_ranges(&choice.plan));
     if choice.plan.sync.summation.is_some() && choice.plan.looks_at_norm() {
         choice.notes.push(
             "the next step waits for all sums, as its updates depend on the norm of all gradients; without clip_norm it \

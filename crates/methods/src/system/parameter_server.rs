@@ -28,7 +28,7 @@ fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
     let graph = task.graph;
     let mut choice = workers::fastest(task, FewestServers::One, |count, common| {
         let servers = Servers::of(count, Staleness::SYNCHRONOUS);
-        let bucket_bytes = servers.bucket_bytes(graph);
+        let bucket_bytes = servers.bucket_bytes(graph, common.mesh.dp() as usize);
         Uniform {
             sync: Sync { servers: Some(servers), bucket_bytes, ..common.sync },
             precision: Precision::FP32,
@@ -41,6 +41,7 @@ fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
          the slowest they may be, or \"unbounded\""
             .into(),
     );
+    choice.notes.extend(workers::note_of_ranges(&choice.plan));
     if request.precision != Precision::FP32 {
         choice.notes.push(
             "everything is in fp32, whatever was asked for: servers have no other format".into(),

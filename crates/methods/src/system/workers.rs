@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 
-use shardloom_plan::{Mesh, Plan, Recompute, Uniform};
+use shardloom_plan::{Mesh, Plan, Recompute, Servers, Uniform};
 use shardloom_program::ProgramError;
+use shardloom_program::quantity::bytes;
 use shardloom_search::{SearchError, divisors, judge};
 
 use crate::choice::Task;
@@ -21,6 +22,41 @@ pub(super) fn fastest(
     fastest_plan(task, servers, |count, common| {
         let plan = with(count, common).plan(task.graph, &request.model, &request.cluster);
         Some(Plan { parameters: request.frozen.clone(), ..plan })
+    })
+}
+
+/// Refuses models whose weights and gradients alone take more memory than any device has for them, before plans are
+/// simulated that cannot fit.
+///
+/// # Errors
+/// If they do.
+pub(super) fn require_room(task: &Task<'_>) -> Result<(), MethodError> {
+    let (cluster, request) = (task.cluster, task.request);
+    let profiles = cluster.profiles();
+    let memory = profiles.iter().map(|it| cluster.memory_bytes(&it.device)).max().unwrap_or(0);
+    let formats = request.precision;
+    let gradient = if request.frozen.is_empty() { formats.gradients.bytes() } else { 0 };
+    let held = task.graph.parameter_count() * (formats.compute.bytes() + gradient) as u64;
+    if held as f64 <= request.memory_share * memory as f64 {
+        return Ok(());
+    }
+    let rule = format!(
+        "workers have no room for the model, whose weights and gradients alone take {} of {}; take larger devices, or a \
+         method that splits it, such as zero or megatron-lm",
+        bytes(held),
+        bytes(memory)
+    );
+    Err(task.impossible("devices", cluster.device_count(), rule))
+}
+
+/// What to know of ranges that are larger than published, if they are.
+pub(super) fn note_of_ranges(plan: &Plan) -> Option<String> {
+    let (size, published) = (plan.sync.bucket_bytes, Servers::PARTITION_BYTES);
+    (size > published).then(|| {
+        format!(
+            "ranges hold at most {size} bytes: with {published}, which is usual, workers would send more than 65,536 of \
+             them together"
+        )
     })
 }
 
@@ -47,6 +83,7 @@ pub(super) fn fastest_plan(
     if devices < 2 {
         return Err(task.impossible("devices", devices, rule));
     }
+    require_room(task)?;
     let none = (servers == FewestServers::None).then_some(0);
     let counts = none.into_iter().chain(std::iter::successors(Some(1), |count| Some(2 * count)));
     let mut selection = Selection::new(request.memory_share);
@@ -94,4 +131,25 @@ pub(super) fn fastest_plan(
     let nothing = || task.impossible("devices", devices, rule);
     let found = selection.finish(task).map_err(|why| why.unwrap_or_else(nothing))?;
     Ok(found.choice(simulated, simulated).noting_idle(devices, "workers"))
+}
+
+#[cfg(test)]
+mod tests {
+    use shardloom_graph::ModelSpec;
+    use shardloom_plan::Sync;
+
+    use super::*;
+
+    #[test]
+    fn ranges_larger_than_published_are_said() {
+        let model = "mlp:inputs=4,hidden=4,layers=2,classes=4";
+        let graph = ModelSpec::parse(model).and_then(|spec| spec.graph()).expect("a model");
+        let note = |bucket_bytes| {
+            let sync = Sync { bucket_bytes, ..Sync::default() };
+            note_of_ranges(&Uniform { sync, ..Uniform::default() }.plan(&graph, model, "c"))
+        };
+        assert_eq!(note(4_096_000), None);
+        let said = note(4_096_001).expect("they are larger");
+        assert!(said.starts_with("ranges hold at most 4096001 bytes: with 4096000"), "{said}");
+    }
 }

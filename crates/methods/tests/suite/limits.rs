@@ -637,3 +637,16 @@ fn pipelines_whose_gaps_are_filled_have_a_micro_batch_for_each_of_their_devices(
     }
     assert!(planned > 20 && refused > 10, "{planned} plans, {refused} refusals");
 }
+
+/// Weights in 16 bits and gradients in 32 are six bytes for each parameter, and all workers have both.
+#[test]
+fn models_whose_weights_and_gradients_no_device_has_room_for_have_no_workers() {
+    let bytes = 6 * graph(GPT).parameter_count();
+    let words = ["workers have no room for the model", "zero or megatron-lm"];
+    for method in ["parameter-server", "byteps", "herring", "parallax", "autosync"] {
+        // Searches leave a twentieth of memory.
+        refuses(ask(method, GPT, &h100(4, bytes), 8), &words);
+        let roomy = h100(4, 20 * bytes);
+        ask(method, GPT, &roomy, 8).unwrap_or_else(|error| panic!("{method}: {error}"));
+    }
+}

@@ -116,18 +116,19 @@ fn tables_are_split_by_rows_where_tensor_parallelism_divides_them() {
 }
 
 /// BytePS cuts at 4,096,000 bytes; models so small that some of 64 servers would be left without a range are cut
-/// into 64, and no range is smaller than one number of 4 bytes.
+/// into 64, and no range is smaller than one number of 4 bytes. All workers together send 65,536 of them at most.
 #[test]
 fn servers_cut_buckets_into_64_ranges_of_at_most_4096000_bytes() {
-    let bytes = |model: &str| {
+    let for_workers = |model: &str, workers: usize| {
         let graph = ModelSpec::parse(model).and_then(|spec| spec.graph()).expect("a model");
         let servers = Servers::of(2, Staleness::SYNCHRONOUS);
         let summation = |ranges| Summation { ranges, ..Summation::of(2) };
-        let hashed = summation(Ranges::Hashed).bucket_bytes(&graph, 77);
-        assert_eq!(servers.bucket_bytes(&graph), hashed);
-        assert_eq!(summation(Ranges::Equal).bucket_bytes(&graph, 77), 77);
+        let hashed = summation(Ranges::Hashed).bucket_bytes(&graph, workers, 77);
+        assert_eq!(servers.bucket_bytes(&graph, workers), hashed);
+        assert_eq!(summation(Ranges::Equal).bucket_bytes(&graph, workers, 77), 77);
         (graph.parameter_count(), hashed)
     };
+    let bytes = |model: &str| for_workers(model, 1);
     let (parameters, least) = bytes("mlp:inputs=2,hidden=3,layers=2,classes=2");
     assert!(parameters < 64, "{parameters}");
     assert_eq!(least, 4);
@@ -136,4 +137,13 @@ fn servers_cut_buckets_into_64_ranges_of_at_most_4096000_bytes() {
     let (parameters, most) = bytes("gpt:layers=6,hidden=1024,heads=16,seq=32,vocab=1024");
     assert!(parameters > 64 * 1_024_000, "{parameters}");
     assert_eq!(most, 4_096_000);
+    // 26.8 GB are 6,550 such ranges, and nine workers send 58,950 of them.
+    let large = "gpt:layers=32,hidden=4096,heads=32,seq=32,vocab=32000";
+    let (parameters, of_9) = for_workers(large, 9);
+    assert_eq!((4 * parameters).div_ceil(4_096_000), 6_550);
+    assert_eq!(of_9, 4_096_000);
+    let (_, of_16) = for_workers(large, 16);
+    assert_eq!(of_16 as u64, 4 * parameters * 16 / 65_536);
+    // As many as 64 there always are.
+    assert_eq!(for_workers(large, 4_096).1 as u64, 4 * parameters / 64);
 }

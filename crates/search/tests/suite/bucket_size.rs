@@ -63,6 +63,40 @@ fn the_size_is_one_that_neither_more_nor_fewer_bytes_are_much_faster_than() {
 /// A model of many small blocks.
 const FINE: &str = "gpt:layers=48,hidden=128,heads=4,seq=512,vocab=1024";
 
+/// Of a pipeline with many micro-batches, whose steps are tried with fewer.
+#[test]
+fn the_size_of_a_long_step_is_no_other_than_that_of_a_whole_one() {
+    let graph = model(FINE);
+    let cluster = Cluster::parse("rtx-2080:16x1").expect("a preset").under(Stack::default());
+    let seconds =
+        |plan: &Plan| judge(&graph, &cluster, plan).expect("it can be simulated").step_seconds;
+    let of_bytes = |bucket_bytes| {
+        let sync = Sync { bucket_bytes, ..Sync::default() };
+        let mesh = Mesh::of(8, 1, 1);
+        let (global_batch, microbatches) = (64, 8);
+        let uniform =
+            Uniform { pp: 2, mesh, global_batch, microbatches, sync, ..Uniform::default() };
+        uniform.plan(&graph, FINE, "c")
+    };
+    let mut found = BTreeMap::new();
+    for before in [1 << 20, 1 << 24, 1 << 30] {
+        let request = Request { global_batch: 64, ..request(before) };
+        let judgement = judge(&graph, &cluster, &of_bytes(before)).expect("it can be simulated");
+        let answer =
+            with_fastest_reductions(&graph, &cluster, of_bytes(before), judgement, &request);
+        let answer = answer.expect("a plan");
+        let (after, took) = (answer.plan.sync.bucket_bytes, answer.judgement.step_seconds);
+        assert_eq!(answer.plan, of_bytes(after), "only the size is another");
+        assert_eq!(took, seconds(&of_bytes(after)));
+        for other in [after / 4, after.saturating_mul(4)].into_iter().filter(|it| *it >= 1 << 20) {
+            let other_took = seconds(&of_bytes(other));
+            assert!(took <= other_took / (1.0 - 0.005), "{before}: {after} {took}, {other}");
+        }
+        found.insert(before, after);
+    }
+    assert!(found.iter().any(|(before, after)| before != after), "{found:?}");
+}
+
 /// The plan of a model for 16 replicas, with so many samples a step.
 fn of_16(text: &str, global_batch: usize, sync: Sync) -> Plan {
     let uniform = Uniform {

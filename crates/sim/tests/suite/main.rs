@@ -10,6 +10,7 @@ mod defaults;
 mod eager;
 mod estimate;
 mod failures;
+mod figures;
 mod folding;
 mod negotiation;
 mod noted;

@@ -249,7 +249,7 @@ fn eight_workers_of_23_million_parameters_move_1_47_gigabytes_in_a_step() {
     let (workers, whole) = (8, 4 * graph.parameter_count());
     for count in [1, 2, 4] {
         let servers = Servers::of(count, Staleness::SYNCHRONOUS);
-        let bucket_bytes = servers.bucket_bytes(&graph);
+        let bucket_bytes = servers.bucket_bytes(&graph, workers);
         let uniform = Uniform {
             sync: Sync { servers: Some(servers), bucket_bytes, ..Sync::default() },
             precision: Precision::FP32,

@@ -31,12 +31,13 @@ impl Dimensions {
         };
         let Rules { weights, updates, recompute } = order.rules(&self.optimizer()?)?;
         let mut numbers = self.numbers(order.kind(), recompute, microbatches, place)?;
+        let workers = numbers.mesh.dp() as usize;
         if let Some(servers) = numbers.sync.servers {
-            numbers.sync.bucket_bytes = servers.bucket_bytes(model.graph());
+            numbers.sync.bucket_bytes = servers.bucket_bytes(model.graph(), workers);
         }
         if let Some(summation) = numbers.sync.summation {
             let usual = numbers.sync.bucket_bytes;
-            numbers.sync.bucket_bytes = summation.bucket_bytes(model.graph(), usual);
+            numbers.sync.bucket_bytes = summation.bucket_bytes(model.graph(), workers, usual);
         }
         let frozen = frozen(&self.freeze, model)?;
         let mut plan =

@@ -25,7 +25,7 @@ use shardloom_plan::{Compression, Number, Plan};
 use shardloom_program::ProgramError;
 use shardloom_search::{Judgement, SearchError, divisors, judge};
 
-use super::{byteps, data_parallel, herring, parallax};
+use super::{byteps, data_parallel, herring, parallax, workers};
 use crate::choice::Task;
 use crate::method::{Family, Method, Rules};
 use crate::selection::Selection;
@@ -167,6 +167,7 @@ fn measured(task: &Task<'_>, plan: &Plan, judged: Judgement) -> Result<Judgement
 /// of the devices; of the others as many workers as the batch can be dealt to, each with the largest micro-batches
 /// that fit.
 fn problem(task: &mut Task<'_>) -> Result<Problem, MethodError> {
+    workers::require_room(task)?;
     let (cluster, request) = (task.cluster, task.request);
     let (devices, batch) = (cluster.device_count(), request.global_batch as u32);
     let counts = std::iter::successors(Some(1), |count| Some(2 * count));
