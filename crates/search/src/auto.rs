@@ -350,6 +350,11 @@ fn not_searched(
     if cluster.node_count() > 1 && search.spaces.len() == 1 {
         found.push("tensor parallelism across nodes".into());
     }
+    if cluster.node_count() > 1 {
+        found.push(
+            "ranks in another order than by tensor, context, data and pipeline parallelism".into(),
+        );
+    }
     let left_out = search.left_out();
     if left_out > 0 {
         found.push(format!(
