@@ -94,7 +94,11 @@ pub(super) fn fastest_plan(
         let tried = |recompute| divisors(batch / workers).map(move |it| (recompute, it));
         let mut left: VecDeque<(Recompute, u32)> =
             [Recompute::None, Recompute::Full].into_iter().flat_map(tried).collect();
-        while let Some((recompute, microbatches)) = left.pop_front() {
+        // After the first, where it does not fit, what takes least memory: if that does not fit either, nothing does.
+        let (mut is_least, mut has_tried_least) = (false, false);
+        while let Some((recompute, microbatches)) =
+            if is_least { left.pop_back() } else { left.pop_front() }
+        {
             let common = task.uniform(1, Mesh::of(workers, 1, 1), microbatches as usize);
             let recompute = recompute.under(cluster.stack());
             let Some(plan) = with(count, Uniform { recompute, ..common }) else {
@@ -110,21 +114,17 @@ pub(super) fn fastest_plan(
                 Err(error) => return Err(error.into()),
             };
             simulated += 1;
-            // What does not fit whatever is kept comes closest with the least of it, which is the last.
-            let lasting =
-                judgement.memory.iter().map(|it| (it.persistent.total(), it.memory_bytes));
-            let mut lasting = lasting.map(|(held, all)| held as f64 / all as f64);
-            let lasts_too_much = lasting.any(|share| share > request.memory_share);
-            if lasts_too_much {
-                left.drain(..left.len().saturating_sub(1));
-            }
             // Where servers hold nothing, workers hold as much with any number of them.
             let is_alike = plan.sync.summation.is_some() && plan.parameters.is_empty();
-            if selection.offer(plan, judgement) {
-                break;
-            }
-            if lasts_too_much && is_alike && left.is_empty() {
-                break 'counts;
+            match selection.offer(plan, judgement) {
+                true if is_least => is_least = false,
+                true => break,
+                false if is_least && is_alike => break 'counts,
+                false if is_least => break,
+                false => {
+                    is_least = !has_tried_least;
+                    has_tried_least = true;
+                }
             }
         }
     }

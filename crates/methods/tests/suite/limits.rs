@@ -650,3 +650,14 @@ fn models_whose_weights_and_gradients_no_device_has_room_for_have_no_workers() {
         ask(method, GPT, &roomy, 8).unwrap_or_else(|error| panic!("{method}: {error}"));
     }
 }
+
+/// Of sixteen samples there are five sizes of micro-batches, with and without recomputation: where the least of them do
+/// not fit after the largest, no other is tried.
+#[test]
+fn what_takes_least_memory_is_tried_before_all_that_takes_more() {
+    let bytes = graph(GPT).parameter_count();
+    // A worker has weights and gradients in 32 bits, which are eight bytes.
+    refuses(ask("parameter-server", GPT, &h100(2, 7 * bytes), 16), &["(2 simulated)"]);
+    let choice = ask("parameter-server", GPT, &h100(2, 20 * bytes), 16).expect("small ones fit");
+    assert!(choice.plan.microbatches > 1, "{}", choice.plan.microbatches);
+}
