@@ -76,3 +76,25 @@ pub(crate) fn unless_too_large<T>(
         outcome => outcome.map(Some),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use shardloom_graph::ModelSpec;
+    use shardloom_plan::{Mesh, Uniform};
+
+    use super::*;
+
+    #[test]
+    fn a_plan_that_the_cluster_has_no_devices_for_is_wrong_and_not_too_large() {
+        let text = "mlp:inputs=2,hidden=2,layers=2,classes=2";
+        let graph = ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model");
+        let cluster = Cluster::parse("h100-80g:2").expect("a preset");
+        let on = |devices: u32| {
+            let mesh = Mesh::of(devices, 1, 1);
+            let uniform = Uniform { mesh, global_batch: 4, ..Uniform::default() };
+            unless_too_large(judge(&graph, &cluster, &uniform.plan(&graph, text, "c")))
+        };
+        assert!(on(2).expect("a plan for two devices").is_some());
+        on(4).expect_err("there are two devices");
+    }
+}

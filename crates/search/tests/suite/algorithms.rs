@@ -76,6 +76,29 @@ fn within_a_node_small_buckets_go_straight_from_all_to_all() {
     assert!(note.starts_with(begin), "{note}");
 }
 
+/// Of six algorithms without groups in groups two send from many to one at a time, which nodes do not do alike.
+#[test]
+fn messages_of_many_to_one_are_left_out_where_any_stage_is_on_several_nodes() {
+    let uniform = Uniform {
+        pp: 2,
+        mesh: Mesh::of(2, 1, 1),
+        global_batch: 32,
+        microbatches: 2,
+        ..Uniform::default()
+    };
+    let cluster = h100(3, 2, MEMORY);
+    let tried = |first: [u32; 2], second: [u32; 2]| {
+        let mut plan = uniform.plan(&graph(), TEXT, "c");
+        let stages = &mut plan.pipeline[0].stage;
+        (stages[0].devices.0, stages[1].devices.0) = (first.into(), second.into());
+        chosen(&cluster, plan).simulated
+    };
+    let (of_one, of_several) = ([2, 3], [0, 5]);
+    assert_eq!(tried([0, 1], of_one), Algorithm::FLAT.len() - 1);
+    assert_eq!(tried(of_several, of_one), Algorithm::FLAT.len() - 3);
+    assert_eq!(tried(of_one, of_several), Algorithm::FLAT.len() - 3);
+}
+
 #[test]
 fn a_group_of_parameters_gets_an_algorithm_of_its_own() {
     // Blocks in one large bucket, the rest in small ones.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use crate::bucket_size::Least;
 use crate::scenario::{GPT, h100, model};
-use shardloom_cluster::Cluster;
+use shardloom_cluster::{Cluster, Stack};
 use shardloom_plan::{PassTimes, Recompute, ScheduleKind, even_cuts};
-use shardloom_search::{Request, Space, judge};
+use shardloom_search::{Only, Request, Space, judge};
 use shardloom_sim::estimate::Candidate;
 
 /// In how many orders `pp` meshes can run `blocks` blocks, by listing them.
@@ -184,6 +184,22 @@ fn what_cannot_be_asked_for_is_named() {
     assert_eq!(message(none), "finalists = 0: at least one plan must be simulated");
     let none = Request { memory_share: 0.0, ..request };
     assert_eq!(message(none), "memory_share = 0: above 0, and at most 1 for all memory");
+}
+
+/// Software that runs whole blocks again has no other full recomputation.
+#[test]
+fn what_is_computed_again_is_what_the_software_does_where_all_is_asked_for() {
+    let graph = model(GPT);
+    let only = Only { recompute: Some(Recompute::Full), ..Only::default() };
+    let request = Request { only, ..Request::new(GPT, "c", 8) };
+    for (reruns_blocks, expected) in [(false, Recompute::Full), (true, Recompute::Block)] {
+        let mut stack = Stack::default();
+        stack.plan_defaults.reruns_blocks = reruns_blocks;
+        let cluster = h100(1, 4, 80_000_000_000).under(stack);
+        let space = Space::new(&graph, &cluster, &request).expect("a space");
+        let found: HashSet<Recompute> = space.candidates().map(|it| it.recompute).collect();
+        assert_eq!(found, HashSet::from([expected]));
+    }
 }
 
 /// With one stage on each there may be more: as many as there are blocks.

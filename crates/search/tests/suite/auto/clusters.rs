@@ -2,6 +2,7 @@
 
 use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_collectives::Algorithm;
+use shardloom_plan::AttentionKind;
 use shardloom_search::{Outcome, Request, single_device_seconds};
 
 use super::{LARGER, PLENTY, check};
@@ -90,6 +91,19 @@ fn a_single_device_is_the_fastest_that_there_is_however_little_memory_it_has() {
     let small = single_device_seconds(&graph, &h100(1, 1, 1000), &request).expect("an estimate");
     let large = single_device_seconds(&graph, &h100(1, 1, PLENTY), &request).expect("an estimate");
     assert!(small.is_some() && small == large);
+}
+
+#[test]
+fn a_single_device_computes_attention_as_is_asked_for_or_as_is_usual() {
+    let (graph, cluster) = (model(GPT), Cluster::parse("h100-80g:1").expect("a preset"));
+    let seconds = |attention: Option<AttentionKind>| {
+        let request = Request { attention, ..Request::new(GPT, "c", 8) };
+        let found = single_device_seconds(&graph, &cluster, &request).expect("an estimate");
+        found.expect("a plan")
+    };
+    let [fused, unfused] = [AttentionKind::Fused, AttentionKind::Unfused].map(Some).map(seconds);
+    assert!(fused < unfused, "{fused} s, and {unfused} s");
+    assert_eq!(seconds(None), fused);
 }
 
 /// As of a plan whose replicas reduce in groups of four.
