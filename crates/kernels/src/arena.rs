@@ -101,6 +101,8 @@ mod tests {
         let memory = Memory::new(processor());
         memory.reserve(4 * 64);
         let first = memory.take(64, 7, Format::F32, 20).expect("nobody is there");
+        // What has no bytes takes no line, and gives none back.
+        drop(memory.take(64, 12, Format::F32, 0).expect("it takes nothing"));
         for (offset, elements) in [(0, 17), (64, 1), (128, 16), (0, 64)] {
             let there = memory.take(offset, 8, Format::F32, elements).err();
             assert_eq!(there, Some(Occupied { by: 7 }), "{offset} {elements}");

@@ -302,6 +302,24 @@ pub(crate) fn random_words(key: Key, start: usize, out: &mut [u32]) {
 mod tests {
     use super::*;
 
+    /// As far from zero as the least fraction of 24 bits allows, and no further.
+    #[test]
+    fn normal_numbers_are_finite_whatever_the_words_are() {
+        let most = (48.0 * std::f64::consts::LN_2).sqrt();
+        let squared = |word: u32| {
+            let (one, other) = normal_pair(word, 0x1234_5678);
+            f64::from(one).powi(2) + f64::from(other).powi(2)
+        };
+        assert_eq!(squared(0), 0.0);
+        let mut before = 0.0;
+        for word in [1 << 8, 1 << 20, 1 << 31, !0 << 20, !0] {
+            let found = squared(word);
+            assert!(before < found && found <= 1.00001 * most.powi(2), "{word}: {found}");
+            before = found;
+        }
+        assert!(before > 0.99999 * most.powi(2), "{before}");
+    }
+
     #[test]
     fn philox_gives_the_published_test_vectors() {
         // From the known-answer file of the authors' Random123 library.

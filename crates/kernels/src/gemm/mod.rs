@@ -278,7 +278,7 @@ mod tests {
     }
 
     /// Every tile height, whole and partial widths, edges of blocks, and single elements.
-    const SIZES: [(usize, usize, usize); 19] = [
+    const SIZES: [(usize, usize, usize); 20] = [
         (1, 1, 1),
         (3, 1, 8),
         (4, 4, 0),
@@ -298,6 +298,7 @@ mod tests {
         (17, 32, 0),
         (50, 300, 300),
         (52, 2100, 260),
+        (50, 300, 1),
     ];
 
     fn sizes() -> &'static [(usize, usize, usize)] {
@@ -335,6 +336,26 @@ mod tests {
             let mut c = [0.0; 81];
             multiply_bf16_by(Tier::current(), a, b, MatrixMut::new(&mut c, 9, 9, 9), false);
             assert_eq!(c, [8.0; 81]);
+        }
+    }
+
+    /// Panels are a thread's own, and what an overflow has left in them would make 0 no number.
+    #[test]
+    fn a_product_has_nothing_of_the_one_before_it() {
+        for tier in Tier::available() {
+            for (number, steps) in [(f32::INFINITY, 63), (1.0, 9)] {
+                let numbers = vec![number; 20 * steps];
+                let a = Matrix::new(&numbers, 20, steps, steps);
+                let mut c = [0.0; 20 * 20];
+                let to = MatrixMut::new(&mut c, 20, 20, 20);
+                multiply_by(tier, 1.0, a, a.transposed(), to, false);
+                assert!(c.iter().all(|&it| it == number * steps as f32), "{tier:?}: {c:?}");
+                let numbers: Vec<bf16> = numbers.into_iter().map(bf16::from_f32).collect();
+                let a = Matrix::new(&numbers, 20, steps, steps);
+                let to = MatrixMut::new(&mut c, 20, 20, 20);
+                multiply_bf16_by(tier, a, a.transposed(), to, false);
+                assert!(c.iter().all(|&it| it == number * steps as f32), "{tier:?}: {c:?}");
+            }
         }
     }
 

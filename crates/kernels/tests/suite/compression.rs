@@ -306,6 +306,22 @@ fn factors_find_a_matrix_of_their_rank_and_vectors_as_they_are() {
     assert!(members.iter().any(|it| it.residual.iter().any(|it| it.abs() > 0.1)));
 }
 
+/// Those of two matrices side by side are those of one with the columns of both.
+#[test]
+fn right_factors_are_drawn_by_their_place_among_all_of_a_bucket() {
+    let drawn = |factored: Vec<Matrix>| {
+        let elements: usize = factored.iter().map(|it| it.rows * it.columns).sum();
+        let rows: usize = factored.iter().map(|it| it.rows).sum();
+        let factors = Factors { rank: 2, factored: factored.into(), plain: vec![].into() };
+        let (mut left, mut right) = (vec![0.0; 2 * rows], vec![0.0; 2 * 18]);
+        factors.left(&vec![0.0; elements], &mut left, &mut vec![0.0; elements], &mut right);
+        right
+    };
+    let apart = drawn(vec![matrix(0, 5, 9), matrix(45, 5, 9)]);
+    assert_eq!(apart, drawn(vec![matrix(0, 5, 18)]));
+    assert_ne!(apart[..18], apart[18..]);
+}
+
 /// The sum of squares of what is left of a matrix without all along the columns of its product with right factors, by
 /// Gram and Schmidt in double precision.
 fn left_of(whole: &[f64], matrix: Matrix, right: &[f32], rank: usize) -> f64 {

@@ -236,6 +236,21 @@ fn casts_widen_exactly_and_round_to_nearest_even() {
     }
 }
 
+/// 65504 is the largest number of fp16, to which the next would be 32 more, and 2^-24 is the least above 0.
+#[test]
+fn what_is_too_large_for_fp16_becomes_infinite_and_what_is_too_small_becomes_zero() {
+    let (device, memory) = (processor(), Memory::new(processor()));
+    let numbers = [65519.0, 65520.0, -65520.0, 2.0_f32.powi(-24), 2.0_f32.powi(-25)];
+    let expected = [65504.0, f32::INFINITY, f32::NEG_INFINITY, 2.0_f32.powi(-24), 0.0];
+    let set = buffer(&memory, Format::F16, &numbers);
+    let wide = buffer(&memory, Format::F32, &numbers);
+    let mut cast = memory.alloc(Format::F16, numbers.len());
+    device.cast(wide.view(), cast.view_mut());
+    for narrow in [set, cast] {
+        assert_eq!(device.reals(narrow.view()), expected);
+    }
+}
+
 /// Shape and elements of a tensor.
 type Tensor<'a> = (&'a [usize], HostSlice<'a>);
 
