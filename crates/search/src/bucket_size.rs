@@ -82,10 +82,13 @@ pub(crate) fn with_fastest_size(
         Err(SearchError::Program(_)) => Ok(None),
         judgement => judgement.map(Some),
     };
-    let mut short = shortened(&found.plan);
-    let is_whole = short == found.plan;
-    let as_before = if is_whole { Some(found.judgement.clone()) } else { judged(&short)? };
-    let Some(mut best) = as_before else { return Ok(found) };
+    let short = shortened(&found.plan);
+    let as_before = if short == found.plan { None } else { judged(&short)? };
+    let is_whole = as_before.is_none();
+    let (mut short, mut best) = match as_before {
+        Some(judgement) => (short, judgement),
+        None => (found.plan.clone(), found.judgement.clone()),
+    };
     let all = graph.parameter_count() as usize * short.precision.gradients.bytes();
     let smaller = |size: usize| {
         let filled = size.min(all);

@@ -96,7 +96,9 @@ fn dealt_otherwise(
 ) -> Result<Vec<(String, Finalist)>, SearchError> {
     let Some(mesh) = mesh_of(plan) else { return Ok(vec![]) };
     let pp = plan.device_count() / mesh.size();
-    if pp < 2 || !ScheduleKind::SEARCHED.contains(&plan.schedule) {
+    let own = arrangement(plan.schedule);
+    let is_one = plan.pipeline.len() == 1 || own == Arrangement::Bidirectional;
+    if pp < 2 || !is_one || !ScheduleKind::SEARCHED.contains(&plan.schedule) {
         return Ok(vec![]);
     }
     let samples = plan.global_batch / plan.microbatches / mesh.dp() as usize;
@@ -111,7 +113,7 @@ fn dealt_otherwise(
     };
     let planned = plan.graph_of(graph);
     let mut found = vec![];
-    for other in ARRANGEMENTS.into_iter().filter(|&it| it != arrangement(plan.schedule)) {
+    for other in ARRANGEMENTS.into_iter().filter(|&it| it != own) {
         let schedules = ScheduleKind::SEARCHED.into_iter().filter(|&it| arrangement(it) == other);
         // What `post_validation` would bring a search finds out by simulation; its estimates know nothing of it.
         let request = Request {
@@ -149,16 +151,17 @@ fn on_some_kinds(
         return Ok(vec![]);
     }
     let mut found = vec![];
-    for subset in Subset::of_kinds(cluster, matmul_precision(plan.precision.compute))? {
-        if used.iter().all(|&device| subset.has(device)) {
-            continue;
-        }
+    // Where a kind that the plan does not use has no rate in its format, kinds cannot be told to be fast.
+    let Ok(subsets) = Subset::of_kinds(cluster, matmul_precision(plan.precision.compute)) else {
+        return Ok(vec![]);
+    };
+    for subset in subsets.into_iter().filter(|it| !used.iter().all(|&device| it.has(device))) {
         if let Some(plan) = fastest_like(graph, &subset.cluster, plan)? {
             let profiles = subset.cluster.profiles().into_iter();
             let names: Vec<&str> = profiles.map(|it| it.device.name.as_str()).collect();
             let what = format!("{} alone ({} devices)", names.join(" and "), subset.count());
-            let judgement = judge(graph, &subset.cluster, &plan)?;
-            found.push((what, judged(plan, judgement)));
+            let judgement = unless_too_large(judge(graph, &subset.cluster, &plan))?;
+            found.extend(judgement.map(|it| (what, judged(plan, it))));
         }
     }
     Ok(found)
@@ -236,6 +239,12 @@ mod tests {
             assert!(what.contains(other.schedule.name()), "{what}");
             assert_eq!(judge(&graph, &cluster, other).expect("it is a plan"), it.judgement);
         }
+        // Two pipelines of two stages each are not one of four.
+        let mut replicas = plan(2, Mesh::SINGLE, 4);
+        let mut other = replicas.pipeline[0].clone();
+        other.stage.iter_mut().for_each(|stage| stage.devices.0[0] += 2);
+        replicas.pipeline.push(other);
+        assert!(dealt_otherwise(&graph, &cluster, &replicas).expect("it is two").is_empty());
         let one_stage = plan(1, Mesh::of(4, 1, 2), 4);
         assert!(dealt_otherwise(&graph, &cluster, &one_stage).expect("it is one").is_empty());
     }
