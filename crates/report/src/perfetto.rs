@@ -406,6 +406,24 @@ mod tests {
         assert_eq!(found, expected);
     }
 
+    /// One that is listed before the messages of its lane and begins after them.
+    #[test]
+    fn flows_end_at_their_messages_and_not_at_a_collective_beside_them() {
+        let mut timeline = sending();
+        let late = interval(Activity::Collective, "all-reduce", 10_000, 12_000);
+        timeline.tracks[1].intervals = vec![late];
+        let trace =
+            Trace::decode(&*perfetto_trace(&[&timeline]).bytes).expect("our own bytes decode");
+        let mut ends = vec![];
+        for packet in &trace.packet {
+            if let Some(Data::TrackEvent(event)) = &packet.data {
+                ends.extend(event.terminating_flow_ids.iter().map(|&flow| (flow, event.name())));
+            }
+        }
+        ends.sort_unstable();
+        assert_eq!(ends, [(1, "receive 0"), (2, "receive 1")]);
+    }
+
     /// Tags 47 and 48 of the public `TrackEvent`, with wire type 1.
     #[test]
     fn flows_have_the_bytes_of_the_public_format() {
@@ -440,28 +458,32 @@ mod tests {
 
     #[test]
     fn micro_batch_chunk_and_direction_become_annotations_and_categories() {
-        let mut timeline = small();
-        let first = &mut timeline.tracks[0].intervals[0];
-        *first = Interval { label: "F7@2<".to_owned(), chunk: Some(2), ..first.clone() };
-        let trace =
-            Trace::decode(&*perfetto_trace(&[&timeline]).bytes).expect("our own bytes decode");
-        let event = trace.packet.iter().find_map(|packet| match &packet.data {
-            Some(Data::TrackEvent(event)) if event.name() == "F7@2<" => Some(event),
-            _ => None,
-        });
-        let event = event.expect("a slice of this name");
-        let annotations: Vec<_> = event
-            .debug_annotations
-            .iter()
-            .map(|it| (it.name().to_owned(), it.uint_value, it.bool_value))
-            .collect();
-        let expected = [
-            ("microbatch".to_owned(), Some(7), None),
-            ("chunk".to_owned(), Some(2), None),
-            ("reverse".to_owned(), None, Some(true)),
-        ];
-        assert_eq!(annotations, expected);
-        assert_eq!(event.categories, ["forward", "chunk 2", "reverse"]);
+        for chunk in [0, 2] {
+            let mut timeline = small();
+            let first = &mut timeline.tracks[0].intervals[0];
+            let label = format!("F7@{chunk}<");
+            *first = Interval { label: label.clone(), chunk: Some(chunk), ..first.clone() };
+            let trace =
+                Trace::decode(&*perfetto_trace(&[&timeline]).bytes).expect("our own bytes decode");
+            let event = trace.packet.iter().find_map(|packet| match &packet.data {
+                Some(Data::TrackEvent(event)) if event.name() == label => Some(event),
+                _ => None,
+            });
+            let event = event.expect("a slice of this name");
+            let annotations: Vec<_> = event
+                .debug_annotations
+                .iter()
+                .map(|it| (it.name().to_owned(), it.uint_value, it.bool_value))
+                .collect();
+            let expected = [
+                ("microbatch".to_owned(), Some(7), None),
+                ("chunk".to_owned(), Some(chunk.into()), None),
+                ("reverse".to_owned(), None, Some(true)),
+            ];
+            assert_eq!(annotations, expected);
+            let chunk = format!("chunk {chunk}");
+            assert_eq!(event.categories, ["forward", &chunk, "reverse"]);
+        }
     }
 
     proptest! {

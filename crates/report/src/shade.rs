@@ -212,6 +212,10 @@ mod tests {
                     Parts { chunks, reverse }.shade(activity, part).background
                 };
                 let ends = [background(2, 0), background(2, 1)];
+                // The reverse way from a dark colour towards the usual one, and not beyond it.
+                let usual = Rgb::parse(look(activity).hex);
+                let is_between = |at: usize| (ends[0].0[at]..=usual.0[at]).contains(&ends[1].0[at]);
+                assert!(!reverse || (0..3).all(is_between), "{activity:?}: {ends:?}");
                 for chunks in 2..=MOST_SHADES {
                     for chunk in 0..chunks {
                         let step = f64::from(chunk) / f64::from(chunks - 1);

@@ -397,6 +397,15 @@ mod tests {
         assert!(plot.contains("B0") && !plot.contains("B0▓") && !plot.contains("FF"), "{row}");
     }
 
+    #[test]
+    fn ranks_that_do_the_same_are_counted_from_two_on() {
+        let mut timeline = simulated([0, 1, 3].map(|rank| track(rank, "it", vec![])).into());
+        for (track, multiplicity) in timeline.tracks.iter_mut().zip([1, 2, 4]) {
+            track.multiplicity = multiplicity;
+        }
+        assert_eq!(headings(&timeline, 60), ["0    it", "1 ×2 it", "3 ×4 it"]);
+    }
+
     /// Two devices with two chunks each, or with a stage of a pipeline each way.
     fn several_stages(labels: [&str; 4]) -> Timeline {
         let activities = [Activity::Forward, Activity::BackwardInput];
