@@ -53,23 +53,23 @@ def fewer(groups):
 
 
 def planned(arguments, model, groups, batch, *more):
-    """Seconds of a step of the plan that fits, or none, and of the search."""
+    """Seconds of a step of the plan that fits, or none, of the search, and under which software."""
     command = [arguments.shardloom, "plan", model, "--cluster", named(groups), "--global-batch", str(batch), "--json"]
     begun = time.monotonic()
     try:
         done = subprocess.run(command + list(more), capture_output=True, text=True, timeout=arguments.timeout)
     except subprocess.TimeoutExpired:
         print(f"no end after {arguments.timeout} s: {' '.join(command[1:] + list(more))}", flush=True)
-        return None, float(arguments.timeout)
+        return None, float(arguments.timeout), None
     took = time.monotonic() - begun
     if "panicked" in done.stderr:
         raise SystemExit(f"{' '.join(command + list(more))}\n{done.stderr}")
     if done.returncode != 0:
-        return None, took
+        return None, took, None
     answer = json.loads(done.stdout)
     predicted = answer["predicted"]
     fits = all(rank["peak_bytes"] <= 0.95 * rank["memory_bytes"] for rank in predicted["memory"])
-    return (predicted["step_seconds"] if fits else None), took
+    return (predicted["step_seconds"] if fits else None), took, answer["stack"]["name"]
 
 
 def main():
@@ -85,12 +85,14 @@ def main():
 
     def compared(pair):
         model, groups, batch = pair
-        own, took = planned(arguments, model, groups, batch)
+        own, took, stack = planned(arguments, model, groups, batch)
         others = {}
         for method in METHODS:
             others[method] = planned(arguments, model, groups, batch, "--method", method)[0]
+        # Some of the machines may usually run other software than all.
+        same = ("--stack", stack) if stack else ()
         for some in fewer(groups):
-            others[named(some)] = planned(arguments, model, some, batch)[0]
+            others[named(some)] = planned(arguments, model, some, batch, *same)[0]
         return own, took, {name: it for name, it in others.items() if it is not None}
 
     beaten, answered, rivals, slowest = 0, 0, 0, 0.0
