@@ -50,7 +50,7 @@ const FILLED: usize = 2;
 /// `plan` with no more micro-batches than fill its pipeline and drain it. Where gradients are reduced once in a step,
 /// what buckets of another size save of its steps they save of those of `plan`.
 fn shortened(plan: &Plan) -> Plan {
-    if plan.sync.zero > 1 {
+    if plan.sync.zero > 1 || !plan.flushes() {
         return plan.clone();
     }
     let meshes = plan.stages().map(|(_, stage)| &stage.devices.0).collect::<BTreeSet<_>>().len();

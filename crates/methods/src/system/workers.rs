@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use shardloom_graph::Extents;
 use shardloom_plan::{Mesh, Plan, Recompute, Servers, Uniform};
 use shardloom_program::ProgramError;
 use shardloom_program::quantity::bytes;
@@ -25,28 +26,36 @@ pub(super) fn fastest(
     })
 }
 
+/// The most memory that a device has for plans.
+fn room(task: &Task<'_>) -> f64 {
+    let profiles = task.cluster.profiles();
+    let memory = profiles.iter().map(|it| task.cluster.memory_bytes(&it.device)).max().unwrap_or(0);
+    task.request.memory_share * memory as f64
+}
+
 /// Refuses models whose weights and gradients alone take more memory than any device has for them, before plans are
-/// simulated that cannot fit.
+/// simulated that cannot fit. Tables are not counted, as they may lie on servers.
 ///
 /// # Errors
 /// If they do.
 pub(super) fn require_room(task: &Task<'_>) -> Result<(), MethodError> {
-    let (cluster, request) = (task.cluster, task.request);
-    let profiles = cluster.profiles();
-    let memory = profiles.iter().map(|it| cluster.memory_bytes(&it.device)).max().unwrap_or(0);
+    let (graph, request) = (task.graph, task.request);
+    let extents = Extents::global(graph, 1);
+    let of_tables = graph.tables().map(|table| extents.elements(&graph.value(table).axes) as u64);
+    let numbers = graph.parameter_count().saturating_sub(of_tables.sum());
     let formats = request.precision;
     let gradient = if request.frozen.is_empty() { formats.gradients.bytes() } else { 0 };
-    let held = task.graph.parameter_count() * (formats.compute.bytes() + gradient) as u64;
-    if held as f64 <= request.memory_share * memory as f64 {
+    let held = numbers * (formats.compute.bytes() + gradient) as u64;
+    if held as f64 <= room(task) {
         return Ok(());
     }
     let rule = format!(
-        "workers have no room for the model, whose weights and gradients alone take {} of {}; take larger devices, or a \
-         method that splits it, such as zero or megatron-lm",
+        "workers have no room for the model, whose weights and gradients without tables take {}, where a device has {}; \
+         take larger devices, or a method that splits it, such as zero or megatron-lm",
         bytes(held),
-        bytes(memory)
+        bytes(room(task) as u64)
     );
-    Err(task.impossible("devices", cluster.device_count(), rule))
+    Err(task.impossible("devices", task.cluster.device_count(), rule))
 }
 
 /// What to know of ranges that are larger than published, if they are.
@@ -114,12 +123,14 @@ pub(super) fn fastest_plan(
                 Err(error) => return Err(error.into()),
             };
             simulated += 1;
-            // Where servers hold nothing, workers hold as much with any number of them.
-            let is_alike = plan.sync.summation.is_some() && plan.parameters.is_empty();
+            // Where servers hold nothing, workers hold as much with any number of them, apart from servers beside them.
+            let holds_all = plan.sync.summation.is_some() && plan.parameters.is_empty();
+            let mut peaks = judgement.memory.iter().map(|it| it.peak_bytes as f64);
+            let is_too_much_alone = holds_all && peaks.any(|peak| peak > room(task));
             match selection.offer(plan, judgement) {
                 true if is_least => is_least = false,
                 true => break,
-                false if is_least && is_alike => break 'counts,
+                false if is_least && is_too_much_alone => break 'counts,
                 false if is_least => break,
                 false => {
                     is_least = !has_tried_least;

@@ -29,9 +29,11 @@ fn assert_same(graph: &Graph, cluster: &Cluster, program: &Program, what: &str) 
                 it.timeline.tracks.iter().map(|track| track.intervals.len()).sum()
             };
             assert!(kept(&figures) <= kept(&whole), "{what}");
+            let has_servers = program.classes.iter().any(|class| class.place().contains("server"));
             if steps == 3 && whole.period == 1 && whole.draining == 0 {
-                // Of the three steps no more is kept than of the last two, as servers may be a step behind.
-                assert!(kept(&figures) < kept(&whole), "{what}");
+                // Nearly all that is kept is of the last of three steps; servers may be a step behind.
+                let most = if has_servers { kept(&whole) } else { kept(&whole) / 2 };
+                assert!(kept(&figures) < most, "{what}");
             }
             let tracks = &figures.timeline.tracks;
             assert!(tracks.iter().all(|it| it.messages.is_empty() && it.memory.is_empty()));
