@@ -44,90 +44,14 @@ use crate::rendezvous::{self, Rendezvous};
 use crate::runnable::Runnable;
 use crate::script::{Doing, Line, Script};
 use crate::shared_way::SharedWays;
-use crate::simulate::{full_steps, steps_of_period};
 use crate::slowing::Slowing;
 use crate::track_writer::{Kept, TrackWriter};
 use crate::transfers::Transfers;
-use crate::{Actor, Call, Driver, SimError, Simulation};
+use crate::{Actor, Call, Driver, Options, SimError, Simulation};
 use messages::{Received, received};
 
-/// How a program is simulated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// Steps in a row; the last one, which begins in the state that others leave behind, is the one
-    /// that [`Simulation::step_time`] reports.
-    pub steps: u32,
-    /// Whether each class is one actor instead of one per rank. Equal to the unfolded simulation where
-    /// the ranks of a class are placed alike; otherwise the slowest rank counts for all.
-    pub folded: bool,
-}
-
-impl Default for Options {
-    /// Two steps, folded.
-    fn default() -> Options {
-        Options { steps: 2, folded: true }
-    }
-}
-
-impl Options {
-    /// With as many further steps before and after these as fill the pipeline of a program that runs ahead
-    /// and drain it, and for each step as many as there are from one average of weights to the next.
-    #[must_use]
-    pub fn filled(self, program: &Program) -> Options {
-        let steps = self.steps.saturating_mul(program.period());
-        Options { steps: steps.saturating_add(2 * program.ahead), ..self }
-    }
-}
-
-/// Runs `program` on `cluster`, which decides whose lanes overlap; all durations are the driver's.
-///
-/// # Errors
-/// If there is no step to run, the cluster lacks a device, ranks wait for each other for ever, or the
-/// driver fails.
-pub fn run<D: Driver>(
-    program: &Program,
-    cluster: &Cluster,
-    options: Options,
-    driver: &mut D,
-) -> Result<Simulation, D::Error> {
-    run_keeping(Kept::All, program, cluster, options, driver)
-}
-
-/// The same for who asks for nothing but figures of a step: its [summary](Simulation::summary), its
-/// [time](Simulation::step_time), [memory](Simulation::memory_fits) and bytes sent. Tracks have no labels, messages or
-/// memory over time, and what occupies lanes only from the end of the step before on.
-///
-/// # Errors
-/// As [`run`].
-pub fn run_for_figures<D: Driver>(
-    program: &Program,
-    cluster: &Cluster,
-    options: Options,
-    driver: &mut D,
-) -> Result<Simulation, D::Error> {
-    let steps = options.steps as usize;
-    let full = full_steps(steps, program.ahead as usize);
-    let steps_before = full - steps_of_period(full, program.period() as usize);
-    run_keeping(Kept::Figures { steps_before }, program, cluster, options, driver)
-}
-
-fn run_keeping<D: Driver>(
-    kept: Kept,
-    program: &Program,
-    cluster: &Cluster,
-    options: Options,
-    driver: &mut D,
-) -> Result<Simulation, D::Error> {
-    if options.steps == 0 {
-        return Err(SimError::NoSteps.into());
-    }
-    let scripts: Vec<Script<'_>> = program.classes.iter().map(Script::of).collect();
-    let mut engine = Engine::new(program, cluster, &scripts, (options, kept))?;
-    engine.follow(driver)?;
-    Ok(engine.finish(driver))
-}
-
-struct Engine<'s, 'p> {
+/// A program that is being followed.
+pub(crate) struct Engine<'s, 'p> {
     program: &'p Program,
     options: Options,
     /// Whether an actor's own work may be followed before what others do earlier: it changes nothing for them, and what
@@ -176,7 +100,7 @@ struct Engine<'s, 'p> {
 }
 
 impl<'s, 'p> Engine<'s, 'p> {
-    fn new(
+    pub fn new(
         program: &'p Program,
         cluster: &Cluster,
         scripts: &'s [Script<'p>],
@@ -240,7 +164,7 @@ impl<'s, 'p> Engine<'s, 'p> {
     }
 
     /// Runs all actors to the end of the last step.
-    fn follow<D: Driver>(&mut self, driver: &mut D) -> Result<(), D::Error> {
+    pub fn follow<D: Driver>(&mut self, driver: &mut D) -> Result<(), D::Error> {
         self.launches = driver.launches();
         self.steps_before = driver.steps_before();
         for index in 0..self.actors.len() {
@@ -656,7 +580,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         }
     }
 
-    fn finish<D: Driver>(self, driver: &D) -> Simulation {
+    pub fn finish<D: Driver>(self, driver: &D) -> Simulation {
         let tracks = self.tracks.into_iter().zip(&self.actors).map(|(track, state)| {
             let Actor { class, position, multiplicity, .. } = state.actor;
             let program = self.program;
